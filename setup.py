@@ -11,7 +11,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "python"))  # pip does not put this folder on the path
-from description import readme  # noqa: E402
+from wheel_description import readme  # noqa: E402
 
 
 class CMakeBuild(build_ext):
@@ -29,12 +29,12 @@ class CMakeBuild(build_ext):
         print(said, end="", flush=True)
         # pip shows what a build prints only with -v, and what it says to the terminal always.
         for line in re.findall(r"^-- (without the .*)$", said, re.M):
-            _tell(f"shardwire: this installation will be {line}; install that and run pip again to have it")
+            _report(f"shardwire: this installation will be {line}; install that and run pip again to have it")
         subprocess.run(["cmake", "--build", str(build), "--target", "shardwire_python", "-j", jobs], check=True)
         subprocess.run(["cmake", "--install", str(build), "--component", "python"], check=True)
 
 
-def _tell(line):
+def _report(line):
     print(line, file=sys.stderr, flush=True)
     try:
         with open("/dev/tty", "w") as terminal:

@@ -74,7 +74,7 @@ def live(me: Rank, backend: str, iterations: int, timeout: float) -> None:
     dist.init_process_group("gloo", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size, timeout=timedelta(seconds=timeout or 300))
     report: dict[str, Any] = {name: timed(call, iterations) for name, call in operations().items()} if iterations else {}
     dist.barrier()
-    me.tell("state", READY)
+    me.publish("state", READY)
     if timeout and me.rank == VICTIM:
         me.linger()
     begin = time.monotonic()
@@ -82,7 +82,7 @@ def live(me: Rank, backend: str, iterations: int, timeout: float) -> None:
         while True:
             dist.all_reduce(torch.ones(1))
     except RuntimeError:
-        report["heard"], report["waited"] = time.monotonic(), time.monotonic() - begin
+        report["noticed"], report["waited"] = time.monotonic(), time.monotonic() - begin
     me.report(report)
     me.linger()
 
@@ -99,16 +99,16 @@ def trial(backend: str, ranks: int, iterations: int, timeout: float) -> dict[str
             time.sleep(0.2)
             killed = ranks_here.kill(VICTIM)
         reports = ranks_here.collect(survivors, time.monotonic() + NEVER)
-    heard = [each["waited"] if timeout else each["heard"] - killed for each in reports.values() if "heard" in each]
-    return {**reports[0], "heard": max(heard) * 1e3 if len(heard) == len(survivors) else float("inf")}
+    noticed = [each["waited"] if timeout else each["noticed"] - killed for each in reports.values() if "noticed" in each]
+    return {**reports[0], "noticed": max(noticed) * 1e3 if len(noticed) == len(survivors) else float("inf")}
 
 
 def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], timeouts: list[float], timeout: float) -> list[list[str]]:
     rows = []
-    for name in [each for each in outcomes[0] if each not in ("heard", "waited")]:
+    for name in [each for each in outcomes[0] if each not in ("noticed", "waited")]:
         median, mean = (statistics.median(outcome[name][part] for outcome in outcomes) for part in (0, 1))
         rows.append([str(ranks), str(loops), name, backend, f"{median:.3f}", f"{mean:.3f}"])
-    for name, values in (("kill to error", [outcome["heard"] for outcome in outcomes]), (f"timeout of {timeout * 1e3:.0f} ms", timeouts)):
+    for name, values in (("kill to error", [outcome["noticed"] for outcome in outcomes]), (f"timeout of {timeout * 1e3:.0f} ms", timeouts)):
         rows.append([str(ranks), str(loops), name, backend, f"{statistics.median(values):.1f}", f"{max(values):.1f} at most"])
     return rows
 
@@ -133,7 +133,7 @@ def main() -> int:
                 for _ in range(options.turns):
                     for backend in backends:
                         outcomes[backend].append(trial(backend, ranks, options.iterations, 0))
-                        timeouts[backend].append(trial(backend, ranks, 0, options.timeout)["heard"])
+                        timeouts[backend].append(trial(backend, ranks, 0, options.timeout)["noticed"])
                 for backend in backends:
                     rows += row(backend, ranks, loops, outcomes[backend], timeouts[backend], options.timeout)
     print_table(rows)

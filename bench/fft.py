@@ -95,8 +95,8 @@ def shardwire_rank(options, shape):
                 begin = time.perf_counter()
                 transform = transforms[chunks] = stack.enter_context(fft.FFT(operand, distribution=Slab.X, options={"redistribute": back, "chunks": None if chunks == "auto" else int(chunks)}))
                 transform.plan()
-                told, own = transform.traffic(), numbers.setdefault(f"chunks {chunks}", {})
-                own.update({f"plan {name}": [time.perf_counter() - begin], name: [], "engine": told["engine"], f"chunks {name}": ",".join(str(step["chunks"]) for step in told["steps"] if "move" in step)})
+                traffic, own = transform.traffic(), numbers.setdefault(f"chunks {chunks}", {})
+                own.update({f"plan {name}": [time.perf_counter() - begin], name: [], "engine": traffic["engine"], f"chunks {name}": ",".join(str(step["chunks"]) for step in traffic["steps"] if "move" in step)})
             for number in range(WARM_UP + options.repeats):
                 for chunks, transform in transforms.items():
                     numbers[f"chunks {chunks}"][name] += timed(transform.execute, dist.barrier, 1, 0) if number >= WARM_UP else timed(transform.execute, dist.barrier, 0, 1)

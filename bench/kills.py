@@ -57,7 +57,7 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
         return me.linger()
     rank = dist.get_rank()
     stream = Stream(setting, rank, lambda number: me.page.set(rank, "step", number))
-    me.tell("state", READY)
+    me.publish("state", READY)
     report: dict[str, Any] = {"wrong": [], "rank": rank}
     try:
         stream.run()
@@ -164,7 +164,7 @@ def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
     return verdicts
 
 
-def tell(outcome: dict[str, Any], seed: int, verdict: dict[str, Any]) -> None:
+def print_outcome(outcome: dict[str, Any], seed: int, verdict: dict[str, Any]) -> None:
     """One fault, in full."""
     report = outcome["reports"][verdict["rank"]]
     setting = outcome["setting"]
@@ -207,7 +207,7 @@ def campaign(seed: int, numbers: list[int], ways: list[str], bound: float) -> di
                 results[way].append(outcome)
                 for verdict in judge(outcome):
                     if is_fault(verdict, way) and way != "gloo":
-                        tell(outcome, seed, verdict)
+                        print_outcome(outcome, seed, verdict)
     except KeyboardInterrupt:
         print(f"interrupted in trial {number}", flush=True)
     return results

@@ -76,7 +76,7 @@ def live(me: Rank, planned: Plan) -> None:
     dist.barrier()
     if kind.expects == "deadlock":
         shorten(call, DEADLOCK_TIMEOUT)
-    me.tell("state", READY)
+    me.publish("state", READY)
     me.page.await_all(list(range(me.size)), "state", READY, 60)
     time.sleep(planned.delays[me.rank])
     report: dict[str, Any] = {"began": [], "steps": []}
@@ -163,7 +163,7 @@ def is_fault(outcome: dict[str, Any], checked: bool) -> bool:
     return verdict not in ("raised", "one later")
 
 
-def tell(outcome: dict[str, Any], seed: int, number: int, checked: bool, way: str) -> None:
+def print_outcome(outcome: dict[str, Any], seed: int, number: int, checked: bool, way: str) -> None:
     planned = outcome["planned"]
     print(f"FAULT {judge(outcome, checked)} ({seconds_of(outcome):.1f} s): {KINDS[planned.kind].name}; repeat: --seed {seed} --trial {number} --ways {way}")
     print(f"  ranks {planned.size}, odd {planned.odd}, root {planned.root}, {planned.timing}, {'async' if planned.later else 'sync'}, in_heap {planned.in_heap}")
@@ -183,7 +183,7 @@ def campaign(seed: int, numbers: list[int], ways: list[str], checked: bool, time
             outcome["way"] = way
             outcomes.append(outcome)
             if is_fault(outcome, checked):
-                tell(outcome, seed, number, checked, way)
+                print_outcome(outcome, seed, number, checked, way)
     except KeyboardInterrupt:
         print(f"interrupted in trial {number}", flush=True)
     return outcomes

@@ -63,7 +63,7 @@ def soak(me: Rank, args: argparse.Namespace, port: int) -> None:
         dist.all_reduce(elapsed, dist.ReduceOp.MAX)  # no rank runs ahead, and all stop, and look, after the same round
         if elapsed.item() >= len(held) * args.every or elapsed.item() >= args.seconds:
             held.append((elapsed.item(), number, footprint()))
-            me.tell("step", len(held))
+            me.publish("step", len(held))
             me.report({"held": held})
         if elapsed.item() >= args.seconds:
             break

@@ -310,14 +310,14 @@ def run(case, options, folder):
         writer.close()
         pipes.append(reader)
     try:
-        told = [pipe.recv() for pipe in pipes]
+        answers = [pipe.recv() for pipe in pipes]
     finally:
         for process in processes:
             process.join(20)
             process.kill()
     slowest = {}
-    for name in told[0]:
-        rows = [[each for each in row if each is not None] for row in zip(*(seconds[name] for seconds in told))]
+    for name in answers[0]:
+        rows = [[each for each in row if each is not None] for row in zip(*(seconds[name] for seconds in answers))]
         slowest[name] = statistics.median(max(row) for row in rows)
     return slowest
 

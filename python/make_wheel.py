@@ -21,7 +21,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from description import readme
+from wheel_description import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 # Linked to torch, so there is one of each for each torch. The rest of an installed package is the same for all.

@@ -201,11 +201,11 @@ def _keep_ddp_from_reading_gloo():
     def _get_ddp_logging_data(self):
         import torch.distributed as dist
 
-        told = data(self)
-        if told.get("backend_name") != "gloo" and dist.get_backend(self.process_group) == "gloo":
-            told.update(backend_name="gloo", gloo_num_threads=_torchs_gloo._Options()._threads,
+        logged = data(self)
+        if logged.get("backend_name") != "gloo" and dist.get_backend(self.process_group) == "gloo":
+            logged.update(backend_name="gloo", gloo_num_threads=_torchs_gloo._Options()._threads,
                         **{name.lower(): os.environ.get(name, "N/A") for name in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")})
-        return told
+        return logged
 
     DistributedDataParallel._ddp_init_helper = _ddp_init_helper
     DistributedDataParallel._get_ddp_logging_data = _get_ddp_logging_data

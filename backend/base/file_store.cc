@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "backend/base/fd.h"
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/system_error.h"
 #include "backend/base/whole_file.h"
 #include "shardwire/stores.h"

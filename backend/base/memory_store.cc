@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "backend/base/futex.h"
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/system_error.h"
 #include "shardwire/stores.h"
 

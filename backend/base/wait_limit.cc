@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/system_error.h"
 
 namespace shardwire::internal {

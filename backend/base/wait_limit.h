@@ -1,6 +1,6 @@
 // The limit of a wait, and other reasons to end the wait: while a group is made, a rank that waits for one peer also
-// checks whether other ranks gave up or died. Ctrl-C ends any wait (backend/base/interrupt.h). A plain deadline is a
-// limit too. A value; used by one thread at a time.
+// checks whether other ranks gave up or died. Ctrl-C ends any wait (backend/base/interruptible_wait.h). A plain
+// deadline is a limit too. A value; used by one thread at a time.
 #pragma once
 
 #include <poll.h>

@@ -101,7 +101,7 @@ std::string encodeAddress(const RankAddress& address) {
   writer.u8(address.hasJobToken ? 1 : 0);
   writer.u8(address.joinsLate ? 1 : 0);
   writer.text(address.socketName);
-  writeId(writer, address.doorToken);
+  writeId(writer, address.processToken);
   writer.text(address.lifeName);
   writeLinks(writer, address.lifeLinks);
   writeId(writer, address.token);
@@ -144,7 +144,7 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
   const std::uint8_t joinsLate = reader.u8();
   address.joinsLate = joinsLate == 1;
   address.socketName = reader.text(kMaxUnixNameBytes);
-  address.doorToken = readId(reader);
+  address.processToken = readId(reader);
   address.lifeName = reader.text(kMaxNameBytes);
   bool linksRead = readLinks(reader, address.lifeLinks);
   address.token = readId(reader);

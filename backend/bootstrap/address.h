@@ -40,7 +40,7 @@ struct RankAddress {
   bool joinsLate = false;
   // Unix socket of the rank's process (ProcessAddress); empty: the process has none.
   std::string socketName;
-  RandomId doorToken;  // the token of that process address
+  RandomId processToken;  // the token of that process address
   // Random; the Unix socket that shows whether the rank lives (LifeSign).
   std::string lifeName;
   // Listeners with the same purpose for other hosts; empty when no wire may be used.

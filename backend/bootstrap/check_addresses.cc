@@ -119,7 +119,7 @@ bool isOneUserOnOneHost(const RankAddress& a, const RankAddress& b) {
          a.uid == b.uid;
 }
 
-std::string strangerWarning(Rank self, const std::vector<RankAddress>& addresses) {
+std::string foreignProcessWarning(Rank self, const std::vector<RankAddress>& addresses) {
   const RankAddress& mine = addresses[index(self)];
   std::string warning;
   for (std::size_t i = 0; i < addresses.size() && !mine.hasJobToken; ++i) {

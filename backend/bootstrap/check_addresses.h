@@ -34,6 +34,6 @@ bool isOneUserOnOneHost(const RankAddress& a, const RankAddress& b);
 // The warning of rank `self`: a foreign process that reads the store could join. Empty: no warning is needed, or a
 // lower rank of the same user and host warns. The warning is not left to rank 0, since a foreign process may have
 // written rank 0's address.
-std::string strangerWarning(Rank self, const std::vector<RankAddress>& addresses);
+std::string foreignProcessWarning(Rank self, const std::vector<RankAddress>& addresses);
 
 }  // namespace shardwire::internal

@@ -28,19 +28,19 @@ namespace shardwire::internal {
 
 namespace {
 
-// Whether the peer is joined later by this transport. If the transport needs no line, no other transport is tried.
+// Whether the peer is joined later by this transport. If the transport needs no link, no other transport is tried.
 bool isLateBy(const Gathering& group, Rank peer, std::size_t kind) {
   const auto& kinds = group.lateBy[Gathering::index(peer)];
   return !kinds.empty() && static_cast<std::size_t>(kinds.front()) == kind;
 }
 
-// Peers to be joined later by a transport without a line.
-std::unique_ptr<LateLinks> lateWithoutLine(Gathering& group) {
+// Peers to be joined later by a transport without a link.
+std::unique_ptr<LateLinks> lateWithoutLink(Gathering& group) {
   std::unique_ptr<LateLinks> all;
   for (std::size_t kind = 0; kind < group.own.endpoints.size(); ++kind) {
     std::vector<LatePeer> late;
     for (Rank peer = 0; peer < group.worldSize; ++peer) {
-      if (isLateBy(group, peer, kind) && !group.own.endpoints[kind]->needsLine()) {
+      if (isLateBy(group, peer, kind) && !group.own.endpoints[kind]->needsLink()) {
         late.push_back({peer, group.addressOf(peer).transports[kind].bytes, group.nameOf(peer)});
       }
     }
@@ -56,7 +56,7 @@ std::unique_ptr<LateLinks> lateOverWires(Gathering& group) {
   LateWires parts{.self = group.rank, .options = group.peers.options.get()};
   for (Rank peer = 0; peer < group.worldSize; ++peer) {
     const auto& kinds = group.lateBy[Gathering::index(peer)];
-    if (!kinds.empty() && group.own.endpoints[static_cast<std::size_t>(kinds.front())]->needsLine()) {
+    if (!kinds.empty() && group.own.endpoints[static_cast<std::size_t>(kinds.front())]->needsLink()) {
       parts.peers.push_back({peer, kinds, group.nameOf(peer)});
     }
   }
@@ -64,7 +64,7 @@ std::unique_ptr<LateLinks> lateOverWires(Gathering& group) {
     return nullptr;
   }
   parts.addresses = group.addresses;
-  parts.doors = std::move(group.own.doors);
+  parts.rankLinks = std::move(group.own.rankLinks);
   parts.endpoints = std::move(group.own.endpoints);
   parts.fabric = group.own.fabric;
   return makeLateWires(std::move(parts));
@@ -96,8 +96,8 @@ Status finish(Gathering& group, const std::array<bool, kNumTransportKinds>& used
       peers.wires.push_back(std::move(wire));
     }
   }
-  auto withoutLine = lateWithoutLine(group);
-  peers.late = bothLateLinks(std::move(withoutLine), lateOverWires(group));
+  auto withoutLink = lateWithoutLink(group);
+  peers.late = bothLateLinks(std::move(withoutLink), lateOverWires(group));
   if (!peers.wires.empty()) {
     auto doorbell = WireDoorbell::create(std::move(peers.doorbell), peers.wires, group.own.fabric->watches());
     SW_RETURN_IF_ERROR(doorbell.status());
@@ -120,7 +120,7 @@ Status gather(Gathering& group, Lookout& lookout) {
     return finish(group, {});
   }
   SW_RETURN_IF_ERROR(readAddresses(group, lookout));
-  group.own.doors.know(group.rank, group.peers.options.get(), &group.addresses, group.own.fabric->secret());
+  group.own.rankLinks.know(group.rank, group.peers.options.get(), &group.addresses, group.own.fabric->secret());
   PeerJoiner joiner(group, lookout);
   SW_RETURN_IF_ERROR(joiner.choose());
   group.knowsAll = true;

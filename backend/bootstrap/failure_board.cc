@@ -1,6 +1,6 @@
 #include "backend/bootstrap/failure_board.h"
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
 #include "backend/base/wire.h"
 
@@ -35,8 +35,8 @@ std::optional<Status> FailureBoard::read() {
 }
 
 void FailureBoard::write(const Status& failure) {
-  if (const Status told = store_.set(kFailureKey, encodeFailure(failure)); !told.isOk()) {
-    logDebug("the store did not take the failure: {}", told.message());
+  if (const Status stored = store_.set(kFailureKey, encodeFailure(failure)); !stored.isOk()) {
+    logDebug("the store did not take the failure: {}", stored.message());
   }
 }
 

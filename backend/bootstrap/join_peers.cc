@@ -12,7 +12,7 @@
 #include <atomic>
 #include <utility>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
 #include "backend/bootstrap/check_addresses.h"
 #include "backend/bootstrap/summary.h"
@@ -21,9 +21,9 @@ namespace shardwire::internal {
 namespace {
 
 // Warns once in a process: later groups of a job have the same ranks, or fewer.
-void warnOfStrangers(const Gathering& group) {
+void warnOfForeignProcesses(const Gathering& group) {
   static std::atomic<bool> isSaid{false};
-  const std::string warning = strangerWarning(group.rank, group.addresses);
+  const std::string warning = foreignProcessWarning(group.rank, group.addresses);
   if (!warning.empty() && !isSaid.exchange(true)) {
     logWarn("{}", warning);
   }
@@ -34,7 +34,7 @@ void warnOfStrangers(const Gathering& group) {
 Status PeerJoiner::choose() {
   SW_RETURN_IF_ERROR(checkJobTokens(group_.addresses));
   SW_RETURN_IF_ERROR(checkPairs(group_.addresses));
-  warnOfStrangers(group_);
+  warnOfForeignProcesses(group_);
   choices_.resize(Gathering::index(group_.worldSize));
   for (Rank peer = 0; peer < group_.worldSize; ++peer) {
     if (peer == group_.rank) {
@@ -67,7 +67,7 @@ Status PeerJoiner::joinAll() {
 // A pair over a wire is put off on both ends or on neither: neither end waits for the other's call.
 bool PeerJoiner::isLateWire(Rank peer) {
   const Endpoint& first = endpoint(choiceOf(peer).candidates.front());
-  return first.needsLine() && first.mayJoinLate() && group_.own.address.joinsLate && group_.addressOf(peer).joinsLate;
+  return first.needsLink() && first.mayJoinLate() && group_.own.address.joinsLate && group_.addressOf(peer).joinsLate;
 }
 
 void PeerJoiner::putOff(Rank peer) {
@@ -88,10 +88,10 @@ Status PeerJoiner::attachAll() {
   for (Rank i = 1; i < group_.worldSize; ++i) {
     const Rank peer = (group_.rank + i) % group_.worldSize;  // so that not all ranks ask the same process at once
     const TransportKind kind = choiceOf(peer).candidates.front();
-    const bool needsLine = endpoint(kind).needsLine();
-    if (needsLine ? isLateWire(peer) : group_.own.address.joinsLate) {
+    const bool needsLink = endpoint(kind).needsLink();
+    if (needsLink ? isLateWire(peer) : group_.own.address.joinsLate) {
       putOff(peer);
-    } else if (!needsLine) {
+    } else if (!needsLink) {
       SW_RETURN_IF_ERROR(attach(peer, kind));
       SW_RETURN_IF_ERROR(lookout_.look());
     }
@@ -174,7 +174,7 @@ Result<std::unique_ptr<Connection>> PeerJoiner::connect(Link link, TransportKind
 
 Result<std::unique_ptr<Connection>> PeerJoiner::dialBy(TransportKind kind, Rank peer) {
   while (true) {
-    auto link = group_.own.doors.dial(peer, kind, lookout_.limit());
+    auto link = group_.own.rankLinks.dial(peer, kind, lookout_.limit());
     SW_RETURN_IF_ERROR(link.status());
     auto connection = connect(std::move(*link), kind, peer, true);
     if (connection.status().code() != StatusCode::kTimeout || lookout_.limit().isOver()) {
@@ -317,7 +317,7 @@ Status PeerJoiner::acceptHigher() {
       return missingError(missing);
     }
     const std::uint32_t ticket = bell.arm(Wakes::kSleepers);
-    auto callers = group_.own.doors.callers();
+    auto callers = group_.own.rankLinks.callers();
     SW_RETURN_IF_ERROR(callers.status());
     SW_RETURN_IF_ERROR(lookout_.look());
     if (callers->empty()) {

@@ -14,7 +14,7 @@
 
 namespace shardwire::internal {
 
-// Distinguishes transports only by Endpoint::needsLine(). A transport that needs no line attaches to a peer without the
+// Distinguishes transports only by Endpoint::needsLink(). A transport that needs no link attaches to a peer without the
 // peer's help. With any other transport, one rank dials and the other answers. All endpoints have the same calls for
 // this.
 class PeerJoiner {
@@ -25,7 +25,7 @@ class PeerJoiner {
   // Finds the transports that may join this rank to each peer. kUnsupported when none does, kMismatch when the ranks do
   // not fit together.
   Status choose();
-  // Peers with a transport that needs no line are attached to first, and met last. Each other pair is joined by the
+  // Peers with a transport that needs no link are attached to first, and met last. Each other pair is joined by the
   // higher rank, which dials. kTimeout names the ranks that did not connect.
   Status joinAll();
   // By TransportKind: whether the transport joins this rank to any peer.

@@ -76,8 +76,11 @@ class WireLateLinks final : public LateLinks {
 };
 
 WireLateLinks::WireLateLinks(LateWires parts)
-    : fabric_(parts.fabric), wakeup_(parts.doors.wakeup()), parts_(std::move(parts)), peers_(parts_.addresses.size()) {
-  parts_.doors.know(parts_.self, parts_.options, &parts_.addresses, fabric_->secret());
+    : fabric_(parts.fabric),
+      wakeup_(parts.rankLinks.wakeup()),
+      parts_(std::move(parts)),
+      peers_(parts_.addresses.size()) {
+  parts_.rankLinks.know(parts_.self, parts_.options, &parts_.addresses, fabric_->secret());
   for (LateWirePeer& each : parts_.peers) {
     peerAt(each.rank).state = State::kIdle;
     peerAt(each.rank).kinds = std::move(each.kinds);
@@ -111,7 +114,7 @@ std::vector<LateLinks::News> WireLateLinks::poll() {
   }
   wakeup_->clear();  // before the events are handled
   watched_.clear();  // before any watched socket is closed
-  auto callers = parts_.doors.callers();
+  auto callers = parts_.rankLinks.callers();
   if (!callers.isOk()) {
     logWarn("rank {} could not accept a peer: {}", parts_.self, callers.status().message());
   }
@@ -195,7 +198,7 @@ std::unique_ptr<Joining> WireLateLinks::beginJoining(Rank rank, Link link, bool 
 WireLateLinks::Outcome WireLateLinks::advance(Rank rank) {
   Peer& peer = peerAt(rank);
   if (peer.state == State::kWanted && Clock::now() >= peer.dialAt) {
-    peer.dial.emplace(parts_.doors.begin(rank, peer.kinds.front()));
+    peer.dial.emplace(parts_.rankLinks.begin(rank, peer.kinds.front()));
     peer.state = State::kDialed;
   }
   if (peer.state == State::kDialed) {
@@ -241,7 +244,7 @@ WireLateLinks::Outcome WireLateLinks::join(Peer& peer) {
   const char* const kind = transportKindName(peer.kinds.front());
   peer.failed += fmt::format("{}{}: {}", peer.failed.empty() ? "" : "; ", kind, why.message());
   // With other errors the user's settings forbid the pair, or another program is at the other end: no other transport
-  // is tried (Endpoint::needsLine).
+  // is tried (Endpoint::needsLink).
   const bool mayTryNext = why.code() == StatusCode::kUnsupported || why.code() == StatusCode::kSystem;
   peer.kinds.erase(peer.kinds.begin());
   if (!mayTryNext || peer.kinds.empty()) {

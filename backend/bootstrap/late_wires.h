@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backend/bootstrap/address.h"
-#include "backend/bootstrap/doors.h"
+#include "backend/bootstrap/rank_links.h"
 #include "backend/fabric/fabric.h"
 #include "backend/transport/endpoint.h"
 #include "backend/transport/late_links.h"
@@ -27,7 +27,7 @@ struct LateWires {
   Rank self = 0;
   const Options* options = nullptr;      // outlives the links
   std::vector<RankAddress> addresses{};  // by rank
-  Doors doors{};                         // with links
+  RankLinks rankLinks{};                 // with links
   std::vector<LateWirePeer> peers{};
   // For the peers' kinds; the wires were taken.
   std::array<std::unique_ptr<Endpoint>, kNumTransportKinds> endpoints{};

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/wait_limit.h"
 #include "backend/bootstrap/failure_board.h"
 #include "backend/bootstrap/gathering.h"

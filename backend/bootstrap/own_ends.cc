@@ -57,16 +57,16 @@ Status makeEndpoints(OwnEnds& own, const Self& self, const AllowedTransports& al
   return Status::ok();
 }
 
-bool needsLine(const std::unique_ptr<Endpoint>& endpoint) {
-  return endpoint != nullptr && endpoint->needsLine();
+bool needsLink(const std::unique_ptr<Endpoint>& endpoint) {
+  return endpoint != nullptr && endpoint->needsLink();
 }
 
 // Without a listener for links no transport over links can be used.
-Status openDoors(OwnEnds& own, std::uint64_t networkNamespace, int worldSize, const Options& options) {
-  if (std::none_of(own.endpoints.begin(), own.endpoints.end(), needsLine)) {
+Status openRankLinks(OwnEnds& own, std::uint64_t networkNamespace, int worldSize, const Options& options) {
+  if (std::none_of(own.endpoints.begin(), own.endpoints.end(), needsLink)) {
     return Status::ok();
   }
-  auto links = own.doors.openLinks(options, networkNamespace, own.address.token, worldSize, own.fabric, own.bell);
+  auto links = own.rankLinks.openLinks(options, networkNamespace, own.address.token, worldSize, own.fabric, own.bell);
   if (links.isOk()) {
     own.address.links = std::move(*links);
     return Status::ok();
@@ -75,7 +75,7 @@ Status openDoors(OwnEnds& own, std::uint64_t networkNamespace, int worldSize, co
     return links.status();
   }
   for (std::size_t kind = 0; kind < own.endpoints.size(); ++kind) {
-    if (needsLine(own.endpoints[kind])) {
+    if (needsLink(own.endpoints[kind])) {
       own.endpoints[kind].reset();
       own.address.transports[kind] = {{}, links.status().message()};
     }
@@ -91,7 +91,7 @@ Status listen(OwnEnds& own, const Options& options) {
     return Status::ok();
   }
   own.address.socketName = own.fabric->address().socketName;
-  own.address.doorToken = own.fabric->address().token;
+  own.address.processToken = own.fabric->address().token;
   return Status::ok();
 }
 
@@ -122,9 +122,9 @@ Status prepareAll(OwnEnds& own, Rank rank, int worldSize, const Options& options
   if (own.bell == nullptr) {
     own.bell = std::make_shared<PrivateBell>();
   }
-  SW_RETURN_IF_ERROR(openDoors(own, networkNamespace, worldSize, options));
-  auto sign =
-      LifeSign::create(options, own.doors.hasLinks() ? &own.doors.interfaces() : nullptr, worldSize, &own.address);
+  SW_RETURN_IF_ERROR(openRankLinks(own, networkNamespace, worldSize, options));
+  auto sign = LifeSign::create(options, own.rankLinks.hasLinks() ? &own.rankLinks.interfaces() : nullptr, worldSize,
+                               &own.address);
   SW_RETURN_IF_ERROR(sign.status());
   own.lifeSign = std::move(*sign);
   return Status::ok();

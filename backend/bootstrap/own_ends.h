@@ -8,8 +8,8 @@
 #include <string>
 
 #include "backend/bootstrap/address.h"
-#include "backend/bootstrap/doors.h"
 #include "backend/bootstrap/liveness.h"
+#include "backend/bootstrap/rank_links.h"
 #include "backend/fabric/fabric.h"
 #include "backend/fabric/rank_bell.h"
 #include "backend/transport/endpoint.h"
@@ -20,7 +20,7 @@ namespace shardwire::internal {
 struct OwnEnds {
   RankAddress address;
   std::optional<LifeSign> lifeSign;
-  Doors doors;
+  RankLinks rankLinks;
   std::shared_ptr<Fabric> fabric;                                       // of this process
   std::shared_ptr<RankBell> bell;                                       // of this rank, for all transports
   std::array<std::unique_ptr<Endpoint>, kNumTransportKinds> endpoints;  // by TransportKind; null: not available here

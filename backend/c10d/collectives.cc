@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "backend/c10d/issue.h"
-#include "backend/c10d/list_memory.h"
+#include "backend/c10d/tensor_list_memory.h"
 
 namespace shardwire {
 

@@ -16,7 +16,7 @@
 #include <cstring>
 
 #include "backend/base/user_call.h"
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/memory/shared_heap.h"
 
 namespace shardwire::internal {

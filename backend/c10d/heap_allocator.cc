@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/c10d/torch_compat.h"
 #include "backend/memory/shared_heap.h"
 

@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include "backend/c10d/status_error.h"
 #include "backend/c10d/tensor_adapter.h"
+#include "backend/c10d/throw_status.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {

@@ -7,12 +7,12 @@
 
 #include <numeric>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/c10d/heap_allocator.h"
 #include "backend/c10d/issue.h"
 #include "backend/c10d/observer.h"
-#include "backend/c10d/storage_watch.h"
 #include "backend/c10d/store_adapter.h"
+#include "backend/c10d/torch_storage_watch.h"
 #include "backend/c10d/without_python.h"
 #include "backend/exec/op_recorder.h"
 #include "backend/plans/op_facts.h"
@@ -206,11 +206,11 @@ void ProcessGroupShardwire::registerOnCompletionHook(std::function<void(std::sha
   observer_->setHook([hook = onCompletionHook_](const internal::FinishedOperation& operation) {
     using Time = decltype(::c10d::WorkInfo::timeStarted);
     // Versions of torch differ in the clock of WorkInfo.
-    const auto told = [](Clock::time_point time) {
+    const auto torchTime = [](Clock::time_point time) {
       return Time::clock::now() + std::chrono::duration_cast<Time::duration>(time - Clock::now());
     };
-    hook(std::make_shared<::c10d::WorkInfo>(operation.type, operation.sequence, told(operation.started),
-                                            told(operation.ended), operation.ended - operation.started));
+    hook(std::make_shared<::c10d::WorkInfo>(operation.type, operation.sequence, torchTime(operation.started),
+                                            torchTime(operation.ended), operation.ended - operation.started));
   });
 }
 #endif

@@ -13,8 +13,8 @@
 
 #include "backend/base/mutex.h"
 #include "backend/base/owner_process.h"
-#include "backend/c10d/status_error.h"
-#include "backend/c10d/tensor_op.h"
+#include "backend/c10d/tensor_op_impl.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/c10d/torch_compat.h"
 #include "shardwire/communicator.h"
 #include "shardwire/export.h"

@@ -10,7 +10,7 @@
 
 #include "backend/base/mutex.h"
 #include "backend/base/owner_process.h"
-#include "backend/c10d/stream_gate.h"
+#include "backend/c10d/torch_stream_gate.h"
 #include "shardwire/work.h"
 
 namespace shardwire::internal {

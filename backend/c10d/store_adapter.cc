@@ -13,7 +13,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/mutex.h"
 #include "backend/base/per_process.h"
 #include "backend/c10d/callback_threads.h"

@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-#include "backend/c10d/status_error.h"
 #include "backend/c10d/tensor_adapter.h"
+#include "backend/c10d/throw_status.h"
 #include "ops/boxes/reduce_box.h"
 
 namespace shardwire::internal {

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <numeric>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/c10d/torch_compat.h"
 
 namespace shardwire {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "shardwire/c10d.h"
 
 namespace shardwire {
@@ -126,9 +126,9 @@ class TensorFftShardwire final : public TensorFft {
   const Slice& spectrumSlice() const override { return spec_.transposed ? columns_ : rows_; }
 
   std::string explain() const override {
-    std::string told = "FFT: every rank transforms dimensions 1 and up by at::fft; exchange:\n" +
+    std::string text = "FFT: every rank transforms dimensions 1 and up by at::fft; exchange:\n" +
                        toColumns_->explain() + "then dimension 0\n";
-    return spec_.transposed ? told : told + "then back:\n" + toRows_->explain();
+    return spec_.transposed ? text : text + "then back:\n" + toRows_->explain();
   }
 
  private:

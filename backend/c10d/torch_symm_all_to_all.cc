@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/c10d/torch_symm_meeting.h"
 #include "ops/boxes/copy_box.h"
 // After shardwire/torch_backend.h.
@@ -67,11 +67,11 @@ class RowExchange {
       begins = placesFor(chunks);
     });
     meeting_.meetAgain();  // wrong counts on one rank give the same error on all ranks
-    auto* const told = static_cast<std::int64_t*>(outCounts_.data_ptr());
+    auto* const rowsAndBegins = static_cast<std::int64_t*>(outCounts_.data_ptr());
     for (std::size_t i = 0; i < chunks.size(); ++i) {
       copyRows(chunks[i], begins[i]);
-      told[i] = chunks[i].rows;
-      told[chunks.size() + i] = begins[i];
+      rowsAndBegins[i] = chunks[i].rows;
+      rowsAndBegins[chunks.size() + i] = begins[i];
     }
     meeting_.leave();
   }

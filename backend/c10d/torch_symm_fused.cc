@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "backend/c10d/heap_allocator.h"
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/c10d/torch_symm_memory.h"
 // After shardwire/torch_backend.h.
 #include <ATen/ops/cat.h>

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "ops/plan/hash.h"
 
 namespace shardwire::internal {

@@ -14,7 +14,7 @@
 #include <atomic>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/symm/heap_pages.h"
 #if !SW_TORCH_HAS_SYMM_BACKENDS
 // After shardwire/torch_backend.h.
@@ -194,9 +194,9 @@ void TorchSymmetricMemory::meetOnOpsChannel(const char* name) {
     // A rank cannot come, and reports the reason through makeSymmetric(): all ranks receive the reason there, and the
     // op is over.
     if (const std::shared_ptr<Communicator> communicator = communicator_.lock(); communicator != nullptr) {
-      const Status told = communicator->makeSymmetric({.bytes = 0, .text = name}).status();
+      const Status agreed = communicator->makeSymmetric({.bytes = 0, .text = name}).status();
       TorchSymmetricAllocator::instance()->spoil(*communicator);
-      throwUnlessOk(told);
+      throwUnlessOk(agreed);
     }
   }
   if (met.code() == StatusCode::kInterrupted) {
@@ -356,9 +356,9 @@ SymmetricHandle handleFor(const at::Tensor& tensor, const std::string& groupName
     // The other ranks are in the op, or first in the rendezvous of their tensor: either way they receive this error.
     const auto communicator = groupNamed(groupName, op)->communicator();
     const WithoutPython released;
-    const Status told = communicator->makeSymmetric({.text = op, .localError = error}).status();
+    const Status agreed = communicator->makeSymmetric({.text = op, .localError = error}).status();
     TorchSymmetricAllocator::instance()->spoil(*communicator);
-    throwUnlessOk(told);
+    throwUnlessOk(agreed);
   }
   refuseSymm(StatusCode::kInvalidArgument, error);
 }

@@ -12,7 +12,7 @@
 #include <atomic>
 #include <vector>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/c10d/torch_symm_meeting.h"
 #include "ops/boxes/reduce_box.h"
 // After shardwire/torch_backend.h.

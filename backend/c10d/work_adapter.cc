@@ -10,7 +10,7 @@
 #include <atomic>
 
 #include "backend/base/user_call.h"
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 
 namespace shardwire::internal {
 namespace {

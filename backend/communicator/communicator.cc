@@ -17,7 +17,7 @@
 #include "backend/exec/point_to_point.h"
 #include "backend/sight/status_server.h"
 #include "backend/sight/trace.h"
-#include "backend/symm/graveyard.h"
+#include "backend/symm/deferred_release.h"
 
 namespace shardwire {
 
@@ -97,7 +97,7 @@ void CommunicatorImpl::end() {
   }
   engine_->shutdown();
   noteEndOfGroup();
-  clearBuried();
+  releaseUnheld();
 }
 
 void CommunicatorImpl::setTimeout(Duration timeout) {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/exec/control_frames.h"
 #include "backend/exec/process_engines.h"
 #include "backend/exec/process_failures.h"

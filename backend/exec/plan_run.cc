@@ -199,10 +199,10 @@ bool PlanRun::needs(Rank peer) const {
   return isOpen(peer) && !hasSentItsPart(peer);
 }
 
-bool PlanRun::heardFrom(Rank peer) const {
+bool PlanRun::hasArrivedFrom(Rank peer) const {
   const ReceiveEdge* const receive = receiveFrom(peer);
   // The peer's staged bytes may be in the lane unread, because another peer's bytes come first.
-  return receive != nullptr && (receive->isSeen() || Run::heardFrom(peer));
+  return receive != nullptr && (receive->isSeen() || Run::hasArrivedFrom(peer));
 }
 
 // ---- pins

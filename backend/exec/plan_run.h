@@ -53,7 +53,7 @@ class PlanRun final : public Run {
   const ReceiveEdge* receiveFrom(Rank peer) const;
   bool isOpen(Rank peer) const override;
   void announceWrites(Staging& staging) const override;
-  bool heardFrom(Rank peer) const override;
+  bool hasArrivedFrom(Rank peer) const override;
 
   std::shared_ptr<const Plan> plan_;
   RunScope scope_;

@@ -13,7 +13,7 @@ bool Run::hasSentItsPart(Rank peer) const {
   return staged.has_value() && staged->operation.seq <= seq;
 }
 
-bool Run::heardFrom(Rank peer) const {
+bool Run::hasArrivedFrom(Rank peer) const {
   const auto staged = readFrame<StagedFrame>(context().connection(peer).peek(Lane::kBulk));
   return staged.has_value() && staged->operation.seq >= seq;
 }
@@ -45,7 +45,7 @@ std::string Run::waitingFor() const {
   std::vector<Rank> readers;
   for (Rank peer = 0; peer < worldSize_; ++peer) {
     if (peer != context().rank && isOpen(peer)) {
-      (heardFrom(peer) ? slow : edgeBytes(peer).receives == 0 ? readers : absent).push_back(peer);
+      (hasArrivedFrom(peer) ? slow : edgeBytes(peer).receives == 0 ? readers : absent).push_back(peer);
     }
   }
   std::string text;

@@ -52,14 +52,14 @@ class Run : public Activity {
   // the run is long. A caller that returns at once arms the doorbell, and ringing the doorbell costs the peer 5 us.
   virtual Duration worthSpinning() const = 0;
 
-  bool misses(Rank peer) const override { return gate_ == nullptr && isOpen(peer) && !heardFrom(peer); }
+  bool misses(Rank peer) const override { return gate_ == nullptr && isOpen(peer) && !hasArrivedFrom(peer); }
   // Distinguishes the peers by their missing part and their frames so far: "ranks 2, 3 did not arrive; rank 1 arrived
   // but did not finish".
   std::string waitingFor() const override;
 
  protected:
   // Whether frames of this run, or of later runs, came from the peer.
-  virtual bool heardFrom(Rank peer) const;
+  virtual bool hasArrivedFrom(Rank peer) const;
   // Whether this run exchanges bytes with the peer and is not done with the peer.
   virtual bool isOpen(Rank peer) const { return needs(peer); }
   // True when bytes of the peer lie in the lane untaken, because another rank's part comes first: perhaps nothing else

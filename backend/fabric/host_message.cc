@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 
 namespace shardwire::internal {
 namespace {

@@ -1,6 +1,6 @@
 // A TCP stream between two ranks on which both have proved knowledge of the job's token. The bootstrap makes the link.
-// A transport then agrees on its set-up over the link and keeps the link, as the transport's socket or as the line that
-// hangs up when the peer's process ends.
+// A transport then agrees on its set-up over the link and keeps the link, as the transport's socket or only to see the
+// hang-up when the peer's process ends.
 //
 // Proof (backend/fabric/proof.h; link_message.h has the bytes): each side sends a random challenge, each answers with
 // HMAC-SHA256(token, version, role, ranks, both challenges), compared in constant time. Neither the token nor anything

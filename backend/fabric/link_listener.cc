@@ -24,7 +24,7 @@ namespace {
 // Callers that have not named an endpoint. A rank names the endpoint as soon as the rank is connected.
 constexpr std::size_t kMaxSilent = 128;
 // Callers at one endpoint, beyond the ranks of the group.
-constexpr std::size_t kMaxStrangers = 64;
+constexpr std::size_t kMaxUnknownCallers = 64;
 // At the limit, a caller is rejected after this time, in which a rank would have sent its proof.
 constexpr Duration kLeastStay = std::chrono::milliseconds(500);
 
@@ -59,13 +59,13 @@ const LinkKey& LinkGuests::keyOf(Rank from) const {
   return from >= 0 && place < sharesSecret.size() && from != self && sharesSecret[place] ? keyOfUser : key;
 }
 
-struct LinkListener::Door {
+struct LinkListener::EndpointState {
   std::size_t mostCallers = 0;
   std::function<void()> onCall;
   std::optional<LinkGuests> guests;  // none: not open yet
   std::vector<AcceptedLink> accepted;
   Status failure;
-  std::string told;  // the last failure, as long as the cause lasts
+  std::string reported;  // the last failure, as long as the cause lasts
 };
 
 struct LinkListener::Caller {
@@ -79,14 +79,14 @@ struct LinkListener::Caller {
   Deadline since;     // the time of the dial, or of the hello
   Deadline deadline;  // of all callers, except callers waiting for the endpoint to open
   Stage stage = Stage::kSilent;
-  Door* door = nullptr;
+  EndpointState* endpoint = nullptr;
   MessageReader reader{kMaxHandshakeBytes};
   LinkHello hello;
   Challenge theirs;
   Challenge mine;
   Digest proof{};
 
-  bool waitsForDoor() const { return stage == Stage::kProved; }
+  bool waitsForEndpoint() const { return stage == Stage::kProved; }
 
   // A handshake's messages fit an empty socket's buffer: bytes that cannot be sent at once can never be sent.
   Status say(const LinkMessage& message) const {
@@ -127,17 +127,17 @@ Result<std::shared_ptr<LinkListener>> LinkListener::create(ListeningPorts ports,
 void LinkListener::serve() {
   const MutexLock lock(mutex_);
   if (const Status let = letIn(); !let.isOk()) {
-    for (const auto& [id, door] : doors_) {
-      if (door->told != let.message()) {
-        door->told = let.message();
-        door->failure = let;
-        door->onCall();
+    for (const auto& [id, endpoint] : endpoints_) {
+      if (endpoint->reported != let.message()) {
+        endpoint->reported = let.message();
+        endpoint->failure = let;
+        endpoint->onCall();
       }
     }
     static_cast<void>(setListening(false));  // until the next call, or the ports would wake the thread for nothing
   } else if (isListening_) {
-    for (const auto& [id, door] : doors_) {
-      door->told.clear();
+    for (const auto& [id, endpoint] : endpoints_) {
+      endpoint->reported.clear();
     }
   }
   std::array<epoll_event, 64> events;
@@ -150,8 +150,8 @@ void LinkListener::serve() {
   }
   const Deadline now = Clock::now();
   for (const auto& caller : callers_) {
-    if (caller->socket.isOpen() && !caller->waitsForDoor() && now >= caller->deadline) {
-      turnAway(*caller, {StatusCode::kTimeout, "said too little in the time it had"}, true);
+    if (caller->socket.isOpen() && !caller->waitsForEndpoint() && now >= caller->deadline) {
+      reject(*caller, {StatusCode::kTimeout, "said too little in the time it had"}, true);
     }
   }
   clearGone();
@@ -160,7 +160,7 @@ void LinkListener::serve() {
 bool LinkListener::isPressed() {
   const MutexLock lock(mutex_);
   return !isListening_ ||
-         std::any_of(callers_.begin(), callers_.end(), [](const auto& each) { return !each->waitsForDoor(); });
+         std::any_of(callers_.begin(), callers_.end(), [](const auto& each) { return !each->waitsForEndpoint(); });
 }
 
 std::size_t LinkListener::numSilent() const {
@@ -194,7 +194,7 @@ Status LinkListener::letIn() {
     const Deadline now = Clock::now();
     for (const auto& caller : callers_) {
       if (caller->stage == Caller::Stage::kSilent && now >= caller->since + kLeastStay) {
-        turnAway(*caller, {StatusCode::kTimeout, "said nothing while too many dialed"}, true);
+        reject(*caller, {StatusCode::kTimeout, "said nothing while too many dialed"}, true);
       }
     }
     clearGone();
@@ -225,18 +225,18 @@ void LinkListener::forget(Caller& caller) {
   caller.socket.reset();
 }
 
-void LinkListener::turnAway(Caller& caller, const Status& why, bool tell) {
+void LinkListener::reject(Caller& caller, const Status& why, bool notifies) {
   // A dialer tries several addresses and drops the unneeded connections; a rank may look for a rank which has just
   // left.
   const bool isOrdinary = why.code() == StatusCode::kPeerFailed;
-  const LogLevel level = !isOrdinary ? LogLevel::kWarn : tell ? LogLevel::kInfo : LogLevel::kDebug;
+  const LogLevel level = !isOrdinary ? LogLevel::kWarn : notifies ? LogLevel::kInfo : LogLevel::kDebug;
   logAt(level, "rejected {}: it {}", caller.remote, why.message());
-  if (tell) {
+  if (notifies) {
     LinkMessage refusal;
     refusal.type = LinkMessageType::kRefusal;
     refusal.refusal = why;
-    if (const Status told = caller.say(refusal); !told.isOk()) {
-      logDebug("{} could not be notified: {}", caller.remote, told.message());
+    if (const Status reported = caller.say(refusal); !reported.isOk()) {
+      logDebug("{} could not be notified: {}", caller.remote, reported.message());
     }
   }
   forget(caller);
@@ -248,50 +248,50 @@ void LinkListener::advance(Caller& caller) {
   const auto whole = caller.reader.readOn(caller.socket);
   if (!whole.isOk()) {
     const bool isGone = whole.status().code() == StatusCode::kPeerFailed;
-    return turnAway(caller,
-                    isGone ? Status{StatusCode::kPeerFailed, "hung up before it was let in"}
-                           : Status{StatusCode::kMismatch, "does not speak shardwire's link protocol"},
-                    !isGone);
+    return reject(caller,
+                  isGone ? Status{StatusCode::kPeerFailed, "hung up before it was let in"}
+                         : Status{StatusCode::kMismatch, "does not speak shardwire's link protocol"},
+                  !isGone);
   }
   if (!*whole) {
     return;
   }
   const auto message = decodeLinkMessage(caller.reader.take());
   if (!message.isOk()) {
-    return turnAway(caller, message.status(), true);
+    return reject(caller, message.status(), true);
   }
   const bool isHello = message->type == LinkMessageType::kHello && caller.stage == Caller::Stage::kSilent;
   const bool isProof = message->type == LinkMessageType::kProof && caller.stage == Caller::Stage::kKnown;
   if (!isHello && !isProof) {  // a caller that waits for the endpoint has nothing to send
-    return turnAway(caller, {StatusCode::kMismatch, "sent the handshake's messages in another order"}, true);
+    return reject(caller, {StatusCode::kMismatch, "sent the handshake's messages in another order"}, true);
   }
   if (isHello) {
     return takeHello(caller, *message);
   }
   caller.proof = message->proof;
   caller.stage = Caller::Stage::kProved;
-  if (caller.door->guests.has_value()) {
+  if (caller.endpoint->guests.has_value()) {
     welcome(caller);
   }
 }
 
 void LinkListener::takeHello(Caller& caller, const LinkMessage& message) {
-  const auto door = doors_.find(message.hello.door);
-  if (door == doors_.end()) {
-    return turnAway(
+  const auto endpoint = endpoints_.find(message.hello.endpoint);
+  if (endpoint == endpoints_.end()) {
+    return reject(
         caller,
         {StatusCode::kPeerFailed, "asks for a group that is not here: its rank has left, or the store is stale"}, true);
   }
-  if (!makeRoomAt(*door->second)) {
-    return turnAway(caller, {StatusCode::kTimeout, "came while too many dialed"}, true);
+  if (!makeRoomAt(*endpoint->second)) {
+    return reject(caller, {StatusCode::kTimeout, "came while too many dialed"}, true);
   }
   const auto challenge = makeChallenge();
   if (!challenge.isOk()) {
-    return turnAway(caller, challenge.status(), false);
+    return reject(caller, challenge.status(), false);
   }
   caller.stage = Caller::Stage::kKnown;
   caller.since = Clock::now();
-  caller.door = door->second.get();
+  caller.endpoint = endpoint->second.get();
   caller.hello = message.hello;
   caller.theirs = message.challenge;
   caller.mine = *challenge;
@@ -299,72 +299,72 @@ void LinkListener::takeHello(Caller& caller, const LinkMessage& message) {
   answer.type = LinkMessageType::kChallenge;
   answer.challenge = *challenge;
   if (const Status said = caller.say(answer); !said.isOk()) {
-    turnAway(caller, said, false);
+    reject(caller, said, false);
   }
 }
 
 // A rank rejected in this way dials again.
-bool LinkListener::makeRoomAt(const Door& door) {
+bool LinkListener::makeRoomAt(const EndpointState& endpoint) {
   std::size_t numCallers = 0;
-  const auto isThere = [&](const Caller& each) { return each.door == &door && each.socket.isOpen(); };
+  const auto isThere = [&](const Caller& each) { return each.endpoint == &endpoint && each.socket.isOpen(); };
   for (const auto& each : callers_) {
     numCallers += isThere(*each) ? 1 : 0;
   }
   const Deadline now = Clock::now();
-  for (auto each = callers_.begin(); numCallers >= door.mostCallers && each != callers_.end(); ++each) {
+  for (auto each = callers_.begin(); numCallers >= endpoint.mostCallers && each != callers_.end(); ++each) {
     if (isThere(**each) && now >= (*each)->since + kLeastStay) {
-      turnAway(**each, {StatusCode::kTimeout, "was not let in while too many dialed"}, true);
+      reject(**each, {StatusCode::kTimeout, "was not let in while too many dialed"}, true);
       --numCallers;
     }
   }
-  return numCallers < door.mostCallers;
+  return numCallers < endpoint.mostCallers;
 }
 
 void LinkListener::welcome(Caller& caller) {
-  const LinkGuests& guests = *caller.door->guests;
+  const LinkGuests& guests = *caller.endpoint->guests;
   const LinkKey& key = guests.keyOf(caller.hello.from);
   if (!sameDigest(asText(caller.proof), proveLink(key, LinkRole::kDialer, caller.hello, caller.theirs, caller.mine))) {
-    return turnAway(caller,
-                    {StatusCode::kMismatch,
-                     "does not know the group's token (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"},
-                    true);
+    return reject(caller,
+                  {StatusCode::kMismatch,
+                   "does not know the group's token (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"},
+                  true);
   }
   if (const Status fits = checkHello(caller.hello, guests.self, guests.worldSize); !fits.isOk()) {
-    return turnAway(caller, fits, true);
+    return reject(caller, fits, true);
   }
   LinkMessage answer;
   answer.type = LinkMessageType::kWelcome;
   answer.proof = proveLink(key, LinkRole::kListener, caller.hello, caller.theirs, caller.mine);
   if (const Status said = caller.say(answer); !said.isOk()) {
-    return turnAway(caller, said, false);
+    return reject(caller, said, false);
   }
   ::epoll_ctl(ready_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);
-  caller.door->accepted.push_back(
+  caller.endpoint->accepted.push_back(
       {Link(std::move(caller.socket), caller.remote, linkSecret(key, caller.hello, caller.theirs, caller.mine)),
        caller.hello});
-  caller.door->onCall();
+  caller.endpoint->onCall();
 }
 
 // ---- endpoints
 
-Result<std::unique_ptr<LinkDoor>> LinkListener::addDoor(const RandomId& id, int worldSize,
-                                                        std::function<void()> onCall) {
-  auto door = std::make_unique<Door>();
-  door->mostCallers = static_cast<std::size_t>(worldSize) + kMaxStrangers;
-  door->onCall = std::move(onCall);
+Result<std::unique_ptr<LinkEndpoint>> LinkListener::addEndpoint(const RandomId& id, int worldSize,
+                                                                std::function<void()> onCall) {
+  auto endpoint = std::make_unique<EndpointState>();
+  endpoint->mostCallers = static_cast<std::size_t>(worldSize) + kMaxUnknownCallers;
+  endpoint->onCall = std::move(onCall);
   const MutexLock lock(mutex_);
-  if (!doors_.try_emplace(id, std::move(door)).second) {
+  if (!endpoints_.try_emplace(id, std::move(endpoint)).second) {
     return Status{StatusCode::kInternal, "two ranks of this process have one token"};
   }
-  return std::unique_ptr<LinkDoor>(new LinkDoor(shared_from_this(), id));
+  return std::unique_ptr<LinkEndpoint>(new LinkEndpoint(shared_from_this(), id));
 }
 
 void LinkListener::open(const RandomId& id, LinkGuests guests) {
   const MutexLock lock(mutex_);
-  Door& door = *doors_.at(id);
-  door.guests = std::move(guests);
+  EndpointState& endpoint = *endpoints_.at(id);
+  endpoint.guests = std::move(guests);
   for (const auto& caller : callers_) {
-    if (caller->door == &door && caller->socket.isOpen() && caller->waitsForDoor()) {
+    if (caller->endpoint == &endpoint && caller->socket.isOpen() && caller->waitsForEndpoint()) {
       welcome(*caller);
     }
   }
@@ -373,11 +373,11 @@ void LinkListener::open(const RandomId& id, LinkGuests guests) {
 
 Result<std::vector<AcceptedLink>> LinkListener::take(const RandomId& id) {
   const MutexLock lock(mutex_);
-  Door& door = *doors_.at(id);
-  if (Status failure = std::exchange(door.failure, Status::ok()); !failure.isOk()) {
+  EndpointState& endpoint = *endpoints_.at(id);
+  if (Status failure = std::exchange(endpoint.failure, Status::ok()); !failure.isOk()) {
     return failure;
   }
-  return std::exchange(door.accepted, {});
+  return std::exchange(endpoint.accepted, {});
 }
 
 // A child of fork() lacks the thread that may have held the lock.
@@ -386,17 +386,17 @@ void LinkListener::remove(const RandomId& id) {
     return;
   }
   const MutexLock lock(mutex_);
-  const Door* const door = doors_.at(id).get();
+  const EndpointState* const endpoint = endpoints_.at(id).get();
   for (const auto& caller : callers_) {
-    if (caller->door == door && caller->socket.isOpen()) {
-      turnAway(*caller, {StatusCode::kPeerFailed, "asks for a group that its rank has just left"}, true);
+    if (caller->endpoint == endpoint && caller->socket.isOpen()) {
+      reject(*caller, {StatusCode::kPeerFailed, "asks for a group that its rank has just left"}, true);
     }
   }
   clearGone();
-  doors_.erase(id);
+  endpoints_.erase(id);
 }
 
-LinkDoor::~LinkDoor() {
+LinkEndpoint::~LinkEndpoint() {
   listener_->remove(id_);
 }
 

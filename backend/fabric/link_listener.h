@@ -1,6 +1,6 @@
 // The place where a process is dialed for links, by any rank of any group: one port per interface for all groups of the
-// process (ListeningPorts), and behind the port one endpoint (LinkDoor) for each rank of each group. A caller names the
-// endpoint in its hello, and is accepted once the caller has proved the key of the group:
+// process (ListeningPorts), and behind the port one endpoint (LinkEndpoint) for each rank of each group. A caller names
+// the endpoint in its hello, and is accepted once the caller has proved the key of the group:
 //
 //   silent ──hello──► known ──proof──► at an open endpoint: checked, accepted; the link waits for the rank
 //                                      at an endpoint that is not open yet: waits, as long as the endpoint exists
@@ -47,7 +47,7 @@ struct AcceptedLink {
   LinkHello hello;
 };
 
-class LinkDoor;
+class LinkEndpoint;
 
 class LinkListener : public std::enable_shared_from_this<LinkListener> {
  public:
@@ -63,10 +63,10 @@ class LinkListener : public std::enable_shared_from_this<LinkListener> {
   ~LinkListener();
 
   const std::vector<NetAddress>& addresses() const { return ports_.addresses; }
-  // Adds the endpoint named `id` (makeDoorId), for a rank of a group of `worldSize`. `onCall` is called, under the
+  // Adds the endpoint named `id` (makeEndpointId), for a rank of a group of `worldSize`. `onCall` is called, under the
   // listener's lock, when the endpoint has a result for take(); `onCall` must not wait. kInternal when the name is in
   // use already.
-  Result<std::unique_ptr<LinkDoor>> addDoor(const RandomId& id, int worldSize, std::function<void()> onCall);
+  Result<std::unique_ptr<LinkEndpoint>> addEndpoint(const RandomId& id, int worldSize, std::function<void()> onCall);
 
   // Goes on with all callers, without waiting. The watching thread calls serve(), and repeats the call every 100 ms as
   // long as isPressed(): some callers have only a limited time.
@@ -74,9 +74,9 @@ class LinkListener : public std::enable_shared_from_this<LinkListener> {
   bool isPressed();
 
  private:
-  friend class LinkDoor;
+  friend class LinkEndpoint;
   struct Caller;  // a connection that has not finished the handshake
-  struct Door;
+  struct EndpointState;
 
   LinkListener(ListeningPorts ports, Fd ready, Duration proveWithin);
   Status letIn() SW_REQUIRES(mutex_);
@@ -84,10 +84,10 @@ class LinkListener : public std::enable_shared_from_this<LinkListener> {
   std::size_t numSilent() const SW_REQUIRES(mutex_);
   void advance(Caller& caller) SW_REQUIRES(mutex_);
   void takeHello(Caller& caller, const LinkMessage& message) SW_REQUIRES(mutex_);
-  bool makeRoomAt(const Door& door) SW_REQUIRES(mutex_);
+  bool makeRoomAt(const EndpointState& endpoint) SW_REQUIRES(mutex_);
   void welcome(Caller& caller) SW_REQUIRES(mutex_);
   void forget(Caller& caller) SW_REQUIRES(mutex_);
-  void turnAway(Caller& caller, const Status& why, bool tell) SW_REQUIRES(mutex_);
+  void reject(Caller& caller, const Status& why, bool notifies) SW_REQUIRES(mutex_);
   void clearGone() SW_REQUIRES(mutex_);
   void open(const RandomId& id, LinkGuests guests);
   Result<std::vector<AcceptedLink>> take(const RandomId& id);
@@ -100,18 +100,18 @@ class LinkListener : public std::enable_shared_from_this<LinkListener> {
   Mutex mutex_;
   bool isListening_ SW_GUARDED_BY(mutex_) = true;                       // the ports are watched
   std::vector<std::unique_ptr<Caller>> callers_ SW_GUARDED_BY(mutex_);  // oldest first
-  std::map<RandomId, std::unique_ptr<Door>> doors_ SW_GUARDED_BY(mutex_);
+  std::map<RandomId, std::unique_ptr<EndpointState>> endpoints_ SW_GUARDED_BY(mutex_);
   std::unique_ptr<FdWatch> watch_;  // last member: destroyed first
 };
 
 // A rank's endpoint at a listener, held by the rank's group. The listener is destroyed with its last endpoint. One
 // thread.
-class LinkDoor {
+class LinkEndpoint {
  public:
-  LinkDoor(const LinkDoor&) = delete;
-  LinkDoor& operator=(const LinkDoor&) = delete;
+  LinkEndpoint(const LinkEndpoint&) = delete;
+  LinkEndpoint& operator=(const LinkEndpoint&) = delete;
   // Hangs up on callers that were not accepted.
-  ~LinkDoor();
+  ~LinkEndpoint();
 
   const std::vector<NetAddress>& addresses() const { return listener_->addresses(); }
   // From here on callers are accepted, the waiting callers first.
@@ -122,7 +122,7 @@ class LinkDoor {
 
  private:
   friend class LinkListener;
-  LinkDoor(std::shared_ptr<LinkListener> listener, const RandomId& id) : listener_(std::move(listener)), id_(id) {}
+  LinkEndpoint(std::shared_ptr<LinkListener> listener, const RandomId& id) : listener_(std::move(listener)), id_(id) {}
 
   const std::shared_ptr<LinkListener> listener_;
   const RandomId id_;

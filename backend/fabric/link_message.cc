@@ -37,7 +37,7 @@ bool readFields(ByteReader& reader, LinkMessage& message) {
       message.hello.to = static_cast<Rank>(reader.u32());
       message.hello.worldSize = reader.u32();
       message.hello.kind = reader.u8();
-      message.hello.door = readId(reader);
+      message.hello.endpoint = readId(reader);
       read32(reader, message.challenge);
       return true;
     case LinkMessageType::kChallenge:
@@ -69,7 +69,7 @@ std::string encodeLinkMessage(const LinkMessage& message) {
       writer.u32(static_cast<std::uint32_t>(message.hello.to));
       writer.u32(message.hello.worldSize);
       writer.u8(message.hello.kind);
-      writeId(writer, message.hello.door);
+      writeId(writer, message.hello.endpoint);
       writer.text(asText(message.challenge));
       break;
     case LinkMessageType::kChallenge:

@@ -39,7 +39,7 @@ std::string transcript(Use use, const LinkHello& hello, const Challenge& dialer,
   writer.u32(static_cast<std::uint32_t>(hello.to));
   writer.u32(hello.worldSize);
   writer.u8(hello.kind);
-  writeId(writer, hello.door);
+  writeId(writer, hello.endpoint);
   writer.text(asText(dialer));
   writer.text(asText(listener));
   return writer.bytes();
@@ -73,10 +73,10 @@ RandomId makeHostToken(const RandomId& token, std::string_view jobToken) {
   return readId(reader);
 }
 
-RandomId makeDoorId(const RandomId& token) {
+RandomId makeEndpointId(const RandomId& token) {
   ByteWriter writer;
   writeId(writer, token);
-  const Digest digest = hmac(writer.bytes(), "shardwire door");
+  const Digest digest = hmac(writer.bytes(), "shardwire endpoint");
   ByteReader reader(asText(digest));
   return readId(reader);
 }

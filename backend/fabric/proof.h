@@ -15,7 +15,7 @@
 
 namespace shardwire::internal {
 
-inline constexpr std::uint8_t kLinkVersion = 2;
+inline constexpr std::uint8_t kLinkVersion = 3;
 
 // Both ends must agree on this before any other message.
 struct LinkHello {
@@ -23,7 +23,7 @@ struct LinkHello {
   Rank to = 0;
   std::uint32_t worldSize = 0;
   std::uint8_t kind = 0;  // TransportKind requested by the dialer
-  RandomId door{};        // the endpoint of `to`, at the listener of its process: makeDoorId()
+  RandomId endpoint{};    // the endpoint of `to`, at the listener of its process: makeEndpointId()
   friend bool operator==(const LinkHello&, const LinkHello&) = default;
 };
 
@@ -41,7 +41,7 @@ LinkKey makeLinkKey(const RandomId& token, std::string_view jobToken);
 RandomId makeHostToken(const RandomId& token, std::string_view jobToken);
 // Names the endpoint of the rank that published this token among all endpoints of the process. Reveals nothing of the
 // token.
-RandomId makeDoorId(const RandomId& token);
+RandomId makeEndpointId(const RandomId& token);
 Result<Challenge> makeChallenge();
 
 // The proof sent by `role`.

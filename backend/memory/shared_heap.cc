@@ -448,8 +448,8 @@ Result<std::shared_ptr<void>> allocateScratch(std::size_t bytes) {
     return Status{StatusCode::kSystem, fmt::format("{}; nor is there ordinary memory: {}", shared.status().message(),
                                                    ordinary.status().message())};
   }
-  static std::atomic_flag isTold;
-  if (!isTold.test_and_set(std::memory_order_relaxed)) {
+  static std::atomic_flag isReported;
+  if (!isReported.test_and_set(std::memory_order_relaxed)) {
     logWarn("copies of tensors go to ordinary memory, out of which other ranks read more slowly: {}",
             shared.status().message());
   }

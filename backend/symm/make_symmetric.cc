@@ -1,7 +1,7 @@
 // Two exchanges. In the first each rank gives its request and the address of its own part; the requests must be equal.
 // Then each rank makes the parts of its peers addressable. In the second exchange each rank reports the result. So
 // either all ranks have the block or none, and each rank knows the holders of its part. Only a rank that fails in
-// the second exchange does not know what the others have: see buryOffered().
+// the second exchange does not know what the others have: see releaseOfferedLater().
 #include "backend/symm/make_symmetric.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 
 #include "backend/exec/exchange_all.h"
 #include "backend/memory/shared_heap.h"
-#include "backend/symm/graveyard.h"
+#include "backend/symm/deferred_release.h"
 #include "backend/symm/served_block.h"
 #include "ops/wire/byte_codec.h"
 
@@ -194,11 +194,11 @@ class Serving {
 // has the block and writes to this part. Any other peer may have reused the part by now, so nothing is written
 // there, not even the word for the release. So parts stay until the peers that mapped a part have released the block,
 // are dead, or have no groups any more.
-void buryOffered(OwnPart own, const SymmetricRequest& request, const std::vector<BlockPart>& parts) {
-  BuriedBlock mine{own.get(),
-                   SymmetricBlock::wordsOf(own.get(), request.bytes, static_cast<int>(parts.size())),
-                   request.attached,
-                   {}};
+void releaseOfferedLater(OwnPart own, const SymmetricRequest& request, const std::vector<BlockPart>& parts) {
+  DeferredBlock mine{own.get(),
+                     SymmetricBlock::wordsOf(own.get(), request.bytes, static_cast<int>(parts.size())),
+                     request.attached,
+                     {}};
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     const BlockPart& part = parts[rank];
     if (part.attachedHeld != nullptr) {
@@ -210,7 +210,7 @@ void buryOffered(OwnPart own, const SymmetricRequest& request, const std::vector
     }
   }
   own.release();  // owned by the list of deferred releases now
-  bury(std::move(mine));
+  releaseLater(std::move(mine));
 }
 
 }  // namespace
@@ -218,7 +218,7 @@ void buryOffered(OwnPart own, const SymmetricRequest& request, const std::vector
 Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Engine>& engine,
                                                        const SymmetricRequest& request, std::optional<Duration> timeout,
                                                        const std::function<Status()>& joinAll) {
-  clearBuried();
+  releaseUnheld();
   const int worldSize = engine->worldSize();
   const std::size_t size = SymmetricBlock::partBytes(request.bytes, worldSize, request.numChannels);
   ExchangeRequest asks{.what = kWhat, .text = request.text};
@@ -256,7 +256,7 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
                                     &part, kSettlesSymmetric);
   if (part.seq == number && held.isOk()) {  // the ranks did not meet: their outcomes are unknown
     serving.end();
-    buryOffered(std::move(own), request, parts);
+    releaseOfferedLater(std::move(own), request, parts);
   }
   SW_RETURN_IF_ERROR(outcomes.status());
   std::vector<Rank> askers;

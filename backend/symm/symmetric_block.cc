@@ -11,11 +11,11 @@
 #include <iterator>
 
 #include "backend/base/futex.h"
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/patience.h"
 #include "backend/base/relax.h"
 #include "backend/exec/exchange_all.h"
-#include "backend/symm/graveyard.h"
+#include "backend/symm/deferred_release.h"
 #include "backend/symm/heap_pages.h"
 #include "backend/symm/make_symmetric.h"
 #include "backend/symm/word_ops.h"
@@ -89,7 +89,7 @@ SymmetricBlock::~SymmetricBlock() {
     return;  // in a child of fork() everything belongs to the parent
   }
   const std::shared_ptr<Engine> engine = engine_.lock();
-  BuriedBlock mine{partOf(rank()).bytes, words(rank()), attached_, {}};
+  DeferredBlock mine{partOf(rank()).bytes, words(rank()), attached_, {}};
   if (isAsked_) {
     mine.withdraw = [weak = engine_, number = number_] {
       if (const std::shared_ptr<Engine> live = weak.lock()) {
@@ -112,7 +112,7 @@ SymmetricBlock::~SymmetricBlock() {
       mine.holders.emplace_back(peer, part.held);
     }
   }
-  bury(std::move(mine));
+  releaseLater(std::move(mine));
 }
 
 void SymmetricBlock::wake(Rank peer) {
@@ -415,7 +415,7 @@ Status SymmetricBlock::free(std::optional<Duration> timeout) {
   }
   SW_RETURN_IF_ERROR(exchangeAll(*engine, mine, timeout).status());
   isFreed_.store(true, std::memory_order_relaxed);
-  clearBuried();
+  releaseUnheld();
   return Status::ok();
 }
 

@@ -1,6 +1,7 @@
 // One rank's end of a symmetric block: the rank's own part in its heap, and the mappings of its peers' parts. Made by
 // makeSymmetric() and destroyed with the last owner. The destructor notifies each peer that this rank released the
-// peer's part, and keeps the own part in the deferred release list (graveyard.h) until all peers have released it.
+// peer's part, and keeps the own part in the deferred release list (deferred_release.h) until all peers have released
+// it.
 #pragma once
 
 #include <atomic>

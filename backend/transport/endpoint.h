@@ -1,6 +1,6 @@
 // One way of joining this rank to peers, before any peer is joined. The bootstrap makes one endpoint for each transport
 // that the options allow, publishes the endpoint's address, and asks the endpoint to join the peers that chose its
-// transport. There are two ways: over a line, at whose ends both ranks agree at the same time (rdma, mpi, tcp), or by
+// transport. There are two ways: over a link, at whose ends both ranks agree at the same time (rdma, mpi, tcp), or by
 // the peer's published address alone, each rank for itself (shm).
 //
 // Nothing here decides when a peer is joined, which of the two ranks begins, or how many groups use the connection.
@@ -54,7 +54,7 @@ struct Self {
   const StorageWatch* storages = nullptr;
 };
 
-// Two ranks that agree over a line on how they are joined, seen from one of them: step by step, for callers that must
+// Two ranks that agree over a link on how they are joined, seen from one of them: step by step, for callers that must
 // not wait. One thread at a time.
 class Joining {
  public:
@@ -85,10 +85,10 @@ class Endpoint {
   // Whether peers are joined by connect() or, each rank for itself, by attach() and isMet(). In all of these functions
   // `who` is "rank 3 (pid 7 on host b)", for messages. kInvalidArgument means that this transport could join the two
   // ranks, but against the user's settings: no other transport is tried, and both ends report this.
-  virtual bool needsLine() const { return true; }
-  // Joins this rank and `peer`: both call this at the same time, each with its end of one line
-  // (backend/bootstrap/doors.h). Connections may not be polled before takeWire(). kTimeout before the limit is over:
-  // the peer took this rank for a foreign process, since this rank was slow to speak; the rank may dial again.
+  virtual bool needsLink() const { return true; }
+  // Joins this rank and `peer`: both call this at the same time, each with its end of one link
+  // (backend/bootstrap/rank_links.h). Connections may not be polled before takeWire(). kTimeout before the limit is
+  // over: the peer took this rank for a foreign process, since this rank was slow to speak; the rank may dial again.
   virtual Result<std::unique_ptr<Connection>> connect(Link link, Rank peer, bool isDialer, std::string_view peerAddress,
                                                       const std::string& who, const WaitLimit& limit);
   // Whether begin() is implemented, and may be called after takeWire(), when connections are polled already.
@@ -107,7 +107,7 @@ class Endpoint {
   virtual Result<std::unique_ptr<Connection>> attach(Rank peer, std::string_view peerAddress, const std::string& who,
                                                      const WaitLimit& limit) {
     static_cast<void>(peer), static_cast<void>(peerAddress), static_cast<void>(who), static_cast<void>(limit);
-    return Status{StatusCode::kInternal, "this transport needs a line"};
+    return Status{StatusCode::kInternal, "this transport needs a link"};
   }
   // Whether the peer has done its half of a connection made by attach(). The peer rings this rank's bell at that time.
   virtual Result<bool> isMet(Connection& connection) {
@@ -116,7 +116,7 @@ class Endpoint {
   }
   // The bell that the peers joined by this transport ring for this rank; null: these peers do not ring by themselves.
   virtual std::shared_ptr<RankBell> bell() { return nullptr; }
-  // For a transport that needs no line: joins these peers when an operation first needs them. The endpoint may be
+  // For a transport that needs no link: joins these peers when an operation first needs them. The endpoint may be
   // destroyed afterwards.
   virtual std::unique_ptr<LateLinks> joinLate(std::vector<LatePeer> peers) {
     static_cast<void>(peers);

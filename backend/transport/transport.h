@@ -74,9 +74,9 @@ class HeldMemory {
  public:
   virtual ~HeldMemory() = default;
   virtual std::byte* bytes() const = 0;
-  // Gives the memory back to the owner: calls `tell` while the memory can still be written; afterwards the memory must
-  // not be written. Once.
-  virtual void release(const std::function<void()>& tell) = 0;
+  // Gives the memory back to the owner: calls `notify` while the memory can still be written; afterwards the memory
+  // must not be written. Once.
+  virtual void release(const std::function<void()>& notify) = 0;
   // The owner's process has ended, or has no groups any more. Also after release().
   virtual bool isOwnerGone() const = 0;
   // "stopped" when the kernel reports this of the owner's process; else empty.

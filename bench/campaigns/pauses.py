@@ -77,7 +77,7 @@ def live(me: Rank, pause: Pause, shared: mmap.mmap) -> None:
     mine.fill_(GIVEN)
     dist.barrier()
     group(timeout)
-    me.tell("state", READY)
+    me.publish("state", READY)
     report: dict[str, Any] = {"rank": me.rank}
     try:
         _call(pause, me.rank, mine, out, op).wait()
@@ -91,7 +91,7 @@ def live(me: Rank, pause: Pause, shared: mmap.mmap) -> None:
             del mine
         else:
             mine.fill_(SCRIBBLE)
-        me.tell("mark", 1)
+        me.publish("mark", 1)
     me.report(report)
     me.linger()
 

@@ -102,8 +102,8 @@ class WrongBytes(Exception):
 class Stream:
     """One rank's side of a setting. Made after the default group."""
 
-    def __init__(self, setting: Setting, rank: int, told: Callable[[int], None]) -> None:
-        self.setting, self.rank, self.told = setting, rank, told
+    def __init__(self, setting: Setting, rank: int, on_call: Callable[[int], None]) -> None:
+        self.setting, self.rank, self.on_call = setting, rank, on_call
         self.groups: dict[bool, tuple[Any, list[int]]] = {False: (dist.group.WORLD, list(range(setting.size)))}
         if setting.part:
             self.groups[True] = (dist.new_group(setting.part), setting.part)
@@ -158,7 +158,7 @@ class Stream:
                     self.finish(self.inflight[0])
                     self.inflight.popleft()
             number += 1
-            self.told(number)
+            self.on_call(number)
 
     def finish(self, started: Started) -> None:
         for work in started.works:

@@ -67,7 +67,7 @@ class Rank:
         self.page = Page(folder)
         self.page.set(rank, "pid", os.getpid())
 
-    def tell(self, field: str, value: int) -> None:
+    def publish(self, field: str, value: int) -> None:
         self.page.set(self.rank, field, value)
 
     def report(self, value: Any) -> None:

@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "backend/base/kept_file.h"
-#include "backend/c10d/status_error.h"
-#include "backend/c10d/tensor_op.h"
+#include "backend/c10d/tensor_op_impl.h"
+#include "backend/c10d/throw_status.h"
 #include "python/csrc/bindings.h"
 #include "shardwire/offline.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "python/csrc/bindings.h"
 
 namespace shardwire::python {

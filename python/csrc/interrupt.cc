@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/c10d/without_python.h"
 #include "python/csrc/bindings.h"
 

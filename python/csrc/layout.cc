@@ -1,5 +1,5 @@
 // Mesh and placements -> boxes. A layout is checked once, when it is made.
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "ops/plan/sharding.h"
 #include "python/csrc/bindings.h"
 

@@ -1,5 +1,5 @@
 // MPI as a meeting place: this process's rank in the MPI job, and bytes from rank 0 to all ranks.
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "backend/transport/mpi/mpi_process.h"
 #include "python/csrc/bindings.h"
 

@@ -3,7 +3,7 @@
 
 #include <tuple>
 
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 #include "ops/plan/survey.h"
 #include "python/csrc/bindings.h"
 

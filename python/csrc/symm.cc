@@ -14,7 +14,7 @@
 #include "backend/c10d/symmetric_tensor.h"
 #include "backend/c10d/tensor_adapter.h"
 #include "backend/c10d/torch_symm.h"
-#include "backend/symm/graveyard.h"
+#include "backend/symm/deferred_release.h"
 #include "backend/symm/quiet.h"
 #include "python/csrc/bindings.h"
 
@@ -238,7 +238,7 @@ void bindMemory(py::module_& module) {
             src, [&] { internal::getFrom(dst, src, rank, nonBlocking); }, internal::isDirect(src, rank));
       },
       py::arg("dst"), py::arg("src"), py::arg("rank"), py::arg("non_blocking") = false);
-  module.def("symm_num_buried", &internal::numBuried, "Blocks that this process released and a peer still holds.");
+  module.def("symm_num_deferred", &internal::numDeferred, "Blocks that this process released and a peer still holds.");
 }
 
 void bindWords(py::module_& module) {

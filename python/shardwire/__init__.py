@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from .groups.mpi import create_process_group_from_mpi
     from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache
     from .offline import OfflinePlan, Topology, plan
-    from .plain.records import register_plain
+    from .plain.user_classes import register_plain
     from .plain.serialize import deserialize, serialize
     from .queues import Queue, QueueWork, Transaction
     from .weights import NameMap, Part, Publication, Subscription, WeightSync, load, publish, save, subscribe, sync
@@ -72,7 +72,7 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 _MODULE_OF = {name: module for module, names in {
     "groups.mpi": ("create_process_group_from_mpi",),
-    "plain.records": ("register_plain",),
+    "plain.user_classes": ("register_plain",),
     "compiler.redistribute": ("clear_redistribute_cache", "redistribute"),
     "plain.serialize": ("deserialize", "serialize"),
     "compiler.shards": ("ShardInfo", "apply_local_reshard", "compute_local_reshard", "compute_shards", "dtensor_shards", "specs_from_dtensor"),

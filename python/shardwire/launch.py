@@ -99,9 +99,9 @@ class Job:
 def job_of(place: Place, count: int, address: str | None, port: int, environment: Mapping[str, str]) -> Job:
     """The job where each of the launcher's processes stands for ``count`` ranks. ValueError where the launcher's
     variables are not enough."""
-    told_address, told_port = address_of(place)
-    host = address or environment.get("MASTER_ADDR") or told_address
-    chosen = port or _port(environment) or told_port
+    place_address, place_port = address_of(place)
+    host = address or environment.get("MASTER_ADDR") or place_address
+    chosen = port or _port(environment) or place_port
     lacking = []
     if place.size is None:
         lacking.append("how many ranks there are (start the ranks by srun or mpirun)")

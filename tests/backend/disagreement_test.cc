@@ -206,7 +206,7 @@ TEST(Disagreement, OfSplitsIsNoticedWhereTheyAreReadFromThePeersMemory) {
 
 // ---- the text of a timeout
 
-TEST(Timeout, TellsWhatTheAbsentRankDoes) {
+TEST(Timeout, StatesWhatTheAbsentRankDoes) {
   std::atomic<int> ended{0};
   withGroup(2, [&](Communicator& group) {
     EXPECT_TRUE(waitFor(group.barrier()).isOk());

@@ -259,7 +259,7 @@ TEST_P(LateLinks, RandomOperationsOverSomeOfThePeersGiveWhatTheyShould) {
 
 // ---- what comes late
 
-TEST_P(LateLinks, WhoComesLateHearsThatTheGroupFailed) {
+TEST_P(LateLinks, ALatePeerReceivesTheFailureOfTheGroup) {
   std::atomic<bool> failed{false};
   std::atomic<int> ended{0};
   withGroup(
@@ -391,7 +391,7 @@ TEST_P(LateLinks, ARankThatLeftBeforeItWasNeededIsNamed) {
 }
 
 // Rank 0 could not dial: rank 1 took no part in the failed call, and dials rank 0 later.
-TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
+TEST_P(LateLinks, APeerReceivesTheReasonOfALinkThatFailedOnTheOtherSideAlone) {
 #if defined(__SANITIZE_ADDRESS__)
   if (std::string_view(GetParam()) == "shm") {
     GTEST_SKIP()
@@ -456,7 +456,7 @@ TEST_P(LateLinks, AStoppedRankHoldsUpOnlyThoseThatNeedIt) {
 }
 
 // The ranks that gave up had no link to the stopped rank: the rank receives the error when it arrives.
-TEST_P(LateLinks, WhoComesLateHearsThatAnOperationWasGivenUp) {
+TEST_P(LateLinks, ALatePeerReceivesThatAnOperationWasGivenUp) {
   withProcesses(3, [](Communicator& group, Shared& shared) {
     const bool isLate = group.rank() == 2;
     if (group.rank() == 0) {

@@ -301,7 +301,7 @@ TEST(KeptPlans, AFileThatIsNotOursOrNotWholeIsAMissAndIsReplaced) {
   }
 }
 
-TEST(KeptPlans, AFolderThatCannotBeWrittenIsToldAndNotFatal) {
+TEST(KeptPlans, AFolderThatCannotBeWrittenIsReportedAndNotFatal) {
   const Folder folder;
   const std::string file = folder.path() + "/file";
   put(file, "");

@@ -245,7 +245,7 @@ def weak_symbols(data):
         kind, offset = sections[where][:2]
         is_data = bits & 15 == 1
         digest = hashlib.sha1(data[offset + value : offset + value + size] if is_data and kind != 8 else b"", usedforsecurity=False)  # 8: SHT_NOBITS
-        told = []
+        named = []
         for place, what, addend in relocations[where]:
             target = symbols[what >> 32]
             if not target[1] >> 4 and what & 0xFFFFFFFF in (2, 4):  # R_X86_64_PC32, PLT32: calls a function defined in this unit
@@ -254,18 +254,18 @@ def weak_symbols(data):
             if value <= place < value + size and target[1] >> 4:
                 referred = text_at(data, names + target[0])
                 if is_data or not CLEANING.match(referred):
-                    told.append(f"{place - value} {referred} {addend}" if is_data else referred)
-        digest.update(" ".join(told if is_data else sorted(set(told))).encode())
+                    named.append(f"{place - value} {referred} {addend}" if is_data else referred)
+        digest.update(" ".join(named if is_data else sorted(set(named))).encode())
         yield text_at(data, names + name), digest.hexdigest()
 
 
 def object_findings(objects):
     """objects: (path of the source, path of the object for reports, bytes of the object)."""
     places = collections.defaultdict(lambda: collections.defaultdict(list))
-    for source, told, data in objects:
+    for source, named, data in objects:
         for name, digest in weak_symbols(data):
-            if FOR_SOME_PROCESSORS.search(told):
-                yield f"{told}: {name} may be kept for processors that cannot run it: in ops/reduce/kernels*.h everything belongs into the namespace of the instruction set"
+            if FOR_SOME_PROCESSORS.search(named):
+                yield f"{named}: {name} may be kept for processors that cannot run it: in ops/reduce/kernels*.h everything belongs into the namespace of the instruction set"
             elif "9shardwire" in name:
                 places[name][digest].append(source)
     by_sources = collections.defaultdict(list)
@@ -281,15 +281,15 @@ def object_findings(objects):
 
 def objects_of(build, root):
     for entry in json.loads((build / "compile_commands.json").read_text()):
-        told = re.search(r" -o (\S+\.o)\b", entry["command"]).group(1)
-        path = pathlib.Path(entry["directory"]) / told
-        if "/Unity/" in told:
+        named = re.search(r" -o (\S+\.o)\b", entry["command"]).group(1)
+        path = pathlib.Path(entry["directory"]) / named
+        if "/Unity/" in named:
             sys.exit(f"{build} has merged units, in which the compiler sees one definition only: configure it with -DSHARDWIRE_MERGE=OFF")
         if path.exists():
             source = os.path.relpath(entry["file"], root)
             # Written by CMake, of sources of ours: part of the library.
             source = "ops/reduce/kernels.cc" if source.startswith(os.path.relpath(build, root)) else source
-            yield pathlib.PurePath(source).as_posix(), told, path.read_bytes()
+            yield pathlib.PurePath(source).as_posix(), named, path.read_bytes()
 
 
 def main():

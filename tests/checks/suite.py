@@ -50,7 +50,7 @@ def add(counts):
     return Count(*(sum(column) for column in zip(NONE, *counts)))
 
 
-def tell(text):
+def say(text):
     print(text, flush=True)
 
 
@@ -60,7 +60,7 @@ complaints = []  # printed once more at the end: a reader of a long log reads th
 
 def complain(text):
     complaints.append(text)
-    tell(text)
+    say(text)
 
 
 def clean_environment(**more):
@@ -121,8 +121,8 @@ def remember(name, log, lines):
 
 
 def show_end(log, lines=60):
-    tell(f"    --- the end of {log}")
-    tell(end_of(log, lines))
+    say(f"    --- the end of {log}")
+    say(end_of(log, lines))
 
 
 def build(folder, target, title, *options):
@@ -159,13 +159,13 @@ def junit(path, where=None):
     return counted, failed, skips
 
 
-def tell_outcome(counted, failed, skips):
+def say_outcome(counted, failed, skips):
     for name in failed[:20]:
         complain(f"  FAIL {name}")
     if len(failed) > 20:
-        tell(f"  and {len(failed) - 20} more")
+        say(f"  and {len(failed) - 20} more")
     for reason, times in skips.most_common():
-        tell(f"  skipped {times}: {reason}")
+        say(f"  skipped {times}: {reason}")
 
 
 # ---- the parts
@@ -200,7 +200,7 @@ def check(name, command):
     outcome = {0: PASS, SKIPPED: SKIP}.get(status, FAIL)
     said = log.read_text(errors="replace").strip().splitlines() or [""]
     word = {PASS: "ok", SKIP: "SKIPPED"}.get(outcome, "FAIL")
-    tell(f"  {word} {name} ({time.monotonic() - start:.1f} s){': ' + said[-1] if outcome != FAIL and said[-1] else ''}")
+    say(f"  {word} {name} ({time.monotonic() - start:.1f} s){': ' + said[-1] if outcome != FAIL and said[-1] else ''}")
     if outcome == FAIL:
         remember(name, log, 20)
         show_end(log)
@@ -254,7 +254,7 @@ def cpp(folder, env, options, *more, target="all", only="."):
             dead = ["ctest"]
         failed += [f"the program itself: {name}" for name in dead]
         counts.append(Count(0, len(dead), 0))
-    tell_outcome(None, failed, skips)
+    say_outcome(None, failed, skips)
     if status != 0:
         show_end(log)
     return add(counts) if sum(add(counts)) else FAIL
@@ -321,7 +321,7 @@ def pytest(name, where, options, python, env, *more):
         counted, failed, skips = junit(report, name)
     except (OSError, ElementTree.ParseError):
         counted, failed, skips = NONE, [], collections.Counter()
-    tell_outcome(counted, failed, skips)
+    say_outcome(counted, failed, skips)
     if status != 0:
         show_end(log, 80)
         if counted.failed == 0:
@@ -345,7 +345,7 @@ def part_python(options):
     env = clean_environment(PYTHONPATH=package_path(), PYTHONDONTWRITEBYTECODE=1)
     workers = ["-n", AT_A_TIME, "--dist", "loadfile"]
     if importlib.util.find_spec("xdist") is None:
-        tell(f"  {sys.executable} has no pytest-xdist: the test files run one after the other")
+        say(f"  {sys.executable} has no pytest-xdist: the test files run one after the other")
         workers = []
     return pytest(f"pytest-{BUILD.name}", ROOT / "tests" / "python", options, sys.executable, env, *workers, *options.pytest)
 
@@ -356,7 +356,7 @@ def part_docs(options):
     """
     missing = [name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None]
     if missing:
-        tell(f"  skipped: {sys.executable} has no {', '.join(missing)}; Debian's Python gets them from packages")
+        say(f"  skipped: {sys.executable} has no {', '.join(missing)}; Debian's Python gets them from packages")
         return SKIP
     if not build_package():
         return FAIL
@@ -381,7 +381,7 @@ def part_torch_suite(options):
     status, log = run(f"torch-suite-{BUILD.name}", command, clean_environment(PYTHONPATH=package_path(), SHARDWIRE_TAG=BUILD.name))
     counted = Count(**json.loads(report.read_text())) if report.exists() else FAIL
     for line in log.read_text(errors="replace").splitlines():
-        tell(line)
+        say(line)
     if status != 0:
         remember("torch-suite", log, 40)
     return counted if status == 0 or counted.failed else add([counted, FAIL])
@@ -422,7 +422,7 @@ def part_example(options):
 def debian_packages(folder):
     """The Debian package that cpack makes of the build names the right torch."""
     if shutil.which("dpkg-deb") is None:
-        tell("  skipped: there is no dpkg here")
+        say("  skipped: there is no dpkg here")
         return SKIP
     status, log = run("example-deb", ["cpack", "-G", "DEB", "-B", folder, "--config", BUILD / "CPackConfig.cmake"], cwd=BUILD, limit=300)
     said = [subprocess.run(["dpkg-deb", "-f", package], capture_output=True, text=True, check=False).stdout for package in sorted(folder.glob("libshardwire*.deb"))]
@@ -430,7 +430,7 @@ def debian_packages(folder):
     if status == 0 and len(said) == 2 and f"built for torch {version}" in said[1] and not any("localhost" in text for text in said):
         return PASS
     complain("  FAIL the Debian packages do not name their torch and a maintainer")
-    tell("\n".join(said))
+    say("\n".join(said))
     show_end(log)
     return FAIL
 
@@ -454,7 +454,7 @@ def run_example(program, store):
     killer.cancel()
     if any(child.returncode != 0 for child in ranks):
         complain(f"  FAIL docs/examples/cpp: {program.name}: status {[child.returncode for child in ranks]}")
-        tell("\n".join(said))
+        say("\n".join(said))
         return FAIL
     return PASS
 
@@ -512,7 +512,7 @@ def counting_script(name, command, limit, env=None):
     said = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", lines[-1]) if lines else None
     counted = Count(*map(int, said.groups())) if said else FAIL
     for line in lines[:-1] if status == 0 else []:
-        tell("  " + line)
+        say("  " + line)
     if status != 0:
         remember(name, log, 40)
         show_end(log, 120)
@@ -584,26 +584,26 @@ def arguments():
 
 def main():
     options = arguments()
-    tell(f"shardwire tests with {sys.executable}, build {BUILD.name}: {', '.join(options.parts)}")
+    say(f"shardwire tests with {sys.executable}, build {BUILD.name}: {', '.join(options.parts)}")
     total, lines, start = NONE, [], time.monotonic()
     for name in options.parts:
-        tell(f"== {name}")
+        say(f"== {name}")
         begun = time.monotonic()
         counted = PARTS[name](options)
         total = add([total, counted])
         lines.append(f"{name:<12} {time.monotonic() - begun:7.1f} s   {counted.passed} passed, {counted.failed} failed, {counted.skipped} skipped")
-        tell("   " + lines[-1])
+        say("   " + lines[-1])
     if complaints:
-        tell("== what failed")
-        tell("\n".join(complaints))
-    tell("== the twenty slowest tests")
+        say("== what failed")
+        say("\n".join(complaints))
+    say("== the twenty slowest tests")
     for seconds, test in sorted(durations, reverse=True)[:20]:
-        tell(f"   {seconds:7.1f} s   {test}")
-    tell("== time and outcome of each part")
+        say(f"   {seconds:7.1f} s   {test}")
+    say("== time and outcome of each part")
     for line in lines:
-        tell("   " + line)
-    tell(f"   {'all':<12} {time.monotonic() - start:7.1f} s")
-    tell(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
+        say("   " + line)
+    say(f"   {'all':<12} {time.monotonic() - start:7.1f} s")
+    say(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or not total.passed else 0
 
 

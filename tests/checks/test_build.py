@@ -86,7 +86,7 @@ def test_an_optional_package_that_comes_goes_or_is_upgraded_configures_again(mac
         assert machine.build()[0] == ["built"], packages
 
 
-def test_so_do_another_mpi_and_another_compiler_where_no_package_tells(machine):
+def test_so_do_another_mpi_and_another_compiler_where_no_package_decides(machine):
     machine.program("mpicxx", "true")
     assert machine.build()[0] == ["configured", "built"]
     assert machine.build()[0] == ["built"]

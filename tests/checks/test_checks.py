@@ -88,10 +88,10 @@ def test_layers_names_the_line_behind_a_comment():
 
 @pytest.mark.parametrize("path, text, words", [
     ("python/shardwire/queues/queue.py", "from ..groups.lookup import store_of\nfrom .. import _C\nfrom ..errors import ClosedError\nfrom ._own import _private", ""),
-    ("python/shardwire/nvshmem/core/job.py", "from ... import symm", ""),
+    ("python/shardwire/nvshmem/core/init_finalize.py", "from ... import symm", ""),
     ("python/shardwire/plain/read.py", "def f():\n    from ..queues import Queue", "plain may not import queues"),
     ("python/shardwire/kernels/a.py", "from ..weights.movement import Movement", "kernels may not import weights"),
-    ("python/shardwire/nvshmem/core/job.py", "from ... import weights", "nvshmem may not import weights"),
+    ("python/shardwire/nvshmem/core/init_finalize.py", "from ... import weights", "nvshmem may not import weights"),
     ("python/shardwire/queues/a.py", "import shardwire.symm", "queues may not import symm"),
     ("python/shardwire/queues/a.py", "from ..groups.lookup import _stores", "_stores belongs to groups alone"),
     ("python/shardwire/new/a.py", "", "new is no room"),
@@ -181,7 +181,7 @@ def test_one_definition_reads_sources(one, other, text, name):
     assert name is None or f"{one}:" in found[0] and f"{other}:" in found[0]
 
 
-def test_one_definition_tells_overloads_apart():
+def test_one_definition_distinguishes_overloads():
     texts = ["std::string f(const Dims& a) { return {}; }", "std::string f(const Rank& a) { return {}; }"]
     assert list(one_definition.source_findings([("ops/a.h", INSIDE % texts[0]), ("ops/b.h", INSIDE % texts[1])])) == []
 
@@ -264,9 +264,9 @@ def test_suite_ends_a_part_that_hangs(tmp_path, monkeypatch):
     assert status == 124 and "too long" in log.read_text()
 
 
-def test_suite_tells_what_failed_once_more_at_its_end(monkeypatch, capsys):
+def test_suite_states_what_failed_once_more_at_the_end(monkeypatch, capsys):
     def failing(_):
-        suite.tell_outcome(None, ["a.c\n      the reason"], collections.Counter())
+        suite.say_outcome(None, ["a.c\n      the reason"], collections.Counter())
         return suite.FAIL
 
     monkeypatch.setattr(suite, "PARTS", {"bad": failing, "good": lambda _: suite.PASS})

@@ -26,7 +26,7 @@ def levels(text):
     return found["ok"], {check["name"]: check for check in found["checks"]}
 
 
-def test_says_one_line_a_check_and_how_to_mend():
+def test_says_one_line_a_check_and_how_to_fix():
     status, text = doctor()
     lines = text.splitlines()
     assert all(line.startswith(("OK   ", "WARN ", "FAIL ", "     -> ")) for line in lines[:-1]), text
@@ -88,7 +88,7 @@ def with_module(tmp_path, transports, programs=(), broken=False, **env):
     return levels(doctor("--json", env={"PATH": str(programs_folder), "PYTHONPATH": str(tmp_path / "path"), **env})[1])[1]
 
 
-def test_a_module_without_mpi_on_a_machine_that_has_it_is_told_with_the_mend(tmp_path):
+def test_a_module_without_mpi_on_a_machine_that_has_it_is_reported_with_the_fix(tmp_path):
     checks = with_module(tmp_path, ("shm", "rdma", "tcp"), ["mpicxx"])
     mpi = checks["mpi transport"]
     assert checks["module"]["level"] == "OK" and checks["transports"]["text"] == "built with shm, rdma, tcp"
@@ -96,7 +96,7 @@ def test_a_module_without_mpi_on_a_machine_that_has_it_is_told_with_the_mend(tmp
     assert "rdma transport" not in checks
 
 
-def test_a_module_without_mpi_in_a_job_of_mpi_is_told(tmp_path):
+def test_a_module_without_mpi_in_a_job_of_mpi_is_reported(tmp_path):
     assert with_module(tmp_path, ("shm", "tcp"), OMPI_COMM_WORLD_SIZE="2")["mpi transport"]["level"] == "WARN"
 
 
@@ -106,7 +106,7 @@ def test_a_module_without_mpi_where_there_is_none_is_well(tmp_path):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_module_whose_mpi_does_not_load_is_told(tmp_path, broken):
+def test_a_module_whose_mpi_does_not_load_is_reported(tmp_path, broken):
     checks = with_module(tmp_path, ("shm", "rdma", "mpi", "tcp"), ["mpirun"], broken)
     assert checks["transports"]["text"] == "built with shm, rdma, mpi, tcp"
     assert ("mpi transport" in checks) == broken and (not broken or checks["mpi transport"]["level"] == "WARN"), checks
@@ -123,7 +123,7 @@ def test_interfaces_that_do_not_exist_are_a_failure_that_lists_those_that_do():
     assert status == 1 and interfaces["level"] == "FAIL" and "SHARDWIRE_SOCKET_IFNAME=nosuch" in interfaces["text"] and "lo" in interfaces["text"]
 
 
-def test_an_rdma_port_is_told_with_its_gid(tmp_path):
+def test_an_rdma_port_is_listed_with_its_gid(tmp_path):
     sys.path.insert(0, str(DOCTOR.parent))
     try:
         import _doctor_wires

@@ -16,7 +16,7 @@ class Model(torch.nn.Module):
     pass
 
 
-def told(model: Model, array: Array, queue: shardwire.Queue) -> None:
+def typed(model: Model, array: Array, queue: shardwire.Queue) -> None:
     assert_type(shardwire.load("folder", model), Model)
     assert_type(shardwire.distributed.fft.fft(array, distribution=None), Array)
     assert_type(queue.get(return_size=True), "tuple[Any, int]")

@@ -93,12 +93,12 @@ def run(job: Job, backend: str, steps: int, reports: Path, limit: float, plugins
     """
     reports.mkdir()
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.ranks)] if job.torchrun else []
-    told = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(plugins), *filter(None, sys.path)]), "OMP_NUM_THREADS": "1", "JOB_REPORTS": str(reports), "JOB_STEPS": str(steps),
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(plugins), *filter(None, sys.path)]), "OMP_NUM_THREADS": "1", "JOB_REPORTS": str(reports), "JOB_STEPS": str(steps),
             "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    told.pop("SHARDWIRE_AS", None)
-    told.update(BACKENDS[backend])
+    env.pop("SHARDWIRE_AS", None)
+    env.update(BACKENDS[backend])
     try:
-        done = subprocess.run([sys.executable, *start, str(HERE / "jobs" / job.program), *job.words], env=told, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        done = subprocess.run([sys.executable, *start, str(HERE / "jobs" / job.program), *job.words], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit, check=False, cwd=reports)
     except subprocess.TimeoutExpired as late:
         raise JobFailed(f"{job.name} over {backend} took more than {limit:.0f} s\n{_end(late.output)}") from None
@@ -110,8 +110,8 @@ def _end(said: Any) -> str:
     """The last words of the ranks, without torchrun's later report."""
     text = said.decode(errors="replace") if isinstance(said, bytes) else said or ""
     lines = text.splitlines()
-    told = next((number for number, line in enumerate(lines) if number and re.match(r"[EW]\d{4} .*torch/distributed/elastic/", line)), len(lines))
-    return "\n".join("    " + line for line in lines[:told][-40:])
+    end = next((number for number, line in enumerate(lines) if number and re.match(r"[EW]\d{4} .*torch/distributed/elastic/", line)), len(lines))
+    return "\n".join("    " + line for line in lines[:end][-40:])
 
 
 def read(job: Job, backend: str, reports: Path) -> list[dict[str, Any]]:
@@ -180,12 +180,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3, help="runs of each job over each backend, in turns (3)")
     parser.add_argument("--steps", type=int, default=20, help="timed steps of a run (20)")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for one run of one job (300)")
-    told = parser.parse_args(words)
-    unknown = set(told.jobs) - {job.name for job in JOBS}
-    if unknown or told.runs < 1 or told.steps < 1:
+    chosen = parser.parse_args(words)
+    unknown = set(chosen.jobs) - {job.name for job in JOBS}
+    if unknown or chosen.runs < 1 or chosen.steps < 1:
         parser.error(f"no job named {', '.join(sorted(unknown))}" if unknown else "--runs and --steps are at least 1")
-    wanted = [job for job in JOBS if not told.jobs or job.name in told.jobs]
-    print(f"torch {importlib.metadata.version('torch')}, Python {platform.python_version()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}; {told.runs} runs of {told.steps} steps each\n")
+    wanted = [job for job in JOBS if not chosen.jobs or job.name in chosen.jobs]
+    print(f"torch {importlib.metadata.version('torch')}, Python {platform.python_version()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}; {chosen.runs} runs of {chosen.steps} steps each\n")
     print(HEAD, flush=True)
     failures, ran = [], 0
     for job in wanted:
@@ -193,7 +193,7 @@ def main(words: list[str] | None = None) -> int:
             failures.append(f"{job.name}: {package} is not installed")
             continue
         try:
-            outcome = compared(job, told.runs, told.steps, told.limit)
+            outcome = compared(job, chosen.runs, chosen.steps, chosen.limit)
         except JobFailed as why:
             failures.append(str(why))
             continue

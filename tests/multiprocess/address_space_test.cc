@@ -107,7 +107,7 @@ TEST_P(LimitedAddressSpace, OfAllRanksStagesWhatIsNotMapped) {
 }
 
 // Rank 0 maps the heap of rank 1, and not the other way round: the mapped direction stays direct.
-TEST_P(LimitedAddressSpace, OfOneRankIsToldToItsPeers) {
+TEST_P(LimitedAddressSpace, OfOneRankIsReportedToThePeers) {
   MemoryStore store;
   runRanksAsProcesses(2, [&](Rank rank) {
     ::setenv("SHARDWIRE_HEAP_BYTES", "2G", 1);

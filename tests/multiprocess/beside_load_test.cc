@@ -72,7 +72,7 @@ void meet(std::atomic<int>& arrived) {
   }
 }
 
-TEST_F(BesideLoad, ADeathIsHeardOf) {
+TEST_F(BesideLoad, ADeathIsReported) {
   MemoryStore store;
   SharedValue<std::atomic<int>> arrived;
   const BusyLoops loops(kLoops);

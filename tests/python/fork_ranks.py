@@ -36,18 +36,18 @@ class Rank:
     def __init__(self, number: int, size: int, store: str, orders: Connection, parent: Connection) -> None:
         self.number, self.size, self.store, self.orders, self._parent = number, size, store, orders, parent
 
-    def tell(self, *words: Any) -> None:
+    def report(self, *words: Any) -> None:
         self._parent.send_bytes(pickle.dumps(words))
 
     def answer(self, call: Callable[..., Any], *args: Any) -> bool:
         """Reports the result of call(*args), or the traceback of the exception. Whether the call returned."""
         try:
-            told, returned = pickle.dumps(("result", call(*args))), True
+            message, returned = pickle.dumps(("result", call(*args))), True
         except BaseException:
-            told, returned = pickle.dumps(("error", traceback.format_exc())), False
+            message, returned = pickle.dumps(("error", traceback.format_exc())), False
         sys.stdout.flush()
         sys.stderr.flush()
-        self._parent.send_bytes(told)
+        self._parent.send_bytes(message)
         return returned
 
     def linger(self) -> None:
@@ -64,7 +64,7 @@ class ForkedRanks:
 
     def __init__(self, size: int, main: Callable[..., Any], *args: Any, title: str = "rank") -> None:
         self.size, self._title = size, title
-        self.told: list[list[Any]] = [[] for _ in range(size)]  # each rank's reports, the last answer at the end
+        self.reports: list[list[Any]] = [[] for _ in range(size)]  # each rank's reports, the last answer at the end
         self.ended: list[int | None] = [None] * size  # wait status
         self.pids: list[int] = []
         self._from: list[Connection] = []
@@ -115,8 +115,8 @@ class ForkedRanks:
     def order(self, what: Any) -> None:
         """Sends `what` to each rank, whose next answer counts. answers() reports the ranks that died."""
         pickled = pickle.dumps(what)
-        for told, pipe in zip(self.told, self._to):
-            told.clear()
+        for reports, pipe in zip(self.reports, self._to):
+            reports.clear()
             try:
                 pipe.send_bytes(pickled)
             except BrokenPipeError:
@@ -133,7 +133,7 @@ class ForkedRanks:
     def _read(self, rank: int) -> None:
         try:
             while self._from[rank].poll():
-                self.told[rank].append(pickle.loads(self._from[rank].recv_bytes()))
+                self.reports[rank].append(pickle.loads(self._from[rank].recv_bytes()))
         except (EOFError, OSError):
             if self.ended[rank] is None:
                 self.kill(rank)  # the rank's end of the pipe is closed: a rank that still runs could report nothing more
@@ -158,7 +158,7 @@ class ForkedRanks:
         return [self._last(rank)[1] if self._last(rank)[0] == "result" else None for rank in range(self.size)]
 
     def _last(self, rank: int) -> Any:
-        return self.told[rank][-1] if self.told[rank] else ("",)
+        return self.reports[rank][-1] if self.reports[rank] else ("",)
 
     def _failure(self, rank: int, may_die: Collection[int]) -> str:
         """The failure of the rank so far, or an empty text."""

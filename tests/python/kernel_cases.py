@@ -73,11 +73,11 @@ from kernel_cases import example, example_tensors
 input_a, input_b = example_tensors()
 rank = int(os.environ.get("RANK", 0))
 
-def tell(block, inputs, expected):
+def report(block, inputs, expected):
     found = kernel(*inputs)
     for name in expected:
         assert torch.allclose(found[name] if isinstance(found, dict) else found, expected[name], atol=1e-5)
-    words = ("TOLD", block, rank, kernel.origin, kernel.cc_enabled, kernel.rank_id, kernel.world_size, os.path.basename(os.path.dirname(kernel.path)), os.path.exists(kernel.path))
+    words = ("REPORT", block, rank, kernel.origin, kernel.cc_enabled, kernel.rank_id, kernel.world_size, os.path.basename(os.path.dirname(kernel.path)), os.path.exists(kernel.path))
     sys.stdout.write(" ".join(map(str, words)) + chr(10))  # at once: ranks share the pipe
 
 def of_one(a):
@@ -88,17 +88,17 @@ my_kernel = example
 """
 _TOGETHER = _START + """\
 {spmd}
-tell("spmd", (input_a, input_b), both)
+report("spmd", (input_a, input_b), both)
 dist.barrier()
 {mpmd}
-tell("mpmd", (input_a, input_b), both)
+report("mpmd", (input_a, input_b), both)
 my_kernel = of_one
 if rank == 1:
     dist.barrier()  # rank 0 compiles, and this rank finds it
 {opt_out}
 if rank == 0:
     dist.barrier()
-tell("opt_out", (input_a,), one)
+report("opt_out", (input_a,), one)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -106,16 +106,16 @@ _APART = _START + """\
 my_rank, total_workers = 1, 2
 shardwire.clear_kernel_cache()
 {mpmd_alone}
-tell("mpmd_alone", (input_a, input_b), both)
+report("mpmd_alone", (input_a, input_b), both)
 my_kernel = of_one
 {alone}
-tell("alone", (input_a,), one)
+report("alone", (input_a,), one)
 """
 
 
-def told(output):
-    """The lines of ``tell``: (block, rank) -> the rest."""
-    lines = [line.split()[1:] for line in output.splitlines() if line.startswith("TOLD")]
+def reports(output):
+    """The lines of ``report``: (block, rank) -> the rest."""
+    lines = [line.split()[1:] for line in output.splitlines() if line.startswith("REPORT")]
     return {(words[0], int(words[1])): words[2:] for words in lines}
 
 
@@ -132,5 +132,5 @@ def compile_examples(folder: Path) -> dict[tuple[str, int], list[str]]:
                 shutil.copy(source, folder / "kernels" / "rank_1")
         done = subprocess.run([sys.executable, *command, str(folder / name)], env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        found.update(told(done.stdout))
+        found.update(reports(done.stdout))
     return found

@@ -79,7 +79,7 @@ def killed_in_the_middle(write: Callable[..., Any], *args: Any, after: float) ->
     """
     def again_and_again(rank: Rank) -> None:
         write(*args)
-        rank.tell("wrote")
+        rank.report("wrote")
         while True:
             write(*args)
 
@@ -87,7 +87,7 @@ def killed_in_the_middle(write: Callable[..., Any], *args: Any, after: float) ->
         writer.poll(60)
         threading.Event().wait(after)
         writer.kill()
-    assert writer.told[0] and os.WIFSIGNALED(writer.ended[0] or 0), f"the writer ended before it was killed: {writer.ended[0]}"
+    assert writer.reports[0] and os.WIFSIGNALED(writer.ended[0] or 0), f"the writer ended before it was killed: {writer.ended[0]}"
 
 
 def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[Exception], str]:

@@ -36,6 +36,6 @@ def test_a_bench_runs(name: str) -> None:
     launcher = ["-m", "shardwire.launch", "-n", "2"] if name in LAUNCHED else []
     run = subprocess.run([sys.executable, *launcher, BENCH / name, *RUNS[name]], capture_output=True, text=True, timeout=120, check=False,
                          env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
-    told = run.stdout + run.stderr
-    assert run.returncode == 0, told
-    assert re.search(r"\d\.\d", run.stdout), f"no figure: {told}"
+    said = run.stdout + run.stderr
+    assert run.returncode == 0, said
+    assert re.search(r"\d\.\d", run.stdout), f"no figure: {said}"

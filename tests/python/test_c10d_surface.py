@@ -543,7 +543,7 @@ def test_coalescing_manager(run_ranks):
 # ---- point to point
 
 
-def test_any_source_tells_the_source(run_ranks):
+def test_any_source_returns_the_source(run_ranks):
     def body(rank, size):
         group = dist.new_group([1, 2, 3])
         if rank == 1:

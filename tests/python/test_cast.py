@@ -230,7 +230,7 @@ def inspection(rank: int) -> dict[str, Any]:
     return dict(op.traffic(), stats=op.stats())
 
 
-def test_inspection_tells_of_the_cast() -> None:
+def test_inspection_shows_the_cast() -> None:
     sender, receiver = run_ranks(2, inspection)
     assert sender["tensors"][0]["dtype"] == "float32" and sender["tensors"][0]["output_dtype"] == "bfloat16", json.dumps(sender)
     assert sender["edges"] == [{"src": 0, "dst": 1, "bytes": 2000, "pieces": 1}] and sender["lower_bound_bytes"] == 2000

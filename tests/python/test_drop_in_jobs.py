@@ -45,7 +45,7 @@ def test_a_run_over_the_wrong_backend_or_without_a_rank_or_weights_is_none(tmp_p
             compare.read(DDP, backend, given(*reports))
 
 
-def test_a_job_that_fails_is_told_and_one_whose_package_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_fails_is_reported_and_one_whose_package_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     broken = compare.Job("broken", "broken", "no_such_program.py", torchrun=False)
     lacking = compare.Job("lacking", "lacking", "with_ddp.py", packages=("no-such-package-as-this",))
     monkeypatch.setattr(compare, "JOBS", [broken, lacking])

@@ -60,9 +60,9 @@ def test_an_example_runs(example: docs.Example, size: int, tmp_path: pathlib.Pat
         pytest.skip(f"this example needs torch {example.torch}")
     for module in imports(example.code):
         importlib.import_module(module)  # once, before the forks
-    told = run_ranks(size, as_a_launcher_starts_it, example, size, free_port(), str(tmp_path), join=False)
+    said = run_ranks(size, as_a_launcher_starts_it, example, size, free_port(), str(tmp_path), join=False)
     if "explain()" in example.code:
-        assert SAYS.get(example.page, "") in told[0], told[0]
+        assert SAYS.get(example.page, "") in said[0], said[0]
 
 
 def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path) -> None:
@@ -91,8 +91,8 @@ def test_the_two_jobs_of_publish_meet(tmp_path: pathlib.Path, monkeypatch: pytes
         started = (rank, trainer, 2, ports[0]) if rank < 2 else (0, server, 1, ports[1])
         return as_a_launcher_starts_it(*started, str(tmp_path), url)
 
-    told = run_ranks(3, job, join=False)
-    assert told[2].splitlines()[-1] == "serves version 10", told
+    said = run_ranks(3, job, join=False)
+    assert said[2].splitlines()[-1] == "serves version 10", said
 
 
 def test_the_examples_of_the_pages_are_found() -> None:

@@ -236,18 +236,18 @@ def test_the_fastest_engine_is_chosen_and_kept() -> None:
     for _ in range(2):
         choice = _engines.choose(engines, call, True)
         assert choice.engine.short == "fast" and choice.elements == 3 * 5000 * 64 and list(choice.measured) == ["slow", "fast"]
-        assert "FAST (measured on 960000 elements: fast " in choice.told()
+        assert "FAST (measured on 960000 elements: fast " in choice.summary()
     assert (slow.made, fast.made) == (1, 1)
     def broken(*_given: Any) -> Any:
         raise RuntimeError("no plan")
     choice = _engines.choose([_engines.Engine("broken", "BROKEN", None, lambda call: True, broken), *engines], call, True)
-    assert choice.engine.short == "fast" and choice.told().endswith("; no plan)")
-    assert _engines.choose(engines, call, False).told() == "SLOW (not measured)"
+    assert choice.engine.short == "fast" and choice.summary().endswith("; no plan)")
+    assert _engines.choose(engines, call, False).summary() == "SLOW (not measured)"
     small = packed((2, 3), torch.complex64)
-    assert _engines.choose(engines, Call("C2C", (1,), small, small, True, False), True).told() == "SLOW (too small to be measured)"
-    assert _engines.choose(engines[:1], call, True).told() == "SLOW (no other can)"
+    assert _engines.choose(engines, Call("C2C", (1,), small, small, True, False), True).summary() == "SLOW (too small to be measured)"
+    assert _engines.choose(engines[:1], call, True).summary() == "SLOW (no other can)"
     whole = packed((1 << 13, 1 << 12), torch.complex64)
-    assert "too large" in _engines.choose(engines, Call("C2C", (0, 1), whole, whole, True, False), True).told()
+    assert "too large" in _engines.choose(engines, Call("C2C", (0, 1), whole, whole, True, False), True).summary()
 
 
 def measures_differ(rank: int) -> tuple[str, str]:
@@ -304,7 +304,7 @@ def without_its_engine(rank: int) -> tuple[str, str]:
     mine, expected = take(Slab.X, whole, rank, 2), torch.fft.fftn(whole)
     os.environ["SHARDWIRE_FFT_ENGINE"] = "fftw"
     found, _fftw.find = _fftw.find, (lambda: {}) if rank == 0 else (lambda: None)
-    told = error_of(lambda: fft(mine, distribution=Slab.X, group=group()))
+    said = error_of(lambda: fft(mine, distribution=Slab.X, group=group()))
 
     def refuses(*_given: Any) -> Any:
         raise RuntimeError("no plan today")
@@ -317,7 +317,7 @@ def without_its_engine(rank: int) -> tuple[str, str]:
         f.plan()
         check(f.execute(), expected, Slab.X, rank, 2, "torch.fft instead")
         assert rank == 0 or "torch.fft" in f.explain() and "(moody refused: no plan today)" in f.explain()
-    return told
+    return said
 
 
 def test_an_engine_that_one_rank_lacks() -> None:
@@ -382,7 +382,7 @@ def chunk_choices(rank: int, ranks: int, store: str, hosts: int) -> list[tuple[i
     os.environ["SHARDWIRE_HOST_ID"] = f"host{rank % hosts}"
     together = shardwire.create_process_group(dist.FileStore(store, ranks), rank, ranks, datetime.timedelta(seconds=60))
     _fft_chunks.LEAST_BYTES = 1 << 9
-    told = []
+    said = []
     for shape, axes, chunks in (((16, 16, 16), None, None), ((16, 16, 16), None, 1), ((16, 16, 16), None, 3), ((16, 16, 16), None, 100), ((4, 4, 4), None, None),
                                 ((16, 16), (0, 1), None), ((2, 16, 16), (1, 2), 4), ((1, 8, 8), None, 4), ((16, 16, 16), (2, 0), 4)):
         whole = data_of(shape, torch.complex64, 1)
@@ -395,16 +395,16 @@ def chunk_choices(rank: int, ranks: int, store: str, hosts: int) -> list[tuple[i
             assert step["why"] in f.explain() and ("chunks along axis" in f.explain()) == (step["chunks"] > 1)
             edges = {(edge["src"], edge["dst"]): edge["bytes"] for edge in step["move"]["edges"]}
             assert sum(edges.values()) == 8 * whole.numel() and len(edges) == len(step["move"]["edges"])
-            told.append((step["chunks"], step["why"]))
-    return told
+            said.append((step["chunks"], step["why"]))
+    return said
 
 
 @pytest.mark.parametrize(("way", "hosts"), [("shm", 1), ("tcp", 1), ("tcp", 2)])
 def test_exchanges_are_cut_between_hosts(way: str, hosts: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDWIRE_TRANSPORTS", way)
-    told = run_ranks(2, chunk_choices, 2, str(tmp_path / "store"), hosts, join=False)
-    assert told[0] == told[1]
-    counts, whys = zip(*told[0])
+    said = run_ranks(2, chunk_choices, 2, str(tmp_path / "store"), hosts, join=False)
+    assert said[0] == said[1]
+    counts, whys = zip(*said[0])
     by_itself = hosts == 2
     assert counts[:4] == (4 if by_itself else 1, 1, 3, 8)
     assert ("each or more" if by_itself else "no tcp or rdma between hosts") in whys[0]
@@ -456,13 +456,13 @@ def failing_chunks(rank: int, size: int, chunks: int, when: int, how: str) -> tu
             return transform(*given)
 
         _fft_plan._fft_chunks.start, _fft_plan.Plan._transform = counted, failing
-        told = ("none", "") if rank == 1 and how == "is away" else error_of(f.execute)
+        said = ("none", "") if rank == 1 and how == "is away" else error_of(f.execute)
         assert all(future.done() for future in started)  # nothing is under way any more
         assert rank == 0 or how == "is away" or len(started) == when
         if rank == 1:  # until the other rank has its error
             time.sleep(2)
     torch.distributed.destroy_process_group()
-    return told
+    return said
 
 
 @pytest.mark.parametrize("way", ["shm", "tcp"])

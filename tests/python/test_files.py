@@ -637,7 +637,7 @@ def limited(rank: int, folder: str) -> tuple[str, str]:
                                          max_file_bytes=1))
 
 
-def test_a_full_disk_is_told_before_anything_is_moved(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_anything_is_moved(tmp_path: Path) -> None:
     same_on_all(run_ranks(2, limited, str(tmp_path)), "SystemFailure", "rank 1: ", f"{tmp_path}: file 2 of 2 of the checkpoint (.00001.shardwire-", "its 1200",
                 "File too large")
     assert os.listdir(tmp_path) == []
@@ -748,6 +748,6 @@ def with_progress(rank: int, folder: str) -> list[tuple[str, str]]:
     return [raised(lambda: shardwire.load(folder, target, group(), progress=3 if rank else None))]  # type: ignore[arg-type]
 
 
-def test_progress_is_shown_and_told(tmp_path: Path) -> None:
+def test_progress_is_shown_and_reported(tmp_path: Path) -> None:
     (case,) = zip(*run_ranks(2, with_progress, str(tmp_path)))
     same_on_all(list(case), "TypeError", "rank 1: progress is 3")

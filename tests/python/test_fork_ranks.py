@@ -63,14 +63,14 @@ def test_ranks_end_with_their_parent(tmp_path):
 
     def parent(rank):
         tempfile.tempdir = str(tmp_path)  # no process is left to clear the folder
-        inner = ForkedRanks(2, lambda inner: inner.tell("here") or inner.linger())
-        while not all(inner.told):
+        inner = ForkedRanks(2, lambda inner: inner.report("here") or inner.linger())
+        while not all(inner.reports):
             inner.poll(1)
-        rank.tell("here")
+        rank.report("here")
         rank.linger()
 
     with ForkedRanks(1, parent) as ranks:
-        assert ranks.poll(60) and ranks.told == [[("here",)]]
+        assert ranks.poll(60) and ranks.reports == [[("here",)]]
     os.close(writer)
     assert select.select([reader], [], [], 60)[0] and os.read(reader, 1) == b"", "the last that had the pipe's other end is gone"
     os.close(reader)

@@ -13,7 +13,7 @@ import shardwire
 # The trunk: the backend, compile_op and their needs. A new module here makes every rank of every job wait at its start.
 TRUNK = {"shardwire", "shardwire_autoload", *(f"shardwire.{name}" for name in (
     "_C", "_build_info", "_glue", "errors", "compiler", *(f"compiler.{name}" for name in ("all_ranks", "cat", "compile_op", "fused", "future", "layout", "spec", "who_plans")),
-    "groups", "groups.create", "groups.lookup", "groups.torch_backend", "plain", "plain.memory", "process", "process.ending", "process.log", "process.trace"))}
+    "groups", "groups.create", "groups.lookup", "groups.torch_backend", "plain", "plain.tensor_bytes", "process", "process.ending", "process.log", "process.trace"))}
 FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 LOADED_BY_OTHERS = ("symm",)  # nvshmem is built on symm
 

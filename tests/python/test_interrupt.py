@@ -138,7 +138,7 @@ WAITS = [async_all_reduce, long_all_reduce, plain_all_reduce, plain_barrier, asy
 
 
 @pytest.mark.parametrize("case", WAITS, ids=lambda case: case.__name__)
-def test_a_wait_hears_ctrl_c_and_the_operation_goes_on(run_ranks, tmp_path, case):
+def test_ctrl_c_ends_a_wait_and_the_operation_goes_on(run_ranks, tmp_path, case):
     path = tmp_path / "interrupted"
 
     def body(rank, size):
@@ -178,7 +178,7 @@ def monitored_barrier(rank):
 
 
 @pytest.mark.parametrize("case", [meet, sparse_all_reduce, monitored_barrier], ids=lambda case: case.__name__)
-def test_a_call_that_ends_half_done_tells_the_peers(run_ranks, tmp_path, case):
+def test_a_call_that_ends_half_done_notifies_the_peers(run_ranks, tmp_path, case):
     path = tmp_path / "interrupted"
 
     def body(rank, size):
@@ -217,7 +217,7 @@ def test_peers_learn_why_when_the_rank_then_leaves(run_ranks):
     run_ranks(2, body, group_timeout=60, timeout=90)
 
 
-def test_an_interrupted_program_ends_and_tells_its_peers(tmp_path):
+def test_an_interrupted_program_ends_and_notifies_its_peers(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(f'''
 import sys
@@ -251,7 +251,7 @@ dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.parametrize("store", ["file", "tcp"])
-def test_making_a_group_hears_ctrl_c_and_tells_the_others(run_ranks, tmp_path, store):
+def test_ctrl_c_ends_making_a_group_and_notifies_the_others(run_ranks, tmp_path, store):
     def body(rank, size):
         def make():
             if store == "file":
@@ -270,13 +270,13 @@ def test_making_a_group_hears_ctrl_c_and_tells_the_others(run_ranks, tmp_path, s
         stores = []
         if rank == 0:
             interrupted(make)
-            await_file(tmp_path / "told")  # the store is rank 0's
+            await_file(tmp_path / "notified")  # the store is rank 0's
         else:
             start = time.monotonic()
             error = raises(shardwire.AbortedError, make, contains="rank 0 gave up")
             assert "interrupted" in str(error)
             assert time.monotonic() - start < 40
-            (tmp_path / "told").touch()
+            (tmp_path / "notified").touch()
 
     run_ranks(2, body, init=False, timeout=90)
 
@@ -289,7 +289,7 @@ def test_ctrl_c_while_the_store_does_not_answer(run_ranks):
     run_ranks(1, body, init=False, timeout=50)
 
 
-def test_new_group_hears_ctrl_c(run_ranks, tmp_path):
+def test_ctrl_c_ends_new_group(run_ranks, tmp_path):
     def body(rank, size):
         dist.barrier()
         if rank == 0:

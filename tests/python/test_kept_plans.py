@@ -27,12 +27,12 @@ F32 = torch.float32
 
 def compiled(size, folder, **named):
     """The origin of the plan, after a run; the file's place; and the warnings."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         op = shardwire.compile_op(None, **layouts(size), build_dir=folder, **named)
     run_op(op, dist.get_rank(), size)
     assert op.plan_bytes() == shardwire.compile_op(None, **layouts(size)).plan_bytes()
-    return op.origin, op.plan_path, [str(each.message) for each in told]
+    return op.origin, op.plan_path, [str(each.message) for each in caught]
 
 
 # The rows of the document's table: the place of each file.
@@ -151,10 +151,10 @@ def on_a_full_disk(rank, size, folder, is_spmd):
     return found
 
 
-def test_a_full_disk_is_told_and_leaves_no_file(run_ranks, tmp_path):
+def test_a_full_disk_is_reported_and_leaves_no_file(run_ranks, tmp_path):
     for is_spmd in (True, False):
-        (_, path, told), (_, _, failed) = run_ranks(2, on_a_full_disk, tmp_path / str(is_spmd), is_spmd)
-        assert told == [] and len(failed) == 1 and "could not be kept" in failed[0] and "File too large" in failed[0], failed
+        (_, path, caught), (_, _, failed) = run_ranks(2, on_a_full_disk, tmp_path / str(is_spmd), is_spmd)
+        assert caught == [] and len(failed) == 1 and "could not be kept" in failed[0] and "File too large" in failed[0], failed
         assert [name for _, _, files in os.walk(tmp_path / str(is_spmd)) for name in files] == [os.path.basename(path)]
 
 
@@ -162,10 +162,10 @@ def on_a_read_only_disk(rank, size, folder):
     return [compiled(size, folder, is_spmd=is_spmd) for is_spmd in (True, False)]
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_not_fatal(run_ranks):
+def test_a_folder_that_cannot_be_written_is_reported_and_not_fatal(run_ranks):
     for results in run_ranks(2, on_a_read_only_disk, "/proc/shardwire"):
-        for _, _, told in results:
-            assert len(told) == 1 and "could not be kept in /proc/shardwire/" in told[0] and "Give a build_dir that can be written" in told[0], told
+        for _, _, caught in results:
+            assert len(caught) == 1 and "could not be kept in /proc/shardwire/" in caught[0] and "Give a build_dir that can be written" in caught[0], caught
 
 
 def keep_one(folder, numbers):

@@ -16,7 +16,7 @@ from ranks import killed_in_the_middle
 
 import shardwire
 from shardwire.kernels import cache
-from shardwire.kernels.arguments import TensorForm
+from shardwire.kernels.tensor_forms import TensorForm
 from shardwire.kernels.package import Broken, Package, decode
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "1"))
@@ -139,7 +139,7 @@ def test_a_file_that_is_not_ours_or_not_whole_is_a_miss_and_is_replaced(tmp_path
     assert found_on_disk(tmp_path, "k" * 40) == (package_of(), "disk")
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_not_fatal(tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported_and_not_fatal(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file" / "folder", "/proc/shardwire"):
         with pytest.warns(RuntimeWarning, match="was compiled but could not be kept in .*: .*set SHARDWIRE_KERNEL_DIR"):
@@ -150,15 +150,15 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_fatal(tmp_path):
 def full_disk(rank, size, folder):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))  # each file ends there, as on a full disk
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cache.store(str(folder), package_of(code=os.urandom(10000)))
-    return [str(warning.message) for warning in told], os.listdir(folder)
+    return [str(warning.message) for warning in caught], os.listdir(folder)
 
 
-def test_a_full_disk_is_told_and_leaves_no_file(run_ranks, tmp_path):
-    ((told, files),) = run_ranks(1, full_disk, tmp_path, init=False)
-    assert len(told) == 1 and "could not be kept" in told[0] and "File too large" in told[0] and files == []
+def test_a_full_disk_is_reported_and_leaves_no_file(run_ranks, tmp_path):
+    ((caught, files),) = run_ranks(1, full_disk, tmp_path, init=False)
+    assert len(caught) == 1 and "could not be kept" in caught[0] and "File too large" in caught[0] and files == []
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_file_or_none(tmp_path):

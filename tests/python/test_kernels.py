@@ -21,7 +21,7 @@ from kernel_cases import AOTI, CHEAP, NO_AOTI, compile_examples, example, exampl
 from ranks import outcome
 from shardwire import DeviceKernel
 from shardwire.kernels import cache, pattern, tracing
-from shardwire.kernels.arguments import TensorForm, forms_of_arguments
+from shardwire.kernels.tensor_forms import TensorForm, forms_of_arguments
 from shardwire.kernels.package import decode
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
@@ -66,7 +66,7 @@ def cheap_compiler(monkeypatch, package, tmp_path):
 
 
 def test_the_documents_examples(examples):
-    told, folder = examples
+    said, folder = examples
     expected = {
         ("spmd", 0): ["compiled", "True", "0", "2", "spmd", "True"],
         ("spmd", 1): ["received", "True", "1", "2", "spmd", "True"],
@@ -77,7 +77,7 @@ def test_the_documents_examples(examples):
         ("mpmd_alone", 0): ["disk", "True", "1", "2", "rank_1", "True"],
         ("alone", 0): ["disk", "False", "None", "None", "local", "True"],
     }
-    assert told == expected
+    assert said == expected
     assert [entry for entry in folder.rglob("*") if entry.suffix == ".tmp"] == []
 
 

@@ -165,7 +165,7 @@ def test_standalone_takes_no_notice_of_srun(launcher, script):
     ({"PMIX_RANK": "1"}, [], "but not how many ranks there are"),
     ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["-n", "2", "--master-addr", "h", "--master-port", "5"], "leave out -n"),
 ])
-def test_what_a_launcher_does_not_tell_is_asked_for(launcher, script, environment, arguments, says):
+def test_what_a_launcher_does_not_state_is_asked_for(launcher, script, environment, arguments, says):
     done = launch(launcher, *arguments, script("print('ran')"), env=under(environment))
     assert done.returncode == 2 and says in done.stderr and "ran" not in done.stdout, done.stdout + done.stderr
 
@@ -209,7 +209,7 @@ def test_hosts_by_hand_say_what_is_missing(launcher, script, arguments, says):
     assert done.returncode == 2 and says in " ".join(done.stderr.split()) and "ran" not in done.stdout, done.stdout + done.stderr
 
 
-def test_a_busy_port_is_told_by_rank_0(launcher, script):
+def test_a_busy_port_is_reported_by_rank_0(launcher, script):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()

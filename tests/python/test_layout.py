@@ -67,7 +67,7 @@ def test_shares_equal_the_naive_model() -> None:
             assert torch.equal(taken, expected), f"seed {seed}: {layout}, rank {rank}"
 
 
-def test_replica_classes_tell_addends_apart_and_replicas_not() -> None:
+def test_replica_classes_distinguish_addends_and_not_replicas() -> None:
     layout = Layout([[0, 1], [2, 3]], [Partial(), Replicate()], (4,), F32)
     classes = [layout.share(rank).replica_class for rank in range(4)]  # type: ignore[union-attr]
     assert classes[0] == classes[1] != classes[2] == classes[3]

@@ -20,7 +20,7 @@ import numpy
 import pytest
 import torch
 from ranks import await_file, error_of as raised
-from two_jobs import Job, group, jobs, tell
+from two_jobs import Job, group, jobs, report
 
 import shardwire
 from shardwire import FusedLayout, Layout, NameMap, Part, Replicate, Shard
@@ -95,12 +95,12 @@ def publisher(rank: int, url: str, ranks: int, versions: int = 3, pause: float =
         advance(state, rank, version)
         begin = time.monotonic()
         pub.commit(version)
-        tell("committed", version, time.monotonic() - begin)
+        report("committed", version, time.monotonic() - begin)
         advance(state, rank, 15000)  # the committed values do not change any more
         time.sleep(pause)
     while True:
         time.sleep(0.05)
-        tell("serves", pub.subscribers)
+        report("serves", pub.subscribers)
 
 
 # The fetched values.
@@ -135,10 +135,10 @@ def test_fetch(kind: str, publishers: int, subscribers: int, transport: str, tmp
     with jobs() as start:
         url, environment = url_of(kind, tmp_path), {"SHARDWIRE_TRANSPORTS": transport, "SHARDWIRE_JOB_TOKEN": "ours"}
         served = start(publishers, publisher, url, publishers, environment=environment)
-        served.until(lambda: all(("committed", 3) == words[:2] for told in served.told for words in told[2:3]) and all(len(told) > 2 for told in served.told), 60,
+        served.until(lambda: all(("committed", 3) == words[:2] for said in served.reports for words in said[2:3]) and all(len(said) > 2 for said in served.reports), 60,
                      "three commits")
         assert start(subscribers, reader, url, subscribers, environment=environment).results() == [3] * subscribers
-        served.until(lambda: all(told[-1] == ("serves", 0) for told in served.told), 20, "the subscriber's leave")
+        served.until(lambda: all(said[-1] == ("serves", 0) for said in served.reports), 20, "the subscriber's leave")
 
 
 def early_reader(rank: int, url: str) -> list[int]:
@@ -274,7 +274,7 @@ def changing_publisher(rank: int, url: str, buffers: int) -> None:
         if rank == 1:
             rows[100 * version] = version
         pub.commit(version)
-        tell("committed", version)
+        report("committed", version)
         group().barrier().wait()
         while not os.path.exists(f"{url[7:]}.{version}"):
             time.sleep(0.01)
@@ -316,8 +316,8 @@ def test_fetch_of_what_changed(buffers: int, tmp_path: Path) -> None:
 
 def refused(rank: int, url: str, text: str) -> None:
     begin = time.monotonic()
-    kind, told = raised(lambda: shardwire.subscribe(url, "policy", columns(1), group(), timeout=30))
-    assert kind == "MismatchError" and "SHARDWIRE_JOB_TOKEN" in told and text in told, (kind, told)
+    kind, said = raised(lambda: shardwire.subscribe(url, "policy", columns(1), group(), timeout=30))
+    assert kind == "MismatchError" and "SHARDWIRE_JOB_TOKEN" in said and text in said, (kind, said)
     assert time.monotonic() - begin < 20
 
 
@@ -325,7 +325,7 @@ def test_the_jobs_token(tmp_path: Path) -> None:
     with jobs() as start:
         url = url_of("tcp", tmp_path)
         served = start(1, publisher, url, 1, environment={"SHARDWIRE_JOB_TOKEN": "ours"})
-        served.until(lambda: len(served.told[0]) > 3, 30, "commits")
+        served.until(lambda: len(served.reports[0]) > 3, 30, "commits")
         for environment, text in (({"SHARDWIRE_JOB_TOKEN": "theirs"}, "has another"), ({"SHARDWIRE_JOB_TOKEN": ""}, "has none")):
             start(1, refused, url, text, environment=environment).results()
         start(1, reader, url, 1, environment={"SHARDWIRE_JOB_TOKEN": "ours"}).results()
@@ -333,7 +333,7 @@ def test_the_jobs_token(tmp_path: Path) -> None:
 
 
 @in_a_child
-def test_the_publisher_refuses_strangers_notes(tmp_path: Path) -> None:
+def test_the_publisher_refuses_foreign_notes(tmp_path: Path) -> None:
     """The writer can write into the store, but does not know the token."""
     from shardwire.weights import publishing, subscribing
     address = Address(f"file://{tmp_path}", "policy")
@@ -347,10 +347,10 @@ def test_the_publisher_refuses_strangers_notes(tmp_path: Path) -> None:
         for data in (*strange, b"junk", b'{"body": "{}", "proof": ""}', b'{"body": "[]", "proof": 3}', b'{"body": "{}", "proof": "ab"}', b"[]"):
             note = place.post(pub._id, data)
             limit = time.monotonic() + 10
-            while place.peek(f"{pub._id}/{note}.heard.0") is None:
+            while place.peek(f"{pub._id}/{note}.answer.0") is None:
                 assert time.monotonic() < limit
                 time.sleep(0.01)
-            assert b'"no"' in place.peek(f"{pub._id}/{note}.heard.0")
+            assert b'"no"' in place.peek(f"{pub._id}/{note}.answer.0")
         assert pub.subscribers == 0
         pub.commit(1)
         sub = subscribing.subscribe(f"file://{tmp_path}", "policy", {"b": torch.ones(3)}, timeout=20)  # of the same process, too
@@ -372,8 +372,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     url = f"file://{tmp_path}"
     for store, name, text in (("http://x", "p", "tcp://HOST:PORT"), ("tcp://x", "p", "tcp://HOST:PORT"), (url, "a/b", "name"), (url, "", "name"), (3, "p", "store")):
         for call in (lambda: shardwire.publish(store, name, state), lambda: shardwire.subscribe(store, name, state)):
-            kind, told = raised(call)
-            assert kind in ("ValueError", "TypeError") and text in told, told
+            kind, said = raised(call)
+            assert kind in ("ValueError", "TypeError") and text in said, said
     for buffers in (0, 5, True, "2"):
         assert raised(lambda: shardwire.publish(url, "p", state, buffers=buffers))[0] == "ValueError"  # type: ignore[arg-type]
     assert raised(lambda: shardwire.subscribe(url, "p", state, cast=torch.int8))[0] == "TypeError"
@@ -421,20 +421,20 @@ def following(rank: int, url: str, ranks: int, seconds: float = 5.0) -> None:
         try:
             version = sub.fetch(timeout=seconds)
             check(sub.target, wanted, rank, version)
-            tell("fetched", version)
+            report("fetched", version)
         except shardwire.ShardwireError as error:
-            tell("failed", type(error).__name__, str(error))
+            report("failed", type(error).__name__, str(error))
             if "make another" in str(error):
                 return
         time.sleep(0.002)
 
 
 def fetched(job: Job, rank: int = 0) -> list[int]:
-    return [words[1] for words in job.told[rank] if words[0] == "fetched"]
+    return [words[1] for words in job.reports[rank] if words[0] == "fetched"]
 
 
 def failed(job: Job, rank: int = 0) -> list[tuple[str, str]]:
-    return [words[1:] for words in job.told[rank] if words[0] == "failed"]
+    return [words[1:] for words in job.reports[rank] if words[0] == "failed"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -460,7 +460,7 @@ def test_a_publisher_that_died_before_the_subscriber_came_is_named(tmp_path: Pat
     with jobs() as start:
         url = url_of("file", tmp_path)
         first = start(2, publisher, url, 2, 1)
-        first.until(lambda: all(first.told), 30, "a commit")
+        first.until(lambda: all(first.reports), 30, "a commit")
         first.kill(1)
         first.until(lambda: first.ended[1] is not None, 10, "the death")
 
@@ -486,8 +486,8 @@ def test_a_dead_subscriber_is_a_line_in_the_publishers_log(victim: int, tmp_path
         before = len(fetched(other))
         other.until(lambda: len(fetched(other)) > before + 20, 30, "fetches of the other subscriber")
         assert not failed(other)
-        served.until(lambda: all(told and told[-1] == ("serves", 1) for told in served.told), 30, "the end of one subscription")
-        slow = [words for told in served.told for words in told if words[0] == "committed" and words[2] > 9]
+        served.until(lambda: all(said and said[-1] == ("serves", 1) for said in served.reports), 30, "the end of one subscription")
+        slow = [words for said in served.reports for words in said if words[0] == "committed" and words[2] > 9]
         assert not slow, slow
         lines = [line for line in log.read_text().splitlines() if "publish 'policy'" in line]
         assert len(lines) == 1 and "is gone" in lines[0] and f"pid {one.pids[victim]}" in lines[0] and "died" in lines[0], log.read_text()
@@ -505,7 +505,7 @@ def test_a_subscriber_that_stops_in_a_fetch_is_sent_away(tmp_path: Path) -> None
                 tensor.fill_(version)
                 begin = time.monotonic()
                 pub.commit(version)
-                tell("committed", version, time.monotonic() - begin)
+                report("committed", version, time.monotonic() - begin)
                 group().barrier().wait()  # in step, like the ranks of a training: else a rank may be ahead by more versions than are kept
                 time.sleep(0.02)
 
@@ -517,7 +517,7 @@ def test_a_subscriber_that_stops_in_a_fetch_is_sent_away(tmp_path: Path) -> None
 
             def stop(self: Joint, *args: Any) -> Any:
                 rows = ask(self, *args)
-                tell("stops")
+                report("stops")
                 os.kill(os.getpid(), signal.SIGSTOP)
                 return rows
 
@@ -531,15 +531,15 @@ def test_a_subscriber_that_stops_in_a_fetch_is_sent_away(tmp_path: Path) -> None
 
         served = start(2, large, stderr=str(log))
         stopped = start(1, stopping)
-        stopped.until(lambda: ("stops",) in stopped.told[0], 60, "the stop")
+        stopped.until(lambda: ("stops",) in stopped.reports[0], 60, "the stop")
         served.until(lambda: "was sent away" in log.read_text(), 30, "a line about it")
-        count = len(served.told[0])
-        served.until(lambda: len(served.told[0]) > count + 20, 30, "commits after it")
-        assert not stopped.told[0][1:], "still stopped"
+        count = len(served.reports[0])
+        served.until(lambda: len(served.reports[0]) > count + 20, 30, "commits after it")
+        assert not stopped.reports[0][1:], "still stopped"
         stopped.kill(number=signal.SIGCONT)
         ((kind, text),) = stopped.results()
         assert kind in ("AbortedError", "PeerFailedError") and "publisher" in text, (kind, text)
-        longest = max(words[2] for told in served.told for words in told if words[0] == "committed")
+        longest = max(words[2] for said in served.reports for words in said if words[0] == "committed")
         assert 0.4 < longest < 20, longest
 
 
@@ -552,21 +552,21 @@ def test_a_publisher_that_stops_is_a_timeout_and_is_found_again(kind: str, tmp_p
         def patient(rank: int) -> None:
             sub = shardwire.subscribe(url, "policy", columns(2), group(), timeout=60)
             sub.fetch()
-            tell("fetched")
+            report("fetched")
             await_file(tmp_path / "stopped")
             for attempt in range(2):  # in a fetch, and in a new join
                 begin = time.monotonic()
                 assert raised(lambda: sub.fetch(timeout=0.5))[0] == "TimeoutError" and sub.version is None
                 assert time.monotonic() - begin < 15
-            tell("gave up")
+            report("gave up")
             version = sub.fetch(timeout=60)
             check(sub.target, columns(2), rank, version)
 
         job = start(2, patient)
-        job.until(lambda: all(job.told), 60, "a fetch")
+        job.until(lambda: all(job.reports), 60, "a fetch")
         served.kill(number=signal.SIGSTOP)
         (tmp_path / "stopped").touch()
-        job.until(lambda: all(told[-1] == ("gave up",) for told in job.told), 60, "two timeouts")
+        job.until(lambda: all(said[-1] == ("gave up",) for said in job.reports), 60, "two timeouts")
         served.kill(number=signal.SIGCONT)
         job.results()
         assert served.running() == [0, 1]
@@ -603,7 +603,7 @@ def test_an_interrupted_fetch_ends_the_subscription_and_nothing_else(tmp_path: P
     def interrupted(rank: int) -> tuple[str, str]:
         sub = shardwire.subscribe(url, "policy", columns(2), group(), timeout=60)
         sub.fetch()
-        tell("waits")
+        report("waits")
         try:
             sub.fetch(99, timeout=60)
         except KeyboardInterrupt:
@@ -618,7 +618,7 @@ def test_an_interrupted_fetch_ends_the_subscription_and_nothing_else(tmp_path: P
         url = url_of("tcp", tmp_path)
         served = start(2, publisher, url, 2)
         job = start(2, interrupted)
-        job.until(lambda: all(("waits",) in told for told in job.told), 60, "the wait")
+        job.until(lambda: all(("waits",) in said for said in job.reports), 60, "the wait")
         time.sleep(0.2)  # the rank reports just before the wait
         begin = time.monotonic()
         job.kill(0, number=signal.SIGINT)
@@ -644,7 +644,7 @@ def trainer(rank: int, url: str, first: int) -> None:
         total = torch.ones(1)
         group().allreduce([total]).wait()
         assert total.item() == 2
-        tell("committed", version)
+        report("committed", version)
         time.sleep(0.01 if version < first + 90 else 0.3)
     time.sleep(600)
 
@@ -659,7 +659,7 @@ def campaigner(rank: int, url: str, ranks: int, seed: int) -> None:
         try:
             sub = shardwire.subscribe(url, "policy", wanted, group(), staged=staged, timeout=60)
         except shardwire.ShardwireError as error:  # the publisher was killed meanwhile, or one of us
-            tell("failed", type(error).__name__, str(error))
+            report("failed", type(error).__name__, str(error))
             if "shardwire:0" in str(error):  # the group of our own job
                 return
     before = None
@@ -672,17 +672,17 @@ def campaigner(rank: int, url: str, ranks: int, seed: int) -> None:
         if error is None:
             before = version
         elif staged and sub.version != before:
-            tell("mixture", f"version {sub.version} after {before} and {error}")
+            report("mixture", f"version {sub.version} after {before} and {error}")
             return
         for name, layout in wanted.items() if sub.version is not None else ():  # after an error as well
             expected = layout.take(value_of(name, sub.version, BIG), rank)
             if not torch.equal(sub.target[name], expected):
-                tell("mixture", name, sub.version, sorted(set((sub.target[name] // 1000).reshape(-1).tolist()))[:9], str(error))
+                report("mixture", name, sub.version, sorted(set((sub.target[name] // 1000).reshape(-1).tolist()))[:9], str(error))
                 return
         if error is None:
-            tell("fetched", version)
+            report("fetched", version)
             continue
-        tell("failed", type(error).__name__, str(error))
+        report("failed", type(error).__name__, str(error))
         if "make another" in str(error):
             return
 
@@ -708,7 +708,7 @@ def test_random_kills(tmp_path: Path) -> None:
             while True:
                 for job in (publishing, *readers):
                     job.poll(0.005)
-                mixed = [words for job in everyone for told in job.told for words in told if words[0] in ("mixture", "error")]
+                mixed = [words for job in everyone for said in job.reports for words in said if words[0] in ("mixture", "error")]
                 assert not mixed, f"seed {seed}: {mixed[0]}"
                 if time.monotonic() > limit:
                     return
@@ -736,7 +736,7 @@ def test_random_kills(tmp_path: Path) -> None:
             for rank in range(job.size):
                 job.until(lambda: any(version >= first for version in fetched(job, rank)), 60, f"seed {seed}: a version of the last publisher on rank {rank}")
         look(0.2)
-        assert publishing.running() == [0, 1], f"seed {seed}: {publishing.told}"
+        assert publishing.running() == [0, 1], f"seed {seed}: {publishing.reports}"
         count = sum(len(fetched(job, rank)) for job in everyone for rank in range(job.size))
         print(f"{kills_of}, {count} fetches, {sum(len(failed(job, rank)) for job in everyone for rank in range(job.size))} errors")
         if store is not None:
@@ -794,7 +794,7 @@ def overtaken(rank: int, url: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_a_publisher_that_never_saw_its_own_record_hears_of_the_newer_one(kind: str, tmp_path: Path) -> None:
+def test_a_publisher_that_never_saw_its_own_record_finds_the_newer_one(kind: str, tmp_path: Path) -> None:
     with jobs() as start:
         start(2, overtaken, url_of(kind, tmp_path), tmp_path).results()
 
@@ -814,7 +814,7 @@ def test_an_older_publishers_record_is_not_taken_for_a_newer_one(tmp_path: Path)
             looks.append(found)
         return found
 
-    def announce_and_tell(self: Publication) -> None:
+    def announce_and_report(self: Publication) -> None:
         assert begun.wait(20)
         announce(self)
         announced.set()
@@ -822,7 +822,7 @@ def test_an_older_publishers_record_is_not_taken_for_a_newer_one(tmp_path: Path)
         while len(looks) < 2 and time.monotonic() < limit:
             time.sleep(0.01)
 
-    FolderPlace.peek, Publication._announce = slow_peek, announce_and_tell  # type: ignore[method-assign]
+    FolderPlace.peek, Publication._announce = slow_peek, announce_and_report  # type: ignore[method-assign]
     pub = shardwire.publish(url, "policy", {"b": torch.zeros(3)})
     assert len(looks) >= 2 and b"another" in (looks[0] or b""), looks
     pub.commit(1)

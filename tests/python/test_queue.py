@@ -382,7 +382,7 @@ def unlike(rank):
     return None
 
 
-def test_queues_that_were_made_differently_are_told():
+def test_queues_that_were_made_differently_are_reported():
     kind, text = run_ranks(2, unlike)[1]
     assert kind is ValueError and "[[0], 2, False]" in text and "[[0], 1, False]" in text, text
 
@@ -805,13 +805,13 @@ def test_entries_are_freed_when_they_were_taken():
     assert used[-1] <= 3 << 20, used  # one entry may have come already
 
 
-def test_a_putter_hears_before_a_getter_does():
+def test_a_putter_is_notified_before_a_getter():
     """A getter may end its process after the last entry; the putter's answer must be on its way by then."""
     from shardwire.queues.entries import READY, Entry, Getter, HeldQueue, Putting
-    heard = []
+    notified = []
     held = HeldQueue("key", [], None, False)
-    held.get(Getter(lambda entry, why: heard.append(("getter", entry.head, why)), True), True)
-    putting = Putting("a source", lambda outcome: heard.append(("putter", outcome)))
+    held.get(Getter(lambda entry, why: notified.append(("getter", entry.head, why)), True), True)
+    putting = Putting("a source", lambda outcome: notified.append(("putter", outcome)))
     putting.entries.append(Entry(b"last", []))
     held.put(putting, True)
-    assert heard == [("putter", READY), ("getter", b"last", READY)]
+    assert notified == [("putter", READY), ("getter", b"last", READY)]

@@ -99,10 +99,10 @@ def dead_putter(rank, size, folder):
         assert strict.get() == "whole"
     meet(folder, "empty", size - 1)
     start = time.monotonic()
-    told = raised(strict.get)
+    failed = raised(strict.get)
     waited = raised(strict.wait)
     assert time.monotonic() - start < 10
-    meet(folder, "told", size - 1)
+    meet(folder, "failed", size - 1)
     if rank == 2:
         strict.put("of a survivor")
         assert strict.get() == "of a survivor"
@@ -110,13 +110,13 @@ def dead_putter(rank, size, folder):
     meet(folder, "seen", size - 1)
     got = [lasting.get(timeout=10), lasting.get(timeout=10), raised(lasting.get, timeout=0.3)[0]] if rank == 0 else None
     meet(folder, "over", size - 1)
-    return told, waited, got
+    return failed, waited, got
 
 
-def test_getters_hear_that_a_putter_died(run_ranks, tmp_path):
+def test_getters_are_notified_that_a_putter_died(run_ranks, tmp_path):
     results = run_ranks(3, dead_putter, tmp_path, init=False, may_die=(1,))
-    for told, waited, _ in (results[0], results[2]):
-        for kind, text in (told, waited):
+    for failed, waited, _ in (results[0], results[2]):
+        for kind, text in (failed, waited):
             assert kind is shardwire.PeerFailedError and "rank 1 of group 'job', which had put into it, died" in text and "(pid" in text, (kind, text)
     assert results[0][2] == ["whole", "more", standard.Empty]
 
@@ -265,17 +265,17 @@ def test_a_rank_that_made_no_queue_is_named(run_ranks, tmp_path):
 
 # ---- death during the join
 
-def lost_knock(rank, size, folder):
+def lost_request(rank, size, folder):
     """Two users took numbers; one was killed before its connection request, the other is slow."""
     group = joined(folder, rank, size, timeout=40)
     q = Queue(group, 0)
     got = None
     if rank == 1:
         store = q.hub.store
-        lost, slow = (int(store.add("0/knocks", 1)) for _ in range(2))
+        lost, slow = (int(store.add("0/requests", 1)) for _ in range(2))
         assert (lost, slow) == (1, 2)
-        q.put("heard", timeout=30)
-        store.set(f"0/knock/{slow}", "1")
+        q.put("taken", timeout=30)
+        store.set(f"0/request/{slow}", "1")
         link = q.hub._make_link(0, slow, 1, wire.USER, 30)
         meet(folder, "over", size)
         del link
@@ -285,8 +285,8 @@ def lost_knock(rank, size, folder):
     return got
 
 
-def test_a_knock_that_was_begun_and_not_done_holds_up_nobody(run_ranks, tmp_path):
-    assert run_ranks(2, lost_knock, tmp_path, init=False)[0] == "heard"
+def test_a_link_request_that_was_begun_and_not_done_holds_up_nobody(run_ranks, tmp_path):
+    assert run_ranks(2, lost_request, tmp_path, init=False)[0] == "taken"
 
 
 def interrupted_naming(rank, size):
@@ -330,7 +330,7 @@ def interrupted(rank, size, folder):
     return max(waited)
 
 
-def test_control_c_is_heard_and_takes_nothing(run_ranks, tmp_path):
+def test_control_c_ends_the_wait_and_takes_nothing(run_ranks, tmp_path):
     assert run_ranks(2, interrupted, tmp_path, init=False)[0] < 1.5
 
 
@@ -352,7 +352,7 @@ def forked(rank, size, folder):
     return result
 
 
-def test_a_forked_child_is_told(run_ranks, tmp_path):
+def test_a_forked_child_gets_an_error(run_ranks, tmp_path):
     text = run_ranks(2, forked, tmp_path, init=False)[0]
     assert text.startswith("ShardwireError: this process was forked from rank 0 of group 'job'"), text
 

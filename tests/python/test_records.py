@@ -121,11 +121,11 @@ def test_nothing_is_answered_before_the_token(tmp_path: Path) -> None:
     frame = b'["peek", "a"]'
     too_long = b'["prove", "' + b"a" * 2000 + b'"]'
     for said in (frame, too_long, b'["prove"]', b'["prove", "a", "b"]', b"[]", b"{}"):
-        with socket.create_connection(("127.0.0.1", port), 30) as stranger:
-            stranger.sendall(len(said).to_bytes(4, "big") + said)
-            assert len(stranger.recv(len(BANNER) + NONCE_BYTES, socket.MSG_WAITALL)) == len(BANNER) + NONCE_BYTES
+        with socket.create_connection(("127.0.0.1", port), 30) as foreign:
+            foreign.sendall(len(said).to_bytes(4, "big") + said)
+            assert len(foreign.recv(len(BANNER) + NONCE_BYTES, socket.MSG_WAITALL)) == len(BANNER) + NONCE_BYTES
             with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b"", said
+                assert foreign.recv(1) == b"", said
     assert RecordClient("127.0.0.1", port, 5).ask("peek", "a") is None
     for token, text in (("theirs", "has another SHARDWIRE_JOB_TOKEN than this process"), ("", "has a SHARDWIRE_JOB_TOKEN, and this process has none")):
         client_token(token, port, text)
@@ -183,8 +183,8 @@ def test_the_store_of_records() -> None:
     assert raised(lambda: RecordServer("127.0.0.1", port))[0] == "OSError"
     one, other = RecordClient("127.0.0.1", port, 5), RecordClient("127.0.0.1", port, 5)
     for junk in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\3{}x", b'\0\0\0\x08["none"]', b'\0\0\0\x0f["rest","x", 1]', os.urandom(300)):
-        with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(junk)
+        with socket.create_connection(("127.0.0.1", port)) as foreign:
+            foreign.sendall(junk)
     places = [RecordPlace(client, "p") for client in (one, other)]
     assert places[0].peek("k") is None
     places[0].put("k", b"\x00\xff?")

@@ -19,7 +19,7 @@ import torch
 
 import shardwire
 from shardwire import deserialize, serialize
-from shardwire.plain import keys as plain_keys, read as plain_read, records as plain_records, write as plain_write
+from shardwire.plain import keys as plain_keys, read as plain_read, user_classes as plain_records, write as plain_write
 
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64]
@@ -465,7 +465,7 @@ def test_at_odd_addresses():
     assert torch.equal(numbers, torch.arange(5, dtype=torch.float64)) and other[0] == 1j
 
 
-def test_unknown_versions_are_told():
+def test_unknown_versions_are_reported():
     whole = serialize(1)
     whole[4] = 99
     with pytest.raises(ValueError, match="version 99"):

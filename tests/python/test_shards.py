@@ -89,7 +89,7 @@ def test_local_reshard_gives_the_target_layouts_local_tensor_or_refuses():
     assert done > 300 and refused > 100 and without > 200, (done, refused, without)
 
 
-def test_local_reshard_is_a_view_where_it_is_one_box_and_tells_what_is_wrong():
+def test_local_reshard_is_a_view_where_it_is_one_box_and_states_what_is_wrong():
     tensor = torch.arange(12.0).reshape(4, 3)
     view = apply_local_reshard(tensor, compute_local_reshard([4, 3], [Replicate()], [Shard(0)], [(1, 2)]))
     assert view.data_ptr() == tensor[2:].data_ptr() and view.shape == (2, 3)
@@ -153,12 +153,12 @@ def test_cat_joins_in_the_order_of_the_numbers():
 
 def overlaps(rank):
     mine, whole = [{"offset": [rank], "shape": [3]}], [{"offset": [0], "shape": [4]}]
-    told = []
+    reported = []
     for options in ({"overlap": "error"}, {"overlap": "last" if rank else "any"}, {"overlap": "each"}, {"overlap": 3}):
         try:
             shardwire.compile_op(group(), [4], torch.float32, mine, whole, **options)
         except (TypeError, ValueError) as error:
-            told.append((type(error).__name__, str(error)))
+            reported.append((type(error).__name__, str(error)))
     for overlap in (None, "last"):
         out = torch.empty(4)
         shardwire.compile_op(group(), [4], torch.float32, mine, whole, overlap=overlap)([torch.full((3,), float(rank))], [out]).wait()
@@ -171,15 +171,15 @@ def overlaps(rank):
         shardwire.compile_op(group(), [4], torch.float32, [], whole)
     except shardwire.GapError as error:
         assert isinstance(error, ValueError) and isinstance(error, RuntimeError)
-        told.append(("gap", str(error)))
+        reported.append(("gap", str(error)))
     op = shardwire.compile_op(group(), dtype=torch.float32, inputs=[shardwire.TensorRegion([rank], [1], tensor_id=rank)],
                               outputs=[{"offset": [rank], "shape": [1], "tensor_id": str(rank)}])
     assert [tensor.name for tensor in op.tensors] == ["0", "1"]
     assert shardwire.cpu_allocator_owns(shardwire.empty(3)) and not shardwire.cpu_allocator_owns(torch.empty(3))
-    return told
+    return reported
 
 
-def test_overlaps_and_gaps_are_told_with_regions_and_ranks():
+def test_overlaps_and_gaps_are_reported_with_regions_and_ranks():
     one, other = run_ranks(2, overlaps)
     assert one == other
     assert [kind for kind, _ in one] == ["ValueError", "ValueError", "ValueError", "TypeError", "gap"]

@@ -139,7 +139,7 @@ def test_a_process_without_the_variable_serves_when_asked(run_ranks, runtime, mo
             (process,) = processes.look()
             assert process.status["groups"][0]["rank"] == 0 == shardwire.status.snapshot()["groups"][0]["rank"]
             seen = picture.picture([process], os.uname().nodename)
-            assert seen["groups"][0]["ranks"][1]["state"] == "untold"
+            assert seen["groups"][0]["ranks"][1]["state"] == "unreported"
             shardwire.status.stop()
             assert processes.look() == []
         dist.barrier()
@@ -158,22 +158,22 @@ def test_sentences_for_every_state_of_the_awaited_rank():
     def wait(whom, name="all_reduce(float32[4], sum)", seq=17):
         return {"seq": seq, "operation": name, "seconds": 12.0, "timeout_s": 9, "waits_for": whom, "why": "w"}
 
-    def told(*others, state="dead"):
+    def sentences(*others, state="dead"):
         return picture.picture([status_of(0, [wait([1])]), *others], "h", lambda pid: state)["groups"][0]["sentences"]
 
-    assert told(status_of(2, [wait([1])])) == ["ranks 0, 2 wait in all_reduce #17 for rank 1, which is dead (pid 101 is gone)"]
-    assert told(status_of(1), status_of(2, [wait([1])])) == ["ranks 0, 2 wait in all_reduce #17 for rank 1, which is in no operation (last: barrier #4)"]
-    assert told(status_of(1, [wait([2], "broadcast(int8[1], root 2)", 18)]), status_of(2)) == [
+    assert sentences(status_of(2, [wait([1])])) == ["ranks 0, 2 wait in all_reduce #17 for rank 1, which is dead (pid 101 is gone)"]
+    assert sentences(status_of(1), status_of(2, [wait([1])])) == ["ranks 0, 2 wait in all_reduce #17 for rank 1, which is in no operation (last: barrier #4)"]
+    assert sentences(status_of(1, [wait([2], "broadcast(int8[1], root 2)", 18)]), status_of(2)) == [
         "rank 0 waits in all_reduce #17 for rank 1, which is in broadcast #18 since 12 s and waits for rank 2",
         "rank 1 waits in broadcast #18 for rank 2, which is in no operation (last: barrier #4)"]
-    assert "does not tell (pid 101 runs without SHARDWIRE_STATUS=1)" in told(status_of(2), state="silent")[0]
-    assert told(processes.Process(101, "stopped"), status_of(2))[0].endswith("which is stopped (pid 101 got SIGSTOP, or a debugger holds it)")
-    assert told(status_of(1, failure="rank 2 died"), status_of(2)) == [
+    assert "does not tell (pid 101 runs without SHARDWIRE_STATUS=1)" in sentences(status_of(2), state="silent")[0]
+    assert sentences(processes.Process(101, "stopped"), status_of(2))[0].endswith("which is stopped (pid 101 got SIGSTOP, or a debugger holds it)")
+    assert sentences(status_of(1, failure="rank 2 died"), status_of(2)) == [
         "rank 0 waits in all_reduce #17 for rank 1, which cannot use this group any more (rank 2 died)", "rank 1 cannot use this group any more: rank 2 died"]
     # A rank that waits for a rank which waits in the same call (in a tree, or in a later part of the call) is shown to
     # wait for the rank at the end of the chain.
-    assert told(status_of(1, [wait([2])]), status_of(2)) == ["ranks 0, 1 wait in all_reduce #17 for rank 2, which is in no operation (last: barrier #4)"]
-    assert told(status_of(1, [wait([0])]), status_of(2)) == [
+    assert sentences(status_of(1, [wait([2])]), status_of(2)) == ["ranks 0, 1 wait in all_reduce #17 for rank 2, which is in no operation (last: barrier #4)"]
+    assert sentences(status_of(1, [wait([0])]), status_of(2)) == [
         "rank 0 waits in all_reduce #17 for rank 1, which is in all_reduce #17 since 12 s and waits for rank 0",
         "rank 1 waits in all_reduce #17 for rank 0, which is in all_reduce #17 since 12 s and waits for rank 1"]
     both = picture.picture([status_of(0, [wait([1, 2])])], "h", lambda pid: "dead")["groups"][0]

@@ -145,7 +145,7 @@ def test_steps_of_one_job_get_ports_of_their_own(srun: Steps, launcher: str) -> 
     assert sorted(ports.count(port) for port in set(ports)) == [2, 2], ports
 
 
-def test_a_batch_script_is_told_to_use_srun(srun: Steps, launcher: str) -> None:
+def test_a_batch_script_is_asked_to_use_srun(srun: Steps, launcher: str) -> None:
     done = subprocess.run(["salloc", "-n", "2", sys.executable, launcher, srun.script(SHOW)], capture_output=True, text=True, timeout=60, check=False,
                           env=srun.environment)
     assert done.returncode != 0

@@ -66,7 +66,7 @@ def test_asynchronous(run_ranks):
     run_ranks(2, body)
 
 
-def test_disagreement_is_told_on_all_ranks(run_ranks):
+def test_disagreement_is_reported_on_all_ranks(run_ranks):
     def body(rank, size):
         error = raises(shardwire.MismatchError, lambda: dist.all_reduce(torch.sparse_coo_tensor([[0]], [1.0], (4 + rank,))), contains="shape [4]")
         assert "rank 1" in str(error) and "shape [5]" in str(error)

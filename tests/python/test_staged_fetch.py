@@ -11,7 +11,7 @@ import pytest
 import torch
 from ranks import error_of as raised
 from test_publish import Model, in_a_child
-from two_jobs import group, jobs, tell
+from two_jobs import group, jobs, report
 
 import shardwire
 from shardwire import Layout, Shard
@@ -35,13 +35,13 @@ def half_a_publisher(rank: int, url: str, folder: str, first: int) -> None:
     part = torch.full((ROWS // 2, COLUMNS), float(first))
     pub = shardwire.publish(url, "policy", {"w": (CUT, part)}, group(), changes=True, timeout=LIMIT_S)
     pub.commit(first)
-    tell("committed", first)
+    report("committed", first)
     until(Path(folder, f"fetched.{first}").exists)
     if rank == 1:
         Movement.run = lambda *_: time.sleep(600)  # type: ignore[method-assign, assignment, return-value]
     part.fill_(first + 1)
     pub.commit(first + 1)
-    tell("committed", first + 1)
+    report("committed", first + 1)
     time.sleep(600)
 
 
@@ -59,7 +59,7 @@ def in_the_middle(rank: int, url: str, folder: str, staged: bool) -> str:
         place = self._target.tensors()["w"]
         assert isinstance(place, torch.Tensor)
         until(lambda: bool((place[:ROWS // 2] == 2).all()))
-        tell("half")
+        report("half")
         return future
 
     Movement.run = run_half  # type: ignore[method-assign]
@@ -73,7 +73,7 @@ def in_the_middle(rank: int, url: str, folder: str, staged: bool) -> str:
     else:
         assert (now[:ROWS // 2] == 2).all() and (now[ROWS // 2:] == 1).all(), "else this test shows nothing"
         assert sub.version is None and "the target may hold parts of two versions now" in text and "staged=True" in text, text
-    tell("told")
+    report("reported")
     # From the next publisher the fetch gets all bytes, also with changed=True.
     assert sub.fetch(timeout=LIMIT_S, changed=True) == 11 == sub.version and (now == 11).all()
     return text
@@ -85,9 +85,9 @@ def test_a_publisher_that_is_killed_in_the_middle(staged: bool, tmp_path: Path) 
         url = f"file://{tmp_path}/meeting"
         first = start(2, half_a_publisher, url, str(tmp_path), 1)
         job = start(2, in_the_middle, url, str(tmp_path), staged)
-        job.until(lambda: all(("half",) in told for told in job.told) or job.running() != [0, 1], LIMIT_S, "half of a version on both ranks")
+        job.until(lambda: all(("half",) in said for said in job.reports) or job.running() != [0, 1], LIMIT_S, "half of a version on both ranks")
         first.kill(1)
-        job.until(lambda: all(("told",) in told for told in job.told) or job.running() != [0, 1], LIMIT_S, "an error on both ranks")
+        job.until(lambda: all(("reported",) in said for said in job.reports) or job.running() != [0, 1], LIMIT_S, "an error on both ranks")
         first.kill()
         start(2, half_a_publisher, url, str(tmp_path), 11)
         one, other = job.results()
@@ -130,7 +130,7 @@ def test_what_changed_is_not_counted_from_a_copy_that_is_not_whole(staged: bool,
         assert sub.version == (1 if staged else None)
         if staged:
             assert torch.equal(sub.target["w"], then[1])
-            tell("staged")
+            report("staged")
             assert raised(lambda: sub.fetch(9, newer=True, timeout=0.1))[0] == "TimeoutError" and sub.version == 1
         assert sub.fetch(2, changed=True) == 2 and torch.equal(sub.target["w"], then[2])
         assert sub.fetch(newer=True, changed=True) == 3 and torch.equal(sub.target["w"], then[3])

@@ -141,18 +141,18 @@ def made_in_another_way(rank, size, store):
     if "GLOO" in c10d.Backend._plugins:
         c10d.Backend._plugins["GLOO"] = c10d.Backend._plugins["TORCH_GLOO"]
     c10d.ProcessGroupGloo = torchs
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         other = dist.new_group([0], backend="gloo")
         dist.new_group([0], backend="torch_gloo")
         dist.new_group([0], backend="shardwire")
     assert not is_ours(other)
-    said = [str(each.message) for each in told if "stands in" in str(each.message)]
+    said = [str(each.message) for each in caught if "stands in" in str(each.message)]
     assert len(said) == 1 and "was asked for by the name gloo" in said[0] and "is not shardwire's" in said[0], said
     end()
 
 
-def test_a_gloo_that_is_not_ours_is_told(run_ranks, tmp_path):
+def test_a_gloo_that_is_not_ours_is_reported(run_ranks, tmp_path):
     run_ranks(1, made_in_another_way, str(tmp_path / "meet"), init=False)
 
 
@@ -161,9 +161,9 @@ def ddp(rank, size, store):
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
     # DDP's logger takes what is called gloo in C++ for a ProcessGroupGloo, and would read the number of threads from foreign memory.
-    told = model._get_ddp_logging_data()
-    assert told["backend_name"] == "gloo" and told["gloo_num_threads"] == dist.ProcessGroupGloo._Options()._threads
-    assert told["gloo_socket_ifname"] == os.environ.get("GLOO_SOCKET_IFNAME", "N/A") and told["gloo_device_transport"] == "N/A"
+    logged = model._get_ddp_logging_data()
+    assert logged["backend_name"] == "gloo" and logged["gloo_num_threads"] == dist.ProcessGroupGloo._Options()._threads
+    assert logged["gloo_socket_ifname"] == os.environ.get("GLOO_SOCKET_IFNAME", "N/A") and logged["gloo_device_transport"] == "N/A"
     assert not WRAPS or dist.group.WORLD.name() == "gloo"
     model(torch.full((4, 3), rank + 1.0)).sum().backward()
     found = [parameter.grad.clone() for parameter in model.parameters()]
@@ -238,8 +238,8 @@ def run(tmp_path: Path, launcher: str, backend: str, more: str = "", **environme
     text = SCRIPT.replace("IMPORT", "" if AUTOLOADS else "import shardwire").replace("BACKEND", backend)
     script.write_text(text.replace("    MORE\n", more))
     path = os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path])
-    told = {**os.environ, **NO_LIBUV, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SHARDWIRE_AS": "gloo", **environment}
-    return subprocess.run([sys.executable, launcher, "-n", "2", str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, check=False, env=told)
+    env = {**os.environ, **NO_LIBUV, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SHARDWIRE_AS": "gloo", **environment}
+    return subprocess.run([sys.executable, launcher, "-n", "2", str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
 @pytest.mark.parametrize("backend", ['"gloo"', *(["", '"cpu:gloo"'] if AUTOLOADS else [])])
@@ -257,7 +257,7 @@ def test_asynchronous_checkpoints(launcher: str, tmp_path: Path) -> None:
     assert done.returncode == 0 and "done as gloo" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_name_that_is_not_gloo_is_told(tmp_path: Path) -> None:
+def test_a_name_that_is_not_gloo_is_reported(tmp_path: Path) -> None:
     path = os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path])
     done = subprocess.run([sys.executable, "-c", "import shardwire"], capture_output=True, text=True, timeout=60, check=False,
                           env={**os.environ, "PYTHONPATH": path, "SHARDWIRE_AS": "nccl"})

@@ -183,12 +183,12 @@ def free_body(rank):
     symm.free(symm.empty(1, group=world))
     symm.barrier(world)
     symm.free(symm.empty(1, group=world))
-    return _C.heap_used_bytes() - before, _C.symm_num_buried()
+    return _C.heap_used_bytes() - before, _C.symm_num_deferred()
 
 
 def test_memory_comes_back_when_all_have_dropped_it():
-    for used, buried in run_ranks(2, free_body):
-        assert buried <= 1 and used <= 4096  # the release of the last tensor may still be under way
+    for used, deferred in run_ranks(2, free_body):
+        assert deferred <= 1 and used <= 4096  # the release of the last tensor may still be under way
 
 
 def rounds_body(rank, rounds):
@@ -205,7 +205,7 @@ def rounds_body(rank, rounds):
         del t
     symm.barrier(world)
     symm.free(symm.empty(1, group=world))
-    return (_C.heap_used_bytes() - before) <= 2 * 4096 and _C.symm_num_buried() <= 2
+    return (_C.heap_used_bytes() - before) <= 2 * 4096 and _C.symm_num_deferred() <= 2
 
 
 def test_many_rounds_leave_nothing():
@@ -396,7 +396,7 @@ def interrupt_body(rank):
     return True
 
 
-def test_ctrl_c_is_heard(links):
+def test_ctrl_c_ends_the_wait(links):
     run_ranks(2, interrupt_body)
 
 
@@ -740,7 +740,7 @@ def test_between_hosts_only_addresses_are_refused(tmp_path):
     run_ranks(3, hosts_body, str(tmp_path / "store"), join=False)
 
 
-def test_a_dropped_block_is_told_by_the_garbage_collector_too():
+def test_the_garbage_collector_announces_a_dropped_block_too():
     assert all(run_ranks(2, cycle_body))
 
 
@@ -755,4 +755,4 @@ def cycle_body(rank):
     symm.free(symm.empty(1, group=world))
     symm.barrier(world)
     symm.free(symm.empty(1, group=world))
-    return _C.symm_num_buried() <= 1
+    return _C.symm_num_deferred() <= 1

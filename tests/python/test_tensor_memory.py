@@ -12,7 +12,7 @@ import shardwire
 import shardwire.distributed as swd
 from conftest import raises
 from shardwire import symm
-from shardwire.plain.memory import untyped
+from shardwire.plain.tensor_bytes import untyped
 from shardwire.distributed.distribution import Slab
 
 N = 1 << 12  # elements: more than fit one frame

@@ -254,7 +254,7 @@ def memory_body(rank):
     symm.barrier(world)
     del part
     made((1,))  # finds the memory that the other ranks released
-    return _C.heap_used_bytes() - before, _C.symm_num_buried()
+    return _C.heap_used_bytes() - before, _C.symm_num_deferred()
 
 
 @with_api
@@ -442,8 +442,8 @@ def vdev_body(rank, size, seed):
         inputs = [random_values(f"{seed}/{case}/{peer}", (most, width), dtype) for peer in range(size)]
         text = f"seed {seed}, case {case}"
         t, counts = made((most, width), dtype).copy_(inputs[rank]), made((size * experts,), torch.int64).copy_(splits[rank])
-        out, told = made((room, width), dtype), made((2, size * experts), torch.int64)
-        ops.all_to_all_vdev_2d(t, out, counts, told, name, align)
+        out, given = made((room, width), dtype), made((2, size * experts), torch.int64)
+        ops.all_to_all_vdev_2d(t, out, counts, given, name, align)
         offsets = splits.cumsum(1) - splits
         place = 0
         chunks = []
@@ -452,7 +452,7 @@ def vdev_body(rank, size, seed):
             for source in range(size):
                 column = rank * experts + expert
                 rows, first = int(splits[source, column]), int(offsets[source, column])
-                assert told[:, expert * size + source].tolist() == [rows, place], text
+                assert given[:, expert * size + source].tolist() == [rows, place], text
                 assert same(out[place:place + rows], inputs[source][first:first + rows]), text
                 chunks.append((source, expert, rows, place))
                 place += rows
@@ -460,7 +460,7 @@ def vdev_body(rank, size, seed):
             place = begin + max(1, -(-(place - begin) // step)) * step
         # And back, from the present places: each rank has its own rows again.
         back, again = made((most, width), dtype), made((2, size * experts), torch.int64)
-        ops.all_to_all_vdev_2d_offset(out, back, told, again, name)
+        ops.all_to_all_vdev_2d_offset(out, back, given, again, name)
         assert torch.equal(again, torch.stack([splits[rank], offsets[rank]])), text
         total = int(splits[rank].sum())
         assert same(back[:total], inputs[rank][:total]), text
@@ -538,31 +538,31 @@ def misuse_body(rank):
     other = made((12,), torch.complex64)
     texts = []
 
-    def told(call):
+    def note(call):
         texts.append(raised(call))
         assert ops.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 12  # the group and the tensor are usable
 
     out = torch.empty(12)
-    told(lambda: ops.one_shot_all_reduce(t, "first", name))
-    told(lambda: ops.one_shot_all_reduce(t, "sum" if rank else "max", name))
-    told(lambda: ops.one_shot_all_reduce(t[:6 + (rank == 1)], "sum", name))
-    told(lambda: ops.one_shot_all_reduce(t[rank % 2:6 + rank % 2], "sum", name))
-    told(lambda: ops.one_shot_all_reduce(t.view(3, 4).t() if rank == 2 else t.view(4, 3), "sum", name))
-    told(lambda: (ops.one_shot_all_reduce if rank else ops.two_shot_all_reduce_)(t, "sum", name))
-    told(lambda: ops.one_shot_all_reduce_out(t, "sum", name, torch.empty(11 if rank == 1 else 12)))
-    told(lambda: ops.one_shot_all_reduce_out(t, "sum", name, t))
-    told(lambda: ops.two_shot_all_reduce_(t[::2], "sum", name))
-    told(lambda: ops.one_shot_all_reduce(other, "max", name))
-    told(lambda: ops.one_shot_all_reduce_copy_out(t, torch.ones(13), "sum", name, torch.empty(13)))
-    told(lambda: ops.reduce_scatter_out(t[:11], name, False, torch.empty(4)))
-    told(lambda: ops.multimem_all_gather_out(torch.ones(4), name, made((12,)) if False else t[:11]))
-    told(lambda: ops.multimem_one_shot_reduce_out(t, "sum", 3, name, out))
+    note(lambda: ops.one_shot_all_reduce(t, "first", name))
+    note(lambda: ops.one_shot_all_reduce(t, "sum" if rank else "max", name))
+    note(lambda: ops.one_shot_all_reduce(t[:6 + (rank == 1)], "sum", name))
+    note(lambda: ops.one_shot_all_reduce(t[rank % 2:6 + rank % 2], "sum", name))
+    note(lambda: ops.one_shot_all_reduce(t.view(3, 4).t() if rank == 2 else t.view(4, 3), "sum", name))
+    note(lambda: (ops.one_shot_all_reduce if rank else ops.two_shot_all_reduce_)(t, "sum", name))
+    note(lambda: ops.one_shot_all_reduce_out(t, "sum", name, torch.empty(11 if rank == 1 else 12)))
+    note(lambda: ops.one_shot_all_reduce_out(t, "sum", name, t))
+    note(lambda: ops.two_shot_all_reduce_(t[::2], "sum", name))
+    note(lambda: ops.one_shot_all_reduce(other, "max", name))
+    note(lambda: ops.one_shot_all_reduce_copy_out(t, torch.ones(13), "sum", name, torch.empty(13)))
+    note(lambda: ops.reduce_scatter_out(t[:11], name, False, torch.empty(4)))
+    note(lambda: ops.multimem_all_gather_out(torch.ones(4), name, made((12,)) if False else t[:11]))
+    note(lambda: ops.multimem_one_shot_reduce_out(t, "sum", 3, name, out))
     rows, splits, into = made((8, 2)), made((3,), torch.int64).copy_(torch.tensor([1, 2, 3 + 90 * (rank == 1)])), made((2, 3), torch.int64)
-    told(lambda: ops.all_to_all_vdev(rows, torch.empty(9, 2), splits, into, name))
+    note(lambda: ops.all_to_all_vdev(rows, torch.empty(9, 2), splits, into, name))
     splits[2] = 3
-    told(lambda: ops.all_to_all_vdev(rows, torch.empty(2 if rank == 2 else 20, 2), splits, into, name))
-    told(lambda: met(made((3 + rank,)), name))
-    told(lambda: ops.two_shot_all_reduce_out(t, "sum", name, t if rank == 1 else out))
+    note(lambda: ops.all_to_all_vdev(rows, torch.empty(2 if rank == 2 else 20, 2), splits, into, name))
+    note(lambda: met(made((3 + rank,)), name))
+    note(lambda: ops.two_shot_all_reduce_out(t, "sum", name, t if rank == 1 else out))
     for call in (lambda: ops.one_shot_all_reduce(torch.ones(3), "sum", name), lambda: ops.one_shot_all_reduce(symm.zeros(3, group=group()), "sum", name)):
         kind, text = raised(call)
         assert kind is ValueError and "does not lie in torch's symmetric memory" in text
@@ -710,7 +710,7 @@ def interrupt_body(rank):
 
 
 @with_api
-def test_ctrl_c_is_heard():
+def test_ctrl_c_ends_the_wait():
     run_ranks(2, interrupt_body)
 
 

@@ -1,7 +1,7 @@
 """Two jobs as separate groups of forked processes (fork_ranks.py), for tests: each rank has the group of the job, and
 sends reports.
 
-``Job(n, body, *args)`` starts n ranks that call ``body(rank, *args)``. A rank reports lines during the work (``tell``),
+``Job(n, body, *args)`` starts n ranks that call ``body(rank, *args)``. A rank reports lines during the work (``report``),
 and the result at the end.
 """
 
@@ -20,9 +20,9 @@ from ranks import group, join_group  # noqa: F401  group: for the tests
 _rank: Rank
 
 
-def tell(*words: Any) -> None:
-    """Sends a report from a rank to the Job, which keeps reports in ``told``."""
-    _rank.tell(*words)
+def report(*words: Any) -> None:
+    """Sends a report from a rank to the Job, which keeps reports in ``reports``."""
+    _rank.report(*words)
 
 
 class Job(ForkedRanks):
@@ -33,7 +33,7 @@ class Job(ForkedRanks):
         limit = time.monotonic() + seconds
         while not condition():
             self.poll(0.02)
-            assert time.monotonic() < limit, f"{what} did not happen within {seconds} s; told: {self.told}; stacks: {self.stacks(self.running())}"
+            assert time.monotonic() < limit, f"{what} did not happen within {seconds} s; told: {self.reports}; stacks: {self.stacks(self.running())}"
 
     def results(self, seconds: float = 60) -> list[Any]:
         """The results of the bodies; fails with the ranks' tracebacks."""

@@ -184,7 +184,7 @@ class Machines:
                 if said:
                     status[node] = int(said)
                 elif gone or (not (control / "ready").exists() and now - started[node] > BOOT_LIMIT):
-                    self.tell_console(node, control, "ended without an exit status" if running else "did not start")
+                    self.say_on_console(node, control, "ended without an exit status" if running else "did not start")
                     if running:
                         status[node] = BROKEN
                     elif tries[node] == BOOT_TRIES:
@@ -199,7 +199,7 @@ class Machines:
                     (control / "go").touch()
         return next((one for one in status.values() if one), 0)
 
-    def tell_console(self, node, control, words):
+    def say_on_console(self, node, control, words):
         kernel.say(f"node{node} {words}; the end of its console:")
         print(*read(control / "console").splitlines()[-30:], sep="\n", file=sys.stderr)
 

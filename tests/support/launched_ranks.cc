@@ -76,8 +76,8 @@ void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit)
   } catch (const std::exception& error) {  // the other ranks wait for this rank all the same
     ADD_FAILURE() << "rank " << launchedRank() << " threw: " << error.what();
   }
-  const Status told = meeting->set(std::to_string(launchedRank()), "here");
-  ASSERT_TRUE(told.isOk()) << told.message();
+  const Status stored = meeting->set(std::to_string(launchedRank()), "here");
+  ASSERT_TRUE(stored.isOk()) << stored.message();
   const Deadline deadline = Clock::now() + limit;
   for (Rank rank = 0; rank < numLaunchedRanks(); ++rank) {
     ASSERT_TRUE(meeting->get(std::to_string(rank), deadline).isOk()) << "rank " << rank << " did not end this test";

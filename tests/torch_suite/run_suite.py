@@ -47,7 +47,7 @@ def arguments():
     return options
 
 
-def tell(text):
+def say(text):
     print(text, flush=True)
 
 
@@ -179,17 +179,17 @@ class Verdict:
                 if rule is not None and re.search(rule.pattern, result.text):
                     self.excused += 1
                 elif reference is not None and reference.get(name, result).outcome == "failed":
-                    tell(f"  fails on gloo too: {name}: {last_line(result.text)}")
+                    say(f"  fails on gloo too: {name}: {last_line(result.text)}")
                 else:
                     self.bad += 1
                     why = f" (listed, but not for this: {rule.pattern!r} is not in the text)" if rule else ""
-                    tell(f"  FAIL {name}{why}: {last_line(result.text)}")
+                    say(f"  FAIL {name}{why}: {last_line(result.text)}")
             elif rule is not None and result.outcome == "passed":
                 self.bad += 1
-                tell(f"  STALE exception {name}: it passes; take it out of exceptions.txt")
+                say(f"  STALE exception {name}: it passes; take it out of exceptions.txt")
             elif reference is not None and result.outcome == "skipped" and reference.get(name, result).outcome == "passed":
                 self.bad += 1
-                tell(f"  FAIL {name}: runs on gloo and is skipped here: {result.text[:150]}")
+                say(f"  FAIL {name}: runs on gloo and is skipped here: {result.text[:150]}")
 
 
 def run_world(world, options, version, tag, rules):
@@ -207,18 +207,18 @@ def run_world(world, options, version, tag, rules):
         log = logs / f"torch-suite-{tag}-{backend}-{world}-mpi.log"
         more = run_view(backend, "mpi", world, options.limit, f"^({'|'.join(skipped)})$", log, options.alias) if skipped else {}
         tables[backend + " as mpi"] = {name: result for name, result in more.items() if result.outcome != "skipped"}
-        tell(f"  {backend}, {world} ranks: {time.monotonic() - begun:.0f} s")
+        say(f"  {backend}, {world} ranks: {time.monotonic() - begun:.0f} s")
     if options.alias:
-        tell(f"shardwire as {options.alias}:")
-    tell(f"torch {version}, {world} ranks      run  passed  skipped  failed")
+        say(f"shardwire as {options.alias}:")
+    say(f"torch {version}, {world} ranks      run  passed  skipped  failed")
     for title, results in tables.items():
-        tell("  {:<24}{:>5}{:>8}{:>9}{:>8}".format(title, *count(results)))
+        say("  {:<24}{:>5}{:>8}{:>9}{:>8}".format(title, *count(results)))
     if "shardwire" not in tables:
         return {"passed": 0, "failed": 0, "skipped": 0}
     verdict = Verdict(rules)
     verdict.judge(tables["shardwire"], tables.get("gloo"))
     verdict.judge(tables["shardwire as mpi"], None)
-    tell(f"  listed exceptions: {verdict.excused}; not as they should be: {verdict.bad}")
+    say(f"  listed exceptions: {verdict.excused}; not as they should be: {verdict.bad}")
     counts = [count(tables[title]) for title in ("shardwire", "shardwire as mpi")]
     # Tests that ran as mpi were skipped before.
     skipped = counts[0][2] - counts[1][0] + verdict.excused
@@ -242,7 +242,7 @@ def main():
     if options.report:
         pathlib.Path(options.report).write_text(json.dumps({key: sum(each[key] for each in worlds) for key in worlds[0]}))
     bad = sum(each["failed"] for each in worlds)
-    tell(f"torch suite: {'as it should be' if bad == 0 else f'{bad} not as they should be'}")
+    say(f"torch suite: {'as it should be' if bad == 0 else f'{bad} not as they should be'}")
     return 1 if bad else 0
 
 

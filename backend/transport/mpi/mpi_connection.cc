@@ -105,10 +105,10 @@ void MpiConnection::flush() {
 
 MpiHead MpiConnection::head(MpiKind kind, bool isReceived) {
   MpiHead head{{}, kind, static_cast<std::uint32_t>(fetches_.numConfirmed() % MpiHead::kConfirmedModulo)};
-  toldConfirmed_ = isReceived ? fetches_.numConfirmed() : toldConfirmed_;
+  reportedConfirmed_ = isReceived ? fetches_.numConfirmed() : reportedConfirmed_;
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
     const std::uint64_t released = readers_[lane].releasedBytes();
-    toldReleased_[lane] = isReceived ? released : toldReleased_[lane];
+    reportedReleased_[lane] = isReceived ? released : reportedReleased_[lane];
     head.released[lane] = static_cast<std::uint32_t>(released);
   }
   return head;
@@ -166,11 +166,11 @@ void MpiConnection::sendNoticeIfDue() {
   if (isNoticeInFlight_ || isPeerGone_) {
     return;
   }
-  if (toldConfirmed_ != fetches_.numConfirmed()) {
+  if (reportedConfirmed_ != fetches_.numConfirmed()) {
     return sendService(MpiKind::kNotice, {});
   }
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
-    if (readers_[lane].releasedBytes() - toldReleased_[lane] >= readers_[lane].capacity() / 8) {
+    if (readers_[lane].releasedBytes() - reportedReleased_[lane] >= readers_[lane].capacity() / 8) {
       return sendService(MpiKind::kNotice, {});
     }
   }

@@ -91,8 +91,8 @@ class MpiConnection final : public Connection, private MpiReceiver {
   MpiWire* const wire_;
   std::array<MpiLaneWriter, kNumLanes> writers_;
   std::array<MpiLaneReader, kNumLanes> readers_;
-  std::array<std::uint64_t, kNumLanes> toldReleased_{};  // released bytes, as reported to the peer
-  std::uint64_t toldConfirmed_ = 0;                      // confirmed fetches, as reported to the peer
+  std::array<std::uint64_t, kNumLanes> reportedReleased_{};  // released bytes, as reported to the peer
+  std::uint64_t reportedConfirmed_ = 0;                      // confirmed fetches, as reported to the peer
   MpiFetches fetches_;
   std::unique_ptr<std::byte[]> serviceIn_;
   std::vector<std::unique_ptr<ServiceMessage>> serviceOut_;  // reused

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
 
 namespace shardwire::internal {

@@ -1,7 +1,7 @@
 // FrameMemory makes and registers the rings. FrameLanes sends and receives frames. commit() and flush() post one RDMA
 // write for all unsent bytes of a lane (flushLane()), within the window of the peer's receives; the write's immediate
 // announces the bytes. onImmediate() handles the peer's immediates: new frames, credit, returned receives, and notes.
-// The function also posts receives again, and flushes waiting bytes. tellCredits() sends the credit and the returns
+// The function also posts receives again, and flushes waiting bytes. sendCredits() sends the credit and the returns
 // that are due.
 #include "backend/transport/rdma/frame_lanes.h"
 
@@ -132,10 +132,10 @@ void FrameLanes::commit(std::size_t lane, std::size_t bytes) {
 bool FrameLanes::release(std::size_t lane) {
   In& in = in_[lane];
   in.reader.release();
-  const std::uint64_t owed = in.words.released.load(std::memory_order_relaxed) - in.told;
+  const std::uint64_t owed = in.words.released.load(std::memory_order_relaxed) - in.credited;
   const std::uint64_t capacity = memory_->laneBytes()[lane];
   if (owed >= capacity / 2) {  // with less than half owed, the longest frame fits at any position
-    tellCredits();
+    sendCredits();
     return false;
   }
   return owed >= capacity / 4;
@@ -188,7 +188,7 @@ bool FrameLanes::flushLane(std::size_t lane) {
 }
 
 void FrameLanes::flush() {
-  tellCredits();
+  sendCredits();
   for (const std::size_t lane : kFlushOrder) {
     flushLane(lane);
   }
@@ -198,13 +198,13 @@ bool FrameLanes::isFlushed() const {
   return std::all_of(out_.begin(), out_.end(), [](const Out& out) { return out.posted == out.committed; });
 }
 
-void FrameLanes::tellCredits() {
+void FrameLanes::sendCredits() {
   for (std::size_t lane = 0; lane < kNumWireLanes; ++lane) {
     In& in = in_[lane];
     const std::uint64_t released = in.words.released.load(std::memory_order_relaxed);
-    if (released - in.told >= memory_->laneBytes()[lane] / 4 &&
-        sendImmediate(encode(Said::kReleased, lane, (released - in.told) / kUnit), false)) {
-      in.told = released;
+    if (released - in.credited >= memory_->laneBytes()[lane] / 4 &&
+        sendImmediate(encode(Said::kReleased, lane, (released - in.credited) / kUnit), false)) {
+      in.credited = released;
     }
   }
   if (toReturn_ >= kReturnEvery && sendImmediate(encode(Said::kReturned, 0, toReturn_), false)) {

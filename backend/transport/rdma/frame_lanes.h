@@ -103,13 +103,13 @@ class FrameLanes {
   struct In {
     RingWords words{};  // written: from the immediates; released: by the reader here
     RingReader reader;
-    std::uint64_t told = 0;  // part of words.released that was sent as credit
+    std::uint64_t credited = 0;  // part of words.released that was sent as credit
   };
 
   bool flushLane(std::size_t lane);
   // Writes the header of the lane's next frame, `size` bytes with header and padding. False: the size is impossible.
   bool makeHeader(std::size_t lane, std::uint64_t size, std::uint64_t padding);
-  void tellCredits();
+  void sendCredits();
   bool sendImmediate(std::uint32_t immediate, bool isSignalled);
 
   std::unique_ptr<FrameMemory> memory_;

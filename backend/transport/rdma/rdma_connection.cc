@@ -77,7 +77,7 @@ RdmaConnection::RdmaConnection(std::shared_ptr<RdmaFabric> fabric, std::uint32_t
       slot_(slot),
       requester_(*fabric_, *join_.lanes, devicesOf(join_.payload)),
       server_(*fabric_, *join_.lanes, join_.payload),
-      lastHeard_(Clock::now()) {
+      lastArrival_(Clock::now()) {
   fabric_->take(slot_, this, join_.link.get());
 }
 
@@ -92,13 +92,13 @@ RdmaConnection::~RdmaConnection() {
 // All committed frames arrive first, then the leave, then the close of the link.
 void RdmaConnection::leave() {
   const Deadline until = Clock::now() + kLeaveWithin;
-  bool isTold = false;
+  bool isReported = false;
   while (failure_.isOk() && transportFailure_.empty() && !isHungUp_ && Clock::now() < until) {
     join_.lanes->flush();
-    if (join_.lanes->isFlushed() && !isTold) {
-      isTold = join_.lanes->sendNote(Note::kLeaving);
+    if (join_.lanes->isFlushed() && !isReported) {
+      isReported = join_.lanes->sendNote(Note::kLeaving);
     }
-    if (isTold && join_.lanes->isIdle()) {
+    if (isReported && join_.lanes->isIdle()) {
       break;
     }
     fabric_->poll();
@@ -204,7 +204,7 @@ void RdmaConnection::onCompletion(const WorkId& id, const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS) {
     return onFailedCompletion(id, completion);
   }
-  heard_ = true;
+  hasArrived_ = true;
   if (id.isReceive) {
     return onImmediate(id, be32toh(completion.imm_data));
   }
@@ -292,11 +292,11 @@ Status RdmaConnection::lastWords() {
 }
 
 void RdmaConnection::probeIfSilent(Deadline now) {
-  if (heard_) {
-    heard_ = false;
+  if (hasArrived_) {
+    hasArrived_ = false;
     isProbing_ = false;
-    lastHeard_ = now;
-  } else if (!isProbing_ && now - lastHeard_ > kProbeAfter) {
+    lastArrival_ = now;
+  } else if (!isProbing_ && now - lastArrival_ > kProbeAfter) {
     isProbing_ = join_.lanes->probe();
   }
 }

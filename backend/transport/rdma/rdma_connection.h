@@ -75,9 +75,9 @@ class RdmaConnection final : public Connection, private FabricMember {
   bool peerIsLeaving_ = false;
   bool isHungUp_ = false;
   bool hasWarnedOfStaging_ = false;
-  bool heard_ = true;       // a completion arrived since the last check of the clock
+  bool hasArrived_ = true;  // a completion arrived since the last check of the clock
   bool isProbing_ = false;  // a probe was posted since the last completion
-  Deadline lastHeard_{};
+  Deadline lastArrival_{};
   std::string deviceTrouble_;     // the latest device event, for messages
   std::string transportFailure_;  // the first request that failed
   Status failure_;                // the first failure is kept

@@ -1,7 +1,7 @@
 // One side of the set-up. begin() pairs the ports, makes the rings and the queue pairs (makeQueues()), and sends the
 // offer. The peer's offer is checked (takeOffer()), the queue pairs are connected, and the ready message is sent. The
 // peer's ready message completes the connection (finish()). A failure on this side is sent to the peer, and the link
-// stays open for kTellWithin, so that the peer can read the reason.
+// stays open for kReportWithin, so that the peer can read the reason.
 #include "backend/transport/rdma/rdma_handshake.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ constexpr std::uint8_t kVersion = 2;
 // Kinds of messages: the sender's queue pairs, the sender is ready, or the sender failed.
 enum class Message : std::uint8_t { kQueuePairs = 1, kReady = 2, kFailure = 3 };
 constexpr std::size_t kMaxTextBytes = 4096;
-constexpr Duration kTellWithin = std::chrono::milliseconds(500);
+constexpr Duration kReportWithin = std::chrono::milliseconds(500);
 constexpr std::uint64_t kRequestLaneBytes = std::uint64_t{256} << 10;
 constexpr QueuePairDepth kPayloadDepth = {128, FetchRequester::kMostParts + 16};
 
@@ -88,7 +88,7 @@ class RdmaJoining final : public Joining {
   void giveUp(const Status& why) override;
 
  private:
-  enum class Stage : unsigned char { kOffer, kReady, kTold, kOver };
+  enum class Stage : unsigned char { kOffer, kReady, kReported, kOver };
 
   Status begin();
   Status makeQueues();
@@ -106,7 +106,7 @@ class RdmaJoining final : public Joining {
   Link link_;
   MessageReader fromLink_;
   Stage stage_ = Stage::kOffer;
-  Deadline toldUntil_ = kNoDeadline;
+  Deadline reportUntil_ = kNoDeadline;
   std::optional<std::uint32_t> slot_;
   std::vector<std::pair<std::size_t, std::size_t>> pairs_;  // (own rail, the peer's)
   std::unique_ptr<FrameMemory> memory_;
@@ -140,8 +140,8 @@ Status RdmaJoining::say(std::string_view message) {
 std::optional<Joining::Outcome> RdmaJoining::step() {
   while (stage_ != Stage::kOver) {
     const auto whole = fromLink_.readOn(link_.socket());
-    if (stage_ == Stage::kTold) {
-      if (whole.isOk() && !*whole && Clock::now() < toldUntil_) {
+    if (stage_ == Stage::kReported) {
+      if (whole.isOk() && !*whole && Clock::now() < reportUntil_) {
         return std::nullopt;
       }
       stage_ = Stage::kOver;
@@ -172,15 +172,15 @@ Status RdmaJoining::advance() {
 }
 
 // Sends the reason to the peer, which then need not wait. The link stays open until the peer's message is read, or
-// until kTellWithin has passed: closing a socket with unread bytes would discard the sent reason.
+// until kReportWithin has passed: closing a socket with unread bytes would discard the sent reason.
 void RdmaJoining::giveUp(const Status& why) {
-  if (stage_ == Stage::kTold) {
+  if (stage_ == Stage::kReported) {
     stage_ = Stage::kOver;
     return;
   }
   outcome_ = why;
-  toldUntil_ = Clock::now() + kTellWithin;
-  stage_ = say(encodeFailure(why)).isOk() ? Stage::kTold : Stage::kOver;
+  reportUntil_ = Clock::now() + kReportWithin;
+  stage_ = say(encodeFailure(why)).isOk() ? Stage::kReported : Stage::kOver;
 }
 
 Status RdmaJoining::makeQueues() {

@@ -54,7 +54,7 @@ class OwnProcessMemory final : public HeldMemory {
  public:
   explicit OwnProcessMemory(std::byte* bytes) : bytes_(bytes) {}
   std::byte* bytes() const override { return bytes_; }
-  void release(const std::function<void()>& tell) override { tell(); }
+  void release(const std::function<void()>& notify) override { notify(); }
   bool isOwnerGone() const override { return false; }  // the owner is this process
   std::string ownersState() const override { return ""; }
 
@@ -85,11 +85,11 @@ class PeerHeapMemory final : public HeldMemory {
   }
 
   std::byte* bytes() const override { return bytes_; }
-  void release(const std::function<void()>& tell) override {
+  void release(const std::function<void()>& notify) override {
     {
       Protection& all = protection();
       const MutexLock lock(all.mutex);
-      tell();
+      notify();
       const auto mine = all.holders.find(bytes_);
       if (mine == all.holders.end() || --mine->second == 0) {  // none in a child of fork()
         // The pages may stay writable when the kernel has no room for one more boundary: then only a stray write goes

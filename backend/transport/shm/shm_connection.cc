@@ -1,9 +1,9 @@
 // One peer over shared memory: this rank writes into its slot of the peer's inbox and reads from the peer's slot of its
-// own inbox, by one ring for each lane. The constructor announces this rank in the peer's inbox, and hearPeer() reads
-// the peer's announcement here: whether the peer can read this rank's ordinary memory, and whether the peer has mapped
-// this rank's heap. From this expose() chooses how the peer reads a tensor. A peer's death shows in its liveness mark,
-// or, before the peer has set the mark, in the link's socket. A peer that leaves normally announces this before hanging
-// up.
+// own inbox, by one ring for each lane. The constructor announces this rank in the peer's inbox, and readAnnouncement()
+// reads the peer's announcement here: whether the peer can read this rank's ordinary memory, and whether the peer has
+// mapped this rank's heap. From this expose() chooses how the peer reads a tensor. A peer's death shows in its liveness
+// mark, or, before the peer has set the mark, in the link's socket. A peer that leaves normally announces this before
+// hanging up.
 #include "backend/transport/shm/shm_connection.h"
 
 #include <fmt/format.h>
@@ -54,12 +54,12 @@ ShmConnection::~ShmConnection() {
   mySign().state.store(static_cast<std::uint32_t>(ReaderState::kGone), std::memory_order_seq_cst);
 }
 
-bool ShmConnection::hearPeer() {
+bool ShmConnection::readAnnouncement() {
   const SlotReader& sign = *joint_.mine->slot(joint_.peer).reader();
-  if (isHeard_ || sign.state.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(ReaderState::kNone)) {
-    return isHeard_;
+  if (isAnnounced_ || sign.state.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(ReaderState::kNone)) {
+    return isAnnounced_;
   }
-  isHeard_ = true;
+  isAnnounced_ = true;
   peersReads_ = {sign.readGBps > 0 ? sign.readGBps : 0, readText(sign.reason)};
   joint_.peerReadsMe = peersReads_.gbps > 0;
   joint_.whyPeerHasNoHeap = readText(sign.whyNoHeap);

@@ -63,12 +63,12 @@ class ShmConnection final : public Connection {
 
   // Whether the peer has attached, too; from then on the peer's report is known. Before that nothing is exposed to the
   // peer.
-  bool hearPeer();
+  bool readAnnouncement();
   // Why a peer that left had given up, if the peer left a reason.
   std::optional<Status> peersLastWord() const { return joint_.theirs->lastWord(); }
   // Why the peer cannot join this rank; nothing while the peer has not reported a reason.
   std::optional<Status> peersRefusal() const { return joint_.theirs->refusalOf(joint_.self); }
-  // The reads of each side: GB/s, or 0 with a reason. The peer's are known after hearPeer().
+  // The reads of each side: GB/s, or 0 with a reason. The peer's are known after readAnnouncement().
   struct Reads {
     double gbps = 0;
     std::string whyNot;
@@ -85,7 +85,7 @@ class ShmConnection final : public Connection {
   std::array<RingWriter, kNumLanes> writers_;
   std::array<RingReader, kNumLanes> readers_;
   std::array<std::size_t, kNumLanes> maxFrameBytes_;
-  bool isHeard_ = false;
+  bool isAnnounced_ = false;
   Reads peersReads_;
   Deadline nextSocketLook_{};
   Status failure_;  // the first one stays

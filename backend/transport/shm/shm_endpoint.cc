@@ -45,7 +45,7 @@ class ShmEndpoint final : public Endpoint {
     const auto theirs = decodeShmAddress(peerAddress);
     return theirs.isOk() ? "" : theirs.status().message();
   }
-  bool needsLine() const override { return false; }
+  bool needsLink() const override { return false; }
   Result<std::unique_ptr<Connection>> attach(Rank peer, std::string_view peerAddress, const std::string& who,
                                              const WaitLimit& limit) override;
   Result<bool> isMet(Connection& connection) override;
@@ -137,7 +137,7 @@ Result<std::unique_ptr<Connection>> ShmEndpoint::attach(Rank peer, std::string_v
 
 Result<bool> ShmEndpoint::isMet(Connection& connection) {
   auto& shm = static_cast<ShmConnection&>(connection);
-  if (!shm.hearPeer()) {
+  if (!shm.readAnnouncement()) {
     return false;
   }
   SW_RETURN_IF_ERROR(checkForcedPath(shm.peer(), shm.myReads(), shm.peersReads()));

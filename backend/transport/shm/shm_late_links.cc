@@ -132,11 +132,11 @@ std::optional<Result<std::unique_ptr<Connection>>> ShmLateLinks::advance(Rank ra
                                           transportKindName(TransportKind::kShm), why.message())};
   };
   const auto failedHere = [&](const Status& why) {
-    const Status told = failed(why);
+    const Status failure = failed(why);
     if (why.code() != StatusCode::kPeerFailed) {
-      inbox_->refuse(rank, told);
+      inbox_->refuse(rank, failure);
     }
-    return told;
+    return failure;
   };
   if (peer.state == State::kWanted) {
     if (const Status asked = ask(peer); !asked.isOk()) {

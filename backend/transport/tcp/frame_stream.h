@@ -47,7 +47,7 @@ class FrameStream {
   const Fd& socket() const { return socket_; }
 
   // Queues a note. Notes are sent before staged payload, and after units that are already being sent.
-  void tell(std::uint8_t kind, std::string bytes) { notesOut_.push_back({kind, std::move(bytes)}); }
+  void sendNote(std::uint8_t kind, std::string bytes) { notesOut_.push_back({kind, std::move(bytes)}); }
   std::size_t numNotesWaiting() const { return notesOut_.size(); }
   // Notes that arrived; the caller removes them.
   std::deque<StreamNote>& notesIn() { return notesIn_; }

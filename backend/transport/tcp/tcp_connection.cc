@@ -16,7 +16,7 @@
 
 #include <algorithm>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
 #include "backend/fabric/net_socket.h"
@@ -101,17 +101,17 @@ TcpConnection::~TcpConnection() {
     // The leave follows all frames, which the peer may still read.
     const NoInterrupts whole;  // a destructor cannot report an interrupt
     const Deadline until = Clock::now() + kLastWords;
-    for (bool told = false; failure_.isOk() && Clock::now() < until;) {
+    for (bool hasSaid = false; failure_.isOk() && Clock::now() < until;) {
       flushFrames();
       if (frames_.isBlocked()) {
         if (!waitForSocket(frames_.socket(), POLLOUT, until, "leaving").isOk()) {
           break;
         }
-      } else if (told) {
+      } else if (hasSaid) {
         break;
       } else {
-        frames_.tell(kLeaving, {});
-        told = true;
+        frames_.sendNote(kLeaving, {});
+        hasSaid = true;
       }
     }
     ::shutdown(frames_.socket().get(), SHUT_WR);
@@ -235,7 +235,7 @@ void TcpConnection::take(const StreamNote& note) {
         return;  // kStopped is on its way to the peer
       }
       if (const Status served = fetches_.serve(note.bytes); !served.isOk()) {
-        frames_.tell(kRefusal, served.message());
+        frames_.sendNote(kRefusal, served.message());
         flushFrames();
         fail({StatusCode::kPeerFailed, fmt::format("{} sent {}", joint_.who, served.message())});
         return;
@@ -290,7 +290,7 @@ bool TcpConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, 
     return false;
   }
   for (std::string& request : requests_) {
-    frames_.tell(kRequest, std::move(request));
+    frames_.sendNote(kRequest, std::move(request));
   }
   if (requests_.empty() && !isDue_) {  // a fetch of zero bytes gets no event
     isDue_ = true;
@@ -305,7 +305,7 @@ bool TcpConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, 
 bool TcpConnection::stopFetches() {
   if (!stopped_) {
     stopped_ = true;
-    frames_.tell(kStopped, {});
+    frames_.sendNote(kStopped, {});
     flushFrames();
     closeFetches();
   }

@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
 #include "backend/base/wire.h"
@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x50545753;  // "SWTP"
 constexpr std::size_t kMaxTextBytes = 1024;
-constexpr std::size_t kMaxStrangers = 32;
+constexpr std::size_t kMaxUnknownCallers = 32;
 constexpr Duration kSuspectFor = std::chrono::seconds(1);
 constexpr std::string_view kDialerProof = "tcp fetches, dialer";
 constexpr std::string_view kListenerProof = "tcp fetches, listener";
@@ -164,7 +164,7 @@ Status TcpJoining::advance() {
     case Stage::kConnecting:
       return connected();
     case Stage::kSuspecting:
-      return hearWhy();
+      return receiveReason();
     case Stage::kProving:
       return takeProof();
     case Stage::kAccepting:
@@ -220,7 +220,7 @@ Status TcpJoining::suspect(Status why) {
   return Status::ok();
 }
 
-Status TcpJoining::hearWhy() {
+Status TcpJoining::receiveReason() {
   const auto whole = fromLink_.readOn(link_.socket());
   if (!whole.isOk()) {
     return {StatusCode::kPeerFailed, fmt::format("the peer closed the connection ({})", suspicion_.message())};
@@ -264,7 +264,7 @@ Status TcpJoining::acceptSecond() {
   auto socket = acceptTcp(listener_);
   SW_RETURN_IF_ERROR(socket.status());
   if (socket->isOpen()) {
-    if (callers_.size() == kMaxStrangers) {
+    if (callers_.size() == kMaxUnknownCallers) {
       callers_.erase(callers_.begin());
     }
     callers_.push_back({std::move(*socket), MessageReader(sizeof(Digest))});
@@ -297,9 +297,9 @@ Status TcpJoining::acceptSecond() {
 
 // Sends this end's verdict, and waits for the peer's verdict when this end agrees.
 void TcpJoining::judge(const Status& mine) {
-  const Status told = say(link_.socket(), encodeStatus(ByteWriter(), mine));
-  if (!mine.isOk() || !told.isOk()) {
-    return end(mine.isOk() ? told : mine);
+  const Status sent = say(link_.socket(), encodeStatus(ByteWriter(), mine));
+  if (!mine.isOk() || !sent.isOk()) {
+    return end(mine.isOk() ? sent : mine);
   }
   stage_ = Stage::kVerdict;
 }

@@ -43,7 +43,7 @@ class TcpJoining final : public Joining {
   Status advance();
   Status takeSetup();
   Status suspect(Status why);
-  Status hearWhy();
+  Status receiveReason();
   Status connected();
   Status takeProof();
   Status acceptSecond();

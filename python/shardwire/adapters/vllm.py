@@ -156,9 +156,9 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
         publication = publish(init_info.store, init_info.name, state, group, buffers=init_info.buffers, patience=init_info.patience, timeout=init_info.timeout)
         # The workers' own limit is one timeout for finding the publisher and one more for each update.
         engine = cls(publication, Meeting(group, "publish", 2 * init_info.timeout + _SLACK_S), taken, client=client, source=source, is_sender=init_info.is_sender)
-        told = {"store": init_info.store, "name": init_info.name, "layouts": init_info.layouts, "mapping": init_info.mapping, "timeout": init_info.timeout}
+        settings = {"store": init_info.store, "name": init_info.name, "layouts": init_info.layouts, "mapping": init_info.mapping, "timeout": init_info.timeout}
         try:
-            engine._together(lambda: client.init_weight_transfer_engine(told) if init_info.is_sender else None)
+            engine._together(lambda: client.init_weight_transfer_engine(settings) if init_info.is_sender else None)
         except BaseException:
             engine.shutdown()
             raise

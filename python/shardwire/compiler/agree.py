@@ -38,9 +38,9 @@ class Meeting:
         group of two jobs.
     """
 
-    def __init__(self, group: Any, door: str, seconds: float | None, layout_rank: int | None = None) -> None:
+    def __init__(self, group: Any, call: str, seconds: float | None, layout_rank: int | None = None) -> None:
         self.backend = resolve_backend(group)
-        self.door = door
+        self.call = call
         self.seconds = seconds
         self.ranks = global_ranks(self.backend)
         self.rank = _C.rank(self.backend)
@@ -73,7 +73,7 @@ class Meeting:
         self.exchange([b""] * BLOBS, error)
 
     def _exchange(self, text: str, blob: bytes, error: Exception | None = None) -> list[bytes]:
-        return exchange(self.backend, f"shardwire.{self.door}", text, blob, error, self.seconds)
+        return exchange(self.backend, f"shardwire.{self.call}", text, blob, error, self.seconds)
 
 
 def _key_of(blob: bytes) -> bytes:
@@ -84,8 +84,8 @@ def _length(key: bytes) -> int:
     return int.from_bytes(key[:_LENGTH], "little")
 
 
-def check_strict(door: str, told: Sequence[bool]) -> None:
+def check_strict(call: str, given: Sequence[bool]) -> None:
     """MismatchError, on all ranks, for different values: one rank would go on where another rank finds missing names."""
-    for rank, strict in enumerate(told):
-        if strict != told[0]:
-            raise errors.MismatchError(f"{door}: strict is {told[0]} on rank 0 and {strict} on rank {rank}; give the same on all ranks")
+    for rank, strict in enumerate(given):
+        if strict != given[0]:
+            raise errors.MismatchError(f"{call}: strict is {given[0]} on rank 0 and {strict} on rank {rank}; give the same on all ranks")

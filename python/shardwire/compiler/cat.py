@@ -12,7 +12,7 @@ from .compile_op import compile_op
 from .future import Future, Seconds, as_seconds
 from ..groups.lookup import resolve_backend
 from .layout import as_dims
-from ..plain.memory import dtype_named, name_of
+from ..plain.tensor_bytes import dtype_named, name_of
 
 _MAX_DIMS = 16
 
@@ -85,8 +85,8 @@ def _all_pieces(backend: Any, mine: list[tuple[int, torch.Tensor]], error: Excep
     """Number, rank, shape and dtype of every rank's tensors; the first rank's error on all."""
     lines = [f"{number};{name_of(tensor.dtype)};{','.join(map(str, tensor.shape))}" for number, tensor in mine]
     pieces = []
-    told = _C.exchange(backend, "cat", blob="\n".join(lines).encode(), error=error, timeout=seconds)
-    for rank, said in enumerate(told):
+    answers = _C.exchange(backend, "cat", blob="\n".join(lines).encode(), error=error, timeout=seconds)
+    for rank, said in enumerate(answers):
         for line in said.decode().splitlines():
             number, dtype, dims = line.split(";")
             pieces.append((int(number), rank, tuple(int(size) for size in dims.split(",")), dtype))

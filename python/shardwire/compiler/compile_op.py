@@ -115,11 +115,11 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
     else:
         native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps is True, given_name, error, seconds,
                                overlap if error is None and overlap else "last", is_spmd if isinstance(is_spmd, bool) else None, use_cached_if_exists is True, kept_in)
-        _tell_what_was_not_kept(native, given_name)
+        _warn_of_what_was_not_kept(native, given_name)
     return _numbered(CustomOp(native, spec.inputs, spec.outputs), backend)
 
 
-def _tell_what_was_not_kept(native: Any, name: str) -> None:
+def _warn_of_what_was_not_kept(native: Any, name: str) -> None:
     _, path, why = native.plan_provenance()
     if why:
         warnings.warn(f"shardwire: the plan of compile_op{f' {name!r}' if name else ''} was made but could not be kept in {os.path.dirname(path)}: {why}; the next process plans "
@@ -139,7 +139,7 @@ def plan_one_rank(rank: int, world_size: int, given: Mapping[str, Any], each_ran
     """One rank's op without a group. given, each_rank: as for ``lists_of_all``. hosts: for each rank the number of its
     host; empty: all ranks on one host."""
     native = _C.plan_offline(lists_of_all(world_size, given, each_rank), rank, allow_gaps, overlap or "last", name or "", hosts, is_spmd, use_cached, build_dir)
-    _tell_what_was_not_kept(native, name or "")
+    _warn_of_what_was_not_kept(native, name or "")
     spec = spec_of_rank(rank, world_size, given, each_rank)
     return CustomOp(native, spec.inputs, spec.outputs, has_group=False)
 
@@ -214,7 +214,7 @@ class CustomOp:
         :class:`Future`."""
         seconds = None if timeout is None else as_seconds(timeout)
         bound = self._op.bind(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors), seconds)
-        return BoundOp(bound, self._told())
+        return BoundOp(bound, self._summary())
 
     @property
     def has_group(self) -> bool:
@@ -303,9 +303,9 @@ class CustomOp:
         return self._op.outputs
 
     def __repr__(self) -> str:
-        return f"<shardwire.CustomOp: {self._told()}>"
+        return f"<shardwire.CustomOp: {self._summary()}>"
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         return f"{self._inputs.count} inputs and {self._outputs.count} outputs on this rank"
 
 
@@ -313,16 +313,16 @@ class BoundOp:
     """A compiled op with fixed tensors: ``bound()`` starts one run and returns a :class:`Future`. Keeps the tensors
     alive."""
 
-    __slots__ = ("_bound", "_told")
+    __slots__ = ("_bound", "_summary")
 
-    def __init__(self, bound: Any, told: str) -> None:
-        self._bound, self._told = bound, told
+    def __init__(self, bound: Any, summary: str) -> None:
+        self._bound, self._summary = bound, summary
 
     def __call__(self) -> Future:
         return Future(self._bound())
 
     def __repr__(self) -> str:
-        return f"<shardwire.BoundOp: {self._told}>"
+        return f"<shardwire.BoundOp: {self._summary}>"
 
 
 # From the caller's tensors to the native side's list.

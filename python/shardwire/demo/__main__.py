@@ -27,7 +27,7 @@ from . import today
 from .checkpoint import CheckpointError, load_checkpoint
 from .gpt2 import make_gpt2
 from .job import RankReport, Settings, Source, layouts_of, run_rank
-from .progress import Progress
+from .progress_bar import Progress
 
 _PR_SET_PDEATHSIG = 1
 _CASTS = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
@@ -232,12 +232,12 @@ def _rank_main(rank: int, settings: Settings, source: Source, barrier: Any, pipe
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the rank
-    pending, told_at = [0], [time.monotonic()]
+    pending, reported_at = [0], [time.monotonic()]
 
-    def tell(count: int, what: str) -> None:
+    def notify(count: int, what: str) -> None:
         pending[0] += count
-        if time.monotonic() - told_at[0] > 0.05:  # a message per parameter would cost more than the parameter
-            told_at[0] = time.monotonic()
+        if time.monotonic() - reported_at[0] > 0.05:  # a message per parameter would cost more than the parameter
+            reported_at[0] = time.monotonic()
             pipe.send(("progress", (pending[0], what)))
             pending[0] = 0
 
@@ -246,7 +246,7 @@ def _rank_main(rank: int, settings: Settings, source: Source, barrier: Any, pipe
 
     code = 1
     try:
-        outcome = run_rank(rank, settings, source, meet, tell)
+        outcome = run_rank(rank, settings, source, meet, notify)
         meet()  # no rank leaves while another still reads its memory
         pipe.send(("done", outcome))
         code = 0

@@ -73,8 +73,8 @@ def layouts_of(source: Source, settings: Settings) -> tuple[dict[str, Layout], d
     return training, inference, rules
 
 
-def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], None], tell: Callable[[int, str], None]) -> RankReport:
-    """The whole work of rank ``rank``. ``meet`` returns when all ranks have called; ``tell(bytes, what)`` reports
+def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], None], notify: Callable[[int, str], None]) -> RankReport:
+    """The whole work of rank ``rank``. ``meet`` returns when all ranks have called; ``notify(bytes, what)`` reports
     progress."""
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(settings.meeting, settings.num_ranks)
@@ -84,7 +84,7 @@ def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], N
     wanted = _allocate(inference, rank, settings)
     for name, tensor in held.items():
         tensor.copy_(_part(training[name], source[name], rank))
-        tell(tensor.numel() * tensor.element_size(), "laying out")
+        notify(tensor.numel() * tensor.element_size(), "laying out")
     _poison(wanted.values())
     report = RankReport(received_bytes=_num_bytes(wanted))
 
@@ -100,7 +100,7 @@ def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], N
         begin = time.perf_counter()
         start().wait()
         report.run_intervals.append((begin, time.perf_counter()))
-        tell(report.received_bytes, "moving")
+        notify(report.received_bytes, "moving")
     meet()
     report.grown_bytes = max(0, _private_bytes() - before)
     report.scratch_bytes = int(op.stats().get("scratch_bytes", 0))
@@ -108,11 +108,11 @@ def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], N
         report.traffic = op.traffic()
     for name, tensor in wanted.items():
         report.mismatched_bytes += count_mismatches(tensor, _expected(tensor, _part(inference[name], source[name], rank)))
-        tell(tensor.numel() * tensor.element_size(), "checking")
+        notify(tensor.numel() * tensor.element_size(), "checking")
     meet()
-    report.memcpy_intervals = _measure_memcpy(wanted, settings.runs, meet, tell)
+    report.memcpy_intervals = _measure_memcpy(wanted, settings.runs, meet, notify)
     if settings.compare:
-        report.today_intervals = today.measure(rank, settings, held, wanted, training, inference, meet, tell)
+        report.today_intervals = today.measure(rank, settings, held, wanted, training, inference, meet, notify)
     return report
 
 
@@ -173,7 +173,7 @@ def _private_bytes() -> int:
     return 0
 
 
-def _measure_memcpy(wanted: Source, runs: int, meet: Callable[[], None], tell: Callable[[int, str], None]) -> list[tuple[float, float]]:
+def _measure_memcpy(wanted: Source, runs: int, meet: Callable[[], None], notify: Callable[[int, str], None]) -> list[tuple[float, float]]:
     """The yardstick: every receiving rank copies as many bytes, tensor by tensor, from its own memory to the same
     places, all ranks at the same time."""
     copies = [(tensor.data_ptr(), tensor.clone(), tensor.numel() * tensor.element_size()) for tensor in wanted.values() if tensor.numel()]
@@ -184,5 +184,5 @@ def _measure_memcpy(wanted: Source, runs: int, meet: Callable[[], None], tell: C
         for address, source, count in copies:
             ctypes.memmove(address, source.data_ptr(), count)
         intervals.append((begin, time.perf_counter()))
-        tell(_num_bytes(wanted), "memcpy")
+        notify(_num_bytes(wanted), "memcpy")
     return intervals

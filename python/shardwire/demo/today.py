@@ -31,7 +31,7 @@ def num_runs(total_bytes: int) -> int:
 
 
 def measure(rank: int, settings: Settings, held: Source, wanted: Source, training: dict[str, Layout], inference: dict[str, Layout],
-            meet: Callable[[], None], tell: Callable[[int, str], None]) -> list[tuple[float, float]]:
+            meet: Callable[[], None], notify: Callable[[int, str], None]) -> list[tuple[float, float]]:
     """(begin, end) of each run on this rank. Writes ``wanted``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{settings.gloo_meeting}", rank=rank, world_size=settings.num_ranks,
@@ -62,7 +62,7 @@ def measure(rank: int, settings: Settings, held: Source, wanted: Source, trainin
             husks.extend(tensor.set_() for tensor in given)
             given.clear()
         intervals.append((begin, time.perf_counter()))
-        tell(sum(tensor.numel() * tensor.element_size() for tensor in wanted.values()), "today's way")
+        notify(sum(tensor.numel() * tensor.element_size() for tensor in wanted.values()), "today's way")
         meet()
     dist.destroy_process_group()
     return intervals

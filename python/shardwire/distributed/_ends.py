@@ -42,12 +42,12 @@ def is_index(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(item, SupportsIndex) and not isinstance(item, bool) for item in value)
 
 
-def agree(told: Sequence[dict[str, Any]], door: str, keys: Sequence[str]) -> None:
+def agree(facts: Sequence[dict[str, Any]], call: str, keys: Sequence[str]) -> None:
     """MismatchError where ranks differ in one of ``keys``."""
     for key in keys:
-        for rank, record in enumerate(told):
-            if record[key] != told[0][key]:
-                raise MismatchError(f"{door}: the {key} differs between ranks: {_said(told[0][key])} on rank 0, {_said(record[key])} on rank {rank}; "
+        for rank, record in enumerate(facts):
+            if record[key] != facts[0][key]:
+                raise MismatchError(f"{call}: the {key} differs between ranks: {_said(facts[0][key])} on rank 0, {_said(record[key])} on rank {rank}; "
                                     "give the same on all ranks")
 
 
@@ -55,20 +55,20 @@ def _said(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def resolve(door: str, what: str, own: Distribution, described: Sequence[Sequence[Any]], size: int) -> Distribution:
+def resolve(call: str, what: str, own: Distribution, described: Sequence[Sequence[Any]], size: int) -> Distribution:
     """The distribution as a whole: Boxes where each rank gave its own Box, else the distribution that all ranks
     gave."""
     kinds = [item[0] for item in described]
     for rank, item in enumerate(described):
         if kinds[rank] != kinds[0] or (kinds[0] != "Box" and item != described[0]):
-            raise MismatchError(f"{door}: {what} differs between ranks: {_name(described[0])} on rank 0, {_name(item)} on rank {rank}; "
+            raise MismatchError(f"{call}: {what} differs between ranks: {_name(described[0])} on rank 0, {_name(item)} on rank {rank}; "
                                 "give the same distribution on all ranks, or a Box on every rank")
     if kinds[0] != "Box":
         return own
     ndims = [len(item[1]) for item in described]
     for rank, ndim in enumerate(ndims):
         if ndim != ndims[0]:
-            raise ValueError(f"{door}: {what} has {ndim} dimensions on rank {rank}, and {ndims[0]} on rank 0")
+            raise ValueError(f"{call}: {what} has {ndim} dimensions on rank {rank}, and {ndims[0]} on rank 0")
     return Boxes([Box(item[1], item[2]) for item in described])
 
 
@@ -85,44 +85,44 @@ def at_origin(boxes: Boxes) -> tuple[Boxes, Dims]:
     return Boxes(moved), lower
 
 
-def global_shape_of(door: str, distribution: Distribution, shapes: Sequence[Sequence[int]], given: Sequence[int] | None) -> Dims:
+def global_shape_of(call: str, distribution: Distribution, shapes: Sequence[Sequence[int]], given: Sequence[int] | None) -> Dims:
     """The global shape of the local ``shapes``, or the given shape."""
     ndims = [len(shape) for shape in shapes]
     for rank, ndim in enumerate(ndims):
         if ndim != ndims[0]:
-            raise ValueError(f"{door}: the operand has {ndim} dimensions on rank {rank}, and {ndims[0]} on rank 0")
+            raise ValueError(f"{call}: the operand has {ndim} dimensions on rank {rank}, and {ndims[0]} on rank 0")
     if given is not None:
         dims = as_dims(given, "global_shape")
         if len(dims) != ndims[0]:
-            raise ValueError(f"{door}: global_shape has {len(dims)} dimensions, the operand {ndims[0]}")
+            raise ValueError(f"{call}: global_shape has {len(dims)} dimensions, the operand {ndims[0]}")
         return dims
     return distribution.infer_global_shape(shapes)
 
 
-def make_end(door: str, what: str, distribution: Distribution, global_shape: Dims, size: int, overlaps: bool = False) -> End:
+def make_end(call: str, what: str, distribution: Distribution, global_shape: Dims, size: int, overlaps: bool = False) -> End:
     """All ranks' shares, which cover the array: once, or at least once with ``overlaps``. ValueError or GapError
     otherwise."""
     shares = tuple(distribution.share(rank, global_shape, size) for rank in range(size))
     if not isinstance(distribution, _OnGrid):
-        check_cover(f"{door}: {what}", shares, global_shape, overlaps or isinstance(distribution, Placements))
+        check_cover(f"{call}: {what}", shares, global_shape, overlaps or isinstance(distribution, Placements))
     return End(distribution, global_shape, shares)
 
 
-def check_shapes(door: str, what: str, end: End, shapes: Sequence[Sequence[int]]) -> None:
+def check_shapes(call: str, what: str, end: End, shapes: Sequence[Sequence[int]]) -> None:
     """ValueError naming the first rank whose local array has another shape than the distribution requires."""
     for rank, (share, shape) in enumerate(zip(end.shares, shapes)):
         outside = not share.pieces and math.prod(shape) == 0
         if tuple(shape) != share.local_shape and not outside:
-            raise ValueError(f"{door}: {what} has shape {list(shape)} on rank {rank}, but {end.distribution} of the global shape "
+            raise ValueError(f"{call}: {what} has shape {list(shape)} on rank {rank}, but {end.distribution} of the global shape "
                              f"{list(end.global_shape)} gives that rank {list(share.local_shape)}")
 
 
-def check_pieces(door: str, what: str, end: End, pieces: Sequence[Any]) -> None:
+def check_pieces(call: str, what: str, end: End, pieces: Sequence[Any]) -> None:
     """ValueError naming the first rank whose DTensor holds other parts of the array than the distribution requires.
-    pieces: by rank, from ``Operand.tell``."""
+    pieces: by rank, from ``Operand.facts``."""
     for rank, (share, own) in enumerate(zip(end.shares, pieces)):
         if own is not None and own != share.plain:
-            raise ValueError(f"{door}: {what} is a DTensor, whose own placements give rank {rank} {said_pieces(own)}, but {end.distribution} of the global shape "
+            raise ValueError(f"{call}: {what} is a DTensor, whose own placements give rank {rank} {said_pieces(own)}, but {end.distribution} of the global shape "
                              f"{list(end.global_shape)} gives that rank {said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
 
 

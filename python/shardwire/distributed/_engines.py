@@ -68,7 +68,7 @@ class Choice(NamedTuple):
     elements: int
     why: str
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """For people."""
         if not self.measured:
             return f"{self.engine.name} ({self.why})"

@@ -314,13 +314,13 @@ class Plan:
                 "axes": list(self.problem.axes), "world_size": len(self.source.shares), "engine": self.engine, "dtype": str(self._compute), "steps": steps}
 
     def explain(self) -> str:
-        told = self.traffic()
-        lines = [f"{told['kind']} of {told['shape']} along axes {told['axes']} in {told['dtype']}, {told['world_size']} ranks, by {told['engine']}",
+        traffic = self.traffic()
+        lines = [f"{traffic['kind']} of {traffic['shape']} along axes {traffic['axes']} in {traffic['dtype']}, {traffic['world_size']} ranks, by {traffic['engine']}",
                  f"the operand lies as {self.source.distribution}, the result as {self.target.distribution}"]
-        for number, step in enumerate(told["steps"], 1):
+        for number, step in enumerate(traffic["steps"], 1):
             if "transform" in step:
                 lines.append(f"{number}. every rank transforms axes {step['transform']}; rank {self._rank} then has {step['shapes'][self._rank]}")
-                lines += [f"   rank {self._rank}, by {choice.told()}" for choice in self._chosen(number - 1)]
+                lines += [f"   rank {self._rank}, by {choice.summary()}" for choice in self._chosen(number - 1)]
                 continue
             edges = step["move"]["edges"]
             between = sum(edge["bytes"] for edge in edges if edge["src"] != edge["dst"])

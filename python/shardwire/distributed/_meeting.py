@@ -18,20 +18,20 @@ _plans: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = weakref.WeakKeyD
 _forgotten = 0
 
 
-def exchange(group: Any, door: str, told: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
+def exchange(group: Any, call: str, facts: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
     """The arguments of every rank, by rank of the group. Collective over ``group``.
 
-    ``told``: any values for json. ``error``: sent instead of ``told``; then every rank raises the lowest rank's error,
-    with the rank's number. ``door``: the name of the called function; MismatchError on all ranks where ranks called
+    ``facts``: any values for json. ``error``: sent instead of ``facts``; then every rank raises the lowest rank's error,
+    with the rank's number. ``call``: the name of the called function; MismatchError on all ranks where ranks called
     different functions.
     """
     body = b""
     if error is None:
         try:
-            body = json.dumps({**told, "forgotten": _forgotten}).encode()
+            body = json.dumps({**facts, "forgotten": _forgotten}).encode()
         except (TypeError, ValueError) as failure:  # the other ranks wait for this rank
             error = TypeError(f"an argument cannot be told to the other ranks: {failure}; give plain Python values")
-    told_by = agree.exchange(resolve_backend(group), f"shardwire.distributed.{door}", blob=body, error=error)
+    told_by = agree.exchange(resolve_backend(group), f"shardwire.distributed.{call}", blob=body, error=error)
     return [json.loads(blob) for blob in told_by]
 
 

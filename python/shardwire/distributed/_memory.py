@@ -38,8 +38,8 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
         if error is not None:
             raise error
     else:
-        told = {"bytes": tensor.numel() * tensor.element_size(), "make_symmetric": bool(make_symmetric)}
-        everyone = _meeting.exchange(_runtime.group_of(group), "allocate_symmetric_memory", told, error)
+        facts = {"bytes": tensor.numel() * tensor.element_size(), "make_symmetric": bool(make_symmetric)}
+        everyone = _meeting.exchange(_runtime.group_of(group), "allocate_symmetric_memory", facts, error)
         for rank, record in enumerate(everyone):
             if record["bytes"] != everyone[0]["bytes"] and not all(each["make_symmetric"] for each in everyone):
                 raise ValueError(f"allocate_symmetric_memory: rank 0 asks for {everyone[0]['bytes']} bytes, rank {rank} for {record['bytes']}; give make_symmetric=True on all ranks "

@@ -23,7 +23,7 @@ class Operand(NamedTuple):
     package: str
     given: Any
 
-    def tell(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """The description of the operand for the other ranks. pieces: the parts that a DTensor holds by its own
         placements; equal local shapes do not imply equal pieces. UnsupportedError for a Partial placement."""
         pieces = None

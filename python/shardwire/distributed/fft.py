@@ -112,10 +112,10 @@ class FFT:
     """
 
     def __init__(self, operand: Any, /, distribution: Any = None, *, options: Any = None, stream: Any = None, axes: Sequence[int] | None = None,
-                 norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None, _door: str = "fft.FFT",
+                 norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None, _call: str = "fft.FFT",
                  _inverse: bool | None = None, _error: Exception | None = None) -> None:
         del stream
-        self._door = _door
+        self._call = _call
         self._group = _runtime.group_of(group)
         backend = resolve_backend(self._group)
         self._ranks = global_ranks(backend)
@@ -130,14 +130,14 @@ class FFT:
         # as the transform.
         self._usual: Settings | None = None
         self._dtypes: tuple[torch.dtype, torch.dtype] | None = None
-        told, sides, error = self._read(operand, distribution, options, axes, norm, global_shape, _error)
-        everyone = _meeting.exchange(self._group, _door, told, error)
-        self._key = f"{_door} {everyone}"
+        facts, sides, error = self._read(operand, distribution, options, axes, norm, global_shape, _error)
+        everyone = _meeting.exchange(self._group, _call, facts, error)
+        self._key = f"{_call} {everyone}"
         kept = None if _inverse is None else _meeting.kept_plans(self._group).get(self._key)
         if kept is None:
             self._settle(everyone, sides)
         else:  # all ranks gave the same arguments before, and so have equal plans
-            self._problem, self._source, self._target, self._norm, self._told, self._chunking, plan = kept
+            self._problem, self._source, self._target, self._norm, self._facts, self._chunking, plan = kept
             self._plans[False] = plan
 
     def _read(self, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any,
@@ -150,18 +150,18 @@ class FFT:
             self._logger = given.logger
             _engines.find()  # SHARDWIRE_FFT_ENGINE may name an engine missing on this rank's host
             self._operand = wrap(operand)
-            kind = _read_kind(self._operand, given, self._door)
+            kind = _read_kind(self._operand, given, self._call)
             if norm not in _NORMS:
                 raise ValueError(f"norm is {kind_of(norm)}; give one of {', '.join(map(repr, _NORMS))}")
             sides = self._read_sides(distribution, given)
             if self._operand.package == "DTensor":
                 global_shape = tuple(self._operand.given.shape) if global_shape is None else global_shape
-            told = {**self._operand.tell(), "kind": kind, "norm": norm, "axes": None if axes is None else list(as_dims(axes, "axes")),
+            facts = {**self._operand.facts(), "kind": kind, "norm": norm, "axes": None if axes is None else list(as_dims(axes, "axes")),
                     "last_axis_parity": given.last_axis_parity, "measure": given.measure,
                     "chunks": given.chunks, "wires": self._wires, "redistribute": given.returns, "distribution": [None if side is None else side.describe() for side in sides],
                     "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
                     "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
-            return told, sides, None
+            return facts, sides, None
         except Exception as failure:  # any error is sent: the other ranks wait for this rank
             return {}, [], failure
 
@@ -189,34 +189,34 @@ class FFT:
             raise ValueError("a Box tells where the operand lies, and not the result: give a pair, distribution=[input_box, output_box]")
         return sides
 
-    def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution | None]) -> None:
+    def _settle(self, facts: Sequence[dict[str, Any]], sides: Sequence[Distribution | None]) -> None:
         """Computes the problem and its two ends from the arguments of all ranks. Pure: an error is raised on all ranks
         alike."""
-        door, size = self._door, len(self._ranks)
-        _ends.agree(told, door, ("dtype", "package", "device", "kind", "norm", "axes", "last_axis_parity", "redistribute", "global_shape", "requires_grad", "chunks"))
-        mine = told[self._rank]
-        self._chunking = Chunking(mine["chunks"], are_between_hosts([record["wires"] for record in told]))
-        shapes = [record["shape"] for record in told]
+        call, size = self._call, len(self._ranks)
+        _ends.agree(facts, call, ("dtype", "package", "device", "kind", "norm", "axes", "last_axis_parity", "redistribute", "global_shape", "requires_grad", "chunks"))
+        mine = facts[self._rank]
+        self._chunking = Chunking(mine["chunks"], are_between_hosts([record["wires"] for record in facts]))
+        shapes = [record["shape"] for record in facts]
         assert sides[0] is not None
-        source = _ends.resolve(door, "the operand's distribution", sides[0], [record["distribution"][0] for record in told], size)
+        source = _ends.resolve(call, "the operand's distribution", sides[0], [record["distribution"][0] for record in facts], size)
         if source.ndim is not None and any(len(shape) != source.ndim for shape in shapes):
             rank = next(rank for rank, shape in enumerate(shapes) if len(shape) != source.ndim)
-            raise ValueError(f"{door}: the operand has {len(shapes[rank])} dimensions on rank {rank}, {source} {source.ndim}")
-        dims = _ends.global_shape_of(door, source, shapes, mine["global_shape"])
+            raise ValueError(f"{call}: the operand has {len(shapes[rank])} dimensions on rank {rank}, {source} {source.ndim}")
+        dims = _ends.global_shape_of(call, source, shapes, mine["global_shape"])
         axes = read_axes(mine["axes"], len(dims))
-        self._problem = problem_of(door, mine["kind"], dims, axes, mine["last_axis_parity"], _WIDTHS[mine["dtype"].partition(".")[2]][0])
-        self._source = _ends.make_end(door, "the operand's distribution", source, dims, size)
-        _ends.check_shapes(door, "the operand", self._source, shapes)
-        _ends.check_pieces(door, "the operand", self._source, [record["pieces"] for record in told])
+        self._problem = problem_of(call, mine["kind"], dims, axes, mine["last_axis_parity"], _WIDTHS[mine["dtype"].partition(".")[2]][0])
+        self._source = _ends.make_end(call, "the operand's distribution", source, dims, size)
+        _ends.check_shapes(call, "the operand", self._source, shapes)
+        _ends.check_pieces(call, "the operand", self._source, [record["pieces"] for record in facts])
         target: Distribution | None = None
-        if any((record["distribution"][1] is None) != (sides[1] is None) for record in told):
-            raise _ends.MismatchError(f"{door}: some ranks give one distribution, and some a pair; give the same on all ranks")
+        if any((record["distribution"][1] is None) != (sides[1] is None) for record in facts):
+            raise _ends.MismatchError(f"{call}: some ranks give one distribution, and some a pair; give the same on all ranks")
         if sides[1] is not None:
-            target = _ends.resolve(door, "the result's distribution", sides[1], [record["distribution"][1] for record in told], size)
+            target = _ends.resolve(call, "the result's distribution", sides[1], [record["distribution"][1] for record in facts], size)
         elif isinstance(source, Slab) and len(dims) > 1:
             target = Slab(1 if source.partition_dim % len(dims) == 0 else 0)
-        self._target = None if target is None else _ends.make_end(door, "the result's distribution", target, self._problem.result_shape, size, overlaps=True)
-        self._norm, self._told = mine["norm"], mine
+        self._target = None if target is None else _ends.make_end(call, "the result's distribution", target, self._problem.result_shape, size, overlaps=True)
+        self._norm, self._facts = mine["norm"], mine
 
     # Properties.
 
@@ -263,8 +263,8 @@ class FFT:
     def _make_plan(self, swapped: bool) -> Plan:
         source, target = (self._target, self._source) if swapped else (self._source, self._target)
         assert source is not None
-        compute = _dtype_of("torch." + _WIDTHS[self._told["dtype"].partition(".")[2]][0])
-        made = Plan(self._group, self._rank, self._problem, source, target, compute, self._door, measure=self._told["measure"], chunking=self._chunking)
+        compute = _dtype_of("torch." + _WIDTHS[self._facts["dtype"].partition(".")[2]][0])
+        made = Plan(self._group, self._rank, self._problem, source, target, compute, self._call, measure=self._facts["measure"], chunking=self._chunking)
         if self._operand is not None:
             local = self._operand.tensor
             like = local if local.dtype == made.operand_dtype else torch.empty_like(local, dtype=made.operand_dtype)
@@ -301,8 +301,8 @@ class FFT:
 
     def _run(self, local: torch.Tensor, plan: Plan, settings: Settings) -> torch.Tensor:
         if self._dtypes is None:
-            wide_complex, _, out_complex, out_real = _WIDTHS[self._told["dtype"].partition(".")[2]]
-            if self._told["package"] == "numpy":
+            wide_complex, _, out_complex, out_real = _WIDTHS[self._facts["dtype"].partition(".")[2]]
+            if self._facts["package"] == "numpy":
                 out_complex = wide_complex  # numpy has no complex32
             self._dtypes = plan.operand_dtype, _dtype_of("torch." + (out_real if self._problem.kind == "C2R" else out_complex))
         taken, given = self._dtypes
@@ -359,10 +359,10 @@ class FFT:
         if operand is None:
             return None, [self._swapped]
         fresh = wrap(operand)
-        said = fresh.tell()
+        said = fresh.facts()
         for key, value in said.items():
-            if key not in ("shape", "pieces") and value != self._told[key]:
-                raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
+            if key not in ("shape", "pieces") and value != self._facts[key]:
+                raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
         fits = [self._swapped] if distribution is None else self._ends_of(distribution)
         end = self._target if fits[0] else self._source  # a box of both ends is the same box at both
         assert end is not None
@@ -453,10 +453,10 @@ def irfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory
     return _once("fft.irfft", operand, distribution, options, axes, norm, global_shape, group, True)
 
 
-def _once(door: str, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any, group: Any, inverse: bool) -> Any:
-    one = FFT(operand, distribution=distribution, options=options, axes=axes, norm=norm, global_shape=global_shape, group=group, _door=door, _inverse=inverse)
+def _once(call: str, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any, group: Any, inverse: bool) -> Any:
+    one = FFT(operand, distribution=distribution, options=options, axes=axes, norm=norm, global_shape=global_shape, group=group, _call=call, _inverse=inverse)
     one.plan()
-    _meeting.keep_plan(one._group, one._key, (one._problem, one._source, one._target, one._norm, one._told, one._chunking, one._plans[False]))
+    _meeting.keep_plan(one._group, one._key, (one._problem, one._source, one._target, one._norm, one._facts, one._chunking, one._plans[False]))
     return one.execute()
 
 
@@ -480,7 +480,7 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
     except Exception as failure:
         error = failure
     operand = tensor.numpy() if name == "numpy" else tensor
-    FFT(operand, distribution=distribution, options={"fft_type": fft_type}, group=group, _door="fft.allocate_operand", _error=error).free()
+    FFT(operand, distribution=distribution, options={"fft_type": fft_type}, group=group, _call="fft.allocate_operand", _error=error).free()
     return operand
 
 
@@ -499,15 +499,15 @@ def read_direction(direction: Any, kind: str, default: bool | None) -> bool:
     return inverse
 
 
-def _read_kind(operand: Operand, options: FFTOptions, door: str) -> str:
+def _read_kind(operand: Operand, options: FFTOptions, call: str) -> str:
     dtype = operand.tensor.dtype
     name = str(dtype).partition(".")[2]
     if name not in _WIDTHS:
         raise TypeError(f"the operand has dtype {dtype}; a transform takes {', '.join(_WIDTHS)}")
-    forced = {"fft.fft": "C2C", "fft.ifft": "C2C", "fft.rfft": "R2C", "fft.irfft": "C2R"}.get(door)
+    forced = {"fft.fft": "C2C", "fft.ifft": "C2C", "fft.rfft": "R2C", "fft.irfft": "C2R"}.get(call)
     kind = forced or options.fft_type or ("C2C" if dtype.is_complex else "R2C")
     if forced is not None and options.fft_type not in (None, forced):
-        raise ValueError(f"options say fft_type {options.fft_type!r}, but {door} is {forced}")
+        raise ValueError(f"options say fft_type {options.fft_type!r}, but {call} is {forced}")
     if (kind == "R2C") == dtype.is_complex:
         raise ValueError(f"{kind} takes a {'real' if kind == 'R2C' else 'complex'} operand, this one has dtype {dtype}")
     return kind
@@ -518,14 +518,14 @@ class _Transform(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, one: FFT, plan: Plan, settings: Settings) -> torch.Tensor:
-        ctx.told = (one._group, plan, settings, f"{one._swapped} {one._key}", local.dtype,
-                    one._told["package"] != "DTensor")
+        ctx.kept = (one._group, plan, settings, f"{one._swapped} {one._key}", local.dtype,
+                    one._facts["package"] != "DTensor")
         return one._run(local.detach(), plan, settings)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        group, plan, settings, key, dtype, sums = ctx.told
+        group, plan, settings, key, dtype, sums = ctx.kept
         key = f"backward {key}"
         back = _meeting.kept_plans(group).get(key)
         if back is None:

@@ -79,7 +79,7 @@ class Reshape:
     MismatchError where ranks were given different arguments.
     """
 
-    _door = "reshape"
+    _call = "reshape"
 
     def __init__(self, operand: Any, /, input_box: Any, output_box: Any, *, options: Any = None, stream: Any = None,
                  global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None, _keeps: bool = False) -> None:
@@ -92,14 +92,14 @@ class Reshape:
         self._op: CustomOp | None = None
         self._operand: Operand | None = None
         self._out: Operand | None = None
-        told, sides, error = self._read(operand, input_box, output_box, options, global_shape, out)
-        everyone = _meeting.exchange(self._group, self._door, told, error)
-        self._key = f"{self._door} {everyone}"
+        facts, sides, error = self._read(operand, input_box, output_box, options, global_shape, out)
+        everyone = _meeting.exchange(self._group, self._call, facts, error)
+        self._key = f"{self._call} {everyone}"
         kept = _meeting.kept_plans(self._group).get(self._key) if _keeps else None
         if kept is None:
             self._settle(everyone, sides)
         else:  # all ranks gave the same arguments before, and so have equal plans
-            self._source, self._target, self._dtype, self._told, self._op = kept
+            self._source, self._target, self._dtype, self._facts, self._op = kept
 
     def _read(self, operand: Any, input_box: Any, output_box: Any, options: Any, global_shape: Any,
               out: Any) -> tuple[dict[str, Any], list[Distribution], Exception | None]:
@@ -118,14 +118,14 @@ class Reshape:
                 self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
             sides = [_ends.read_distribution(input_box, "input_box", self._ranks), _ends.read_distribution(output_box, "output_box", self._ranks)]
             requires_grad = bool(self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False))
-            told: dict[str, Any] = {
-                **self._operand.tell(), "input_box": sides[0].describe(), "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,
+            facts: dict[str, Any] = {
+                **self._operand.facts(), "input_box": sides[0].describe(), "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,
                 "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape"))}
             if out is not None:
                 self._out = read_out(out, self._operand)
                 self._refuse_gradient(requires_grad)
-                told["out"] = self._out.tell()
-            return told, sides, None
+                facts["out"] = self._out.facts()
+            return facts, sides, None
         except Exception as failure:  # any error is sent: the other ranks wait for this rank
             return {}, [], failure
 
@@ -136,49 +136,49 @@ class Reshape:
         if requires_grad and torch.is_grad_enabled():
             raise ValueError("the operand requires grad, and no gradient goes through out=; leave out= away, give operand.detach(), or call under torch.no_grad()")
 
-    def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution]) -> None:
+    def _settle(self, facts: Sequence[dict[str, Any]], sides: Sequence[Distribution]) -> None:
         """Computes the two ends from the arguments of all ranks. Pure: an error is raised on all ranks alike."""
-        door, size = self._door, len(self._ranks)
-        _ends.agree(told, door, ("dtype", "package", "device", "global_shape", "requires_grad"))
-        shapes = [record["shape"] for record in told]
-        source = _ends.resolve(door, "input_box", sides[0], [record["input_box"] for record in told], size)
-        target = _ends.resolve(door, "output_box", sides[1], [record["output_box"] for record in told], size)
+        call, size = self._call, len(self._ranks)
+        _ends.agree(facts, call, ("dtype", "package", "device", "global_shape", "requires_grad"))
+        shapes = [record["shape"] for record in facts]
+        source = _ends.resolve(call, "input_box", sides[0], [record["input_box"] for record in facts], size)
+        target = _ends.resolve(call, "output_box", sides[1], [record["output_box"] for record in facts], size)
         for what, side in (("input_box", source), ("output_box", target)):
             if side.ndim is not None and side.ndim != len(shapes[0]):
-                raise ValueError(f"{door}: {what} has {side.ndim} dimensions, the operand {len(shapes[0])} on rank 0")
-        given = told[0]["global_shape"]
+                raise ValueError(f"{call}: {what} has {side.ndim} dimensions, the operand {len(shapes[0])} on rank 0")
+        given = facts[0]["global_shape"]
         if isinstance(source, Boxes) and given is None:
             # As in nvmath: the array is the smallest box around all boxes, at any offset.
             source, lower = _ends.at_origin(source)
             if isinstance(target, Boxes):
                 target, other = _ends.at_origin(target)
                 if other != lower:
-                    raise ValueError(f"{door}: the boxes of the input begin at {list(lower)}, those of the output at {list(other)}; both describe one array")
-        dims = _ends.global_shape_of(door, source, shapes, given)
+                    raise ValueError(f"{call}: the boxes of the input begin at {list(lower)}, those of the output at {list(other)}; both describe one array")
+        dims = _ends.global_shape_of(call, source, shapes, given)
         if isinstance(target, Boxes):
             wanted = target.infer_global_shape(shapes)
             if any(have < want for have, want in zip(dims, wanted)):
-                raise ValueError(f"{door}: the output's boxes reach to {list(wanted)}, but the input's make an array of shape {list(dims)}")
-        self._source = _ends.make_end(door, "input_box", source, dims, size)
-        self._target = _ends.make_end(door, "output_box", target, dims, size, overlaps=True)
-        _ends.check_shapes(door, "the operand", self._source, shapes)
-        _ends.check_pieces(door, "the operand", self._source, [record["pieces"] for record in told])
-        self._check_out(told)
-        self._dtype = _dtype_of(told[0]["dtype"])
-        self._told = told[self._rank]
+                raise ValueError(f"{call}: the output's boxes reach to {list(wanted)}, but the input's make an array of shape {list(dims)}")
+        self._source = _ends.make_end(call, "input_box", source, dims, size)
+        self._target = _ends.make_end(call, "output_box", target, dims, size, overlaps=True)
+        _ends.check_shapes(call, "the operand", self._source, shapes)
+        _ends.check_pieces(call, "the operand", self._source, [record["pieces"] for record in facts])
+        self._check_out(facts)
+        self._dtype = _dtype_of(facts[0]["dtype"])
+        self._facts = facts[self._rank]
 
-    def _check_out(self, told: Sequence[dict[str, Any]]) -> None:
-        given = [record["out"] for record in told]
+    def _check_out(self, facts: Sequence[dict[str, Any]]) -> None:
+        given = [record["out"] for record in facts]
         for rank, out in enumerate(given):
             if (out is None) != (given[0] is None):
-                raise MismatchError(f"{self._door}: out is given on rank {rank if out else 0} and not on rank {0 if out else rank}; give it on all ranks or on none")
+                raise MismatchError(f"{self._call}: out is given on rank {rank if out else 0} and not on rank {0 if out else rank}; give it on all ranks or on none")
         if given[0] is None:
             return
-        _ends.check_shapes(self._door, "out", self._target, [out["shape"] for out in given])
-        _ends.check_pieces(self._door, "out", self._target, [out["pieces"] for out in given])
+        _ends.check_shapes(self._call, "out", self._target, [out["shape"] for out in given])
+        _ends.check_pieces(self._call, "out", self._target, [out["pieces"] for out in given])
         for rank, out in enumerate(given):
-            if out["dtype"] != told[0]["dtype"]:
-                raise ValueError(f"{self._door}: out has dtype {out['dtype']} on rank {rank}, the operand {told[0]['dtype']}")
+            if out["dtype"] != facts[0]["dtype"]:
+                raise ValueError(f"{self._call}: out has dtype {out['dtype']} on rank {rank}, the operand {facts[0]['dtype']}")
 
     @property
     def global_shape(self) -> Dims:
@@ -190,7 +190,7 @@ class Reshape:
         del stream
         self._check_alive()
         if self._op is None:
-            self._op = move(self._group, self._rank, self._source, self._target, self._dtype, self._door)
+            self._op = move(self._group, self._rank, self._source, self._target, self._dtype, self._call)
             if self._logger is not None:
                 self._logger.info("shardwire.distributed: %s", self.explain())
 
@@ -234,8 +234,8 @@ class Reshape:
             fresh = None if operand is None else self._fitting(operand)
         except Exception as failure:
             error = failure
-        everyone = _meeting.exchange(self._group, f"{self._door}.reset_operand", {"given": fresh is not None}, error)
-        _ends.agree(everyone, f"{self._door}.reset_operand", ("given",))
+        everyone = _meeting.exchange(self._group, f"{self._call}.reset_operand", {"given": fresh is not None}, error)
+        _ends.agree(everyone, f"{self._call}.reset_operand", ("given",))
         self._operand = fresh
 
     def reset_operand_unchecked(self, operand: Any = None, *, stream: Any = None) -> None:
@@ -251,12 +251,12 @@ class Reshape:
 
     def _fitting(self, operand: Any) -> Operand:
         fresh = wrap(operand)
-        for key, value in fresh.tell().items():
-            if key == "pieces" and value != self._told[key]:
-                raise ValueError(f"the operand is a DTensor that gave this rank {_ends.said_pieces(self._told[key])}, the placements of the new one give it "
+        for key, value in fresh.facts().items():
+            if key == "pieces" and value != self._facts[key]:
+                raise ValueError(f"the operand is a DTensor that gave this rank {_ends.said_pieces(self._facts[key])}, the placements of the new one give it "
                                  f"{_ends.said_pieces(value)}; bring it there first, by shardwire.redistribute")
-            if value != self._told[key]:
-                raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
+            if value != self._facts[key]:
+                raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
         if self._out is not None:
             self._refuse_gradient(fresh.tensor.requires_grad or getattr(operand, "requires_grad", False))
         return fresh
@@ -266,7 +266,7 @@ class Reshape:
         self._check_alive()
         if self._op is None:
             raise InvalidReshapeState("explain() comes after plan()")
-        return f"{self._door} of {list(self.global_shape)} {self._dtype}: {self._source.distribution} to {self._target.distribution}\n{self._op.explain()}"
+        return f"{self._call} of {list(self.global_shape)} {self._dtype}: {self._source.distribution} to {self._target.distribution}\n{self._op.explain()}"
 
     def free(self) -> None:
         """Frees operation, operand and out; the object cannot be used any more. A second call does nothing."""
@@ -288,7 +288,7 @@ class Reshape:
 class Redistribute(Reshape):
     """:class:`~shardwire.distributed.reshape.Reshape` by the name and with the argument names of nvmath 1.0."""
 
-    _door = "redistribute"
+    _call = "redistribute"
 
     def __init__(self, operand: Any, /, input_distribution: Any, output_distribution: Any, *, options: Any = None, stream: Any = None,
                  global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None, _keeps: bool = False) -> None:
@@ -319,7 +319,7 @@ def redistribute(operand: _Array, /, input_distribution: Any, output_distributio
 
 def _once(one: Reshape) -> Any:
     one.plan()
-    _meeting.keep_plan(one._group, one._key, (one._source, one._target, one._dtype, one._told, one._op))
+    _meeting.keep_plan(one._group, one._key, (one._source, one._target, one._dtype, one._facts, one._op))
     return one.execute()
 
 
@@ -339,18 +339,18 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, one: Reshape) -> torch.Tensor:
-        ctx.ends = (one._group, one._rank, one._source, one._target, one._dtype, one._door, one._key,
-                    None if one._told["package"] == "DTensor" else "sum")
+        ctx.ends = (one._group, one._rank, one._source, one._target, one._dtype, one._call, one._key,
+                    None if one._facts["package"] == "DTensor" else "sum")
         return one._run(local.detach(), None)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        group, rank, source, target, dtype, door, key, reduction = ctx.ends
+        group, rank, source, target, dtype, call, key, reduction = ctx.ends
         key = f"backward {key}"
         op = _meeting.kept_plans(group).get(key)
         if op is None:
-            op = move(group, rank, target, source, dtype, f"{door}.backward", reduction)
+            op = move(group, rank, target, source, dtype, f"{call}.backward", reduction)
         _meeting.keep_plan(group, key, op)
         result = _runtime.empty(source.shares[rank].local_shape, dtype, grad.device)
         op([grad.resolve_conj().resolve_neg()] if target.shares[rank].pieces else [], [result] if source.shares[rank].pieces else []).wait()

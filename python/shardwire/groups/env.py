@@ -46,10 +46,10 @@ def rendezvous(url: str, timeout: timedelta | None = None, **more: Any) -> Itera
     host, port = address_of(place)
     host, port = os.environ.get("MASTER_ADDR") or host, _given_port() or port
     if not host or not port:
-        untold = [what for what, known in (("where rank 0 runs", host), ("which port its store can have", port)) if not known]
+        unknown = [what for what, known in (("where rank 0 runs", host), ("which port its store can have", port)) if not known]
         to_set = [name for name, known in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if not known]
         how = f" ({' '.join(f'-x {name}=...' for name in to_set)}), or build shardwire with MPI, which needs neither" if place.is_open_mpi else ""
-        raise ValueError(f"{_head(missing)}. {place.describe()}, but not {' nor '.join(untold)}: set {_list(to_set)} for all ranks{how}")
+        raise ValueError(f"{_head(missing)}. {place.describe()}, but not {' nor '.join(unknown)}: set {_list(to_set)} for all ranks{how}")
     yield _store(host, port, rank, size, as_timeout(timeout), place), rank, size
     raise RuntimeError("env:// cannot replace lost ranks: start the job anew")
 
@@ -66,14 +66,14 @@ def _head(missing: Sequence[str]) -> str:
 def _rank_and_size(url: str, place: Place, missing: Sequence[str]) -> tuple[int, int]:
     query = parse_qs(urlparse(url).query)
     found: list[int] = []
-    for name, told in (("RANK", place.rank), ("WORLD_SIZE", place.size)):
+    for name, placed in (("RANK", place.rank), ("WORLD_SIZE", place.size)):
         given = query[_BY_QUERY[name]][0] if _BY_QUERY[name] in query else os.environ.get(name)
         if given and not given.isdecimal():
             raise ValueError(f"{name} is {given!r}, not a number")
-        if given and told is not None and int(given) != told:
+        if given and placed is not None and int(given) != placed:
             raise ValueError(f"{_head(missing)}. {name} is given as {given}, but {place.describe()}: leave rank and world size to the launcher, "
                              f"or set {_list(missing)} as well")
-        known = int(given) if given else told
+        known = int(given) if given else placed
         if known is None:
             raise ValueError(f"{_head(missing)}. {place.describe()}, but not how many ranks there are: set {name} for all ranks, "
                              "or call init_process_group('shardwire', init_method='mpi://')")

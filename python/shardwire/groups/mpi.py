@@ -32,7 +32,7 @@ def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None =
     if getattr(comm, "is_inter", False):
         raise ValueError("comm is an intercommunicator; give comm.Merge(), or a communicator of one group")
     rank, size = comm.Get_rank(), comm.Get_size()
-    store = _meet(lambda told: comm.bcast(told, root=0), rank, size, as_timeout(timeout))
+    store = _meet(lambda sent: comm.bcast(sent, root=0), rank, size, as_timeout(timeout))
     return create_over_fresh_store(store, rank, size, timeout, name)
 
 
@@ -48,7 +48,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iter
         for given in parse_qs(urlparse(url).query).get(what, []):
             if int(given) != here:
                 raise ValueError(f"{what}={given} was given, but MPI says {here}; leave rank and world_size out with init_method='mpi://'")
-    yield _meet(lambda told: _C.mpi_broadcast(told, seconds), rank, size, period), rank, size
+    yield _meet(lambda sent: _C.mpi_broadcast(sent, seconds), rank, size, period), rank, size
     raise RuntimeError("mpi:// cannot replace lost ranks: start the MPI job anew")
 
 
@@ -70,8 +70,8 @@ def _meet(broadcast: Callable[[bytes], bytes], rank: int, size: int, timeout: ti
             store = tcp_store("localhost", 0, size, True, timeout)
         except Exception as error:  # the other ranks wait for rank 0's broadcast
             failure = str(error)
-    told = broadcast(f"{host}\n{0 if store is None else store.port}\n{failure}".encode()).decode()
-    there, port, failure = told.split("\n", 2)
+    sent = broadcast(f"{host}\n{0 if store is None else store.port}\n{failure}".encode()).decode()
+    there, port, failure = sent.split("\n", 2)
     if failure:
         raise RuntimeError(f"rank 0 on host {there} could not open a store for the others: {failure}")
     return store if store is not None else tcp_store("localhost" if there == host else there, int(port), size, False, timeout)

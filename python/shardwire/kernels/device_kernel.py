@@ -18,7 +18,7 @@ from .. import errors
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.layout import kind_of
 from . import machine
-from .arguments import TensorForm, by_name, check_memory_apart, forms_of_arguments
+from .tensor_forms import TensorForm, by_name, check_memory_apart, forms_of_arguments
 from .identity import is_program, name_of
 from .ops_inside import held_ops
 from .package import Package

@@ -94,10 +94,10 @@ def describe_op(name: str) -> list[str]:
     return [name, hashlib.blake2b(json.dumps([traffic, forms], sort_keys=True).encode(), digest_size=12).hexdigest()]
 
 
-def check_op(told: list[str]) -> None:
+def check_op(announced: list[str]) -> None:
     """MismatchError where this rank's op of the same name differs from rank 0's op."""
-    if describe_op(told[0]) != told:
-        raise MismatchError(f"the kernel runs the compiled op {told[0]!r}, which on this rank moves something else or takes other shapes than on rank 0; "
+    if describe_op(announced[0]) != announced:
+        raise MismatchError(f"the kernel runs the compiled op {announced[0]!r}, which on this rank moves something else or takes other shapes than on rank 0; "
                             "give is_spmd=False where ranks differ")
 
 

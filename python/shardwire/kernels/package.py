@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from .arguments import TensorForm
+from .tensor_forms import TensorForm
 
 SCHEMA = 1
 _MAGIC = b"SWKN"

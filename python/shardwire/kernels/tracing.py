@@ -27,7 +27,7 @@ from .. import errors
 from ..compiler.compile_op import CustomOp, name_of_op
 from ..compiler.layout import kind_of
 from . import machine
-from .arguments import TensorForm
+from .tensor_forms import TensorForm
 from .graph_text import communication_in, text_of, value_digest
 from .ops_inside import check_all_used, describe_op, names_in, record
 from .package import SCHEMA, Package
@@ -173,7 +173,7 @@ def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
     before = [tensor._version for tensor in copies]
     wrapper.train(wrapper.kernel.training if isinstance(wrapper.kernel, torch.nn.Module) else False)
     try:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             traced = torch.jit.trace(wrapper, copies, check_trace=False)
             if not wrapper.training:
@@ -182,7 +182,7 @@ def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
         raise _own(error) from error
     except Exception as error:
         raise _untraceable(error) from error
-    for warning in told:
+    for warning in caught:
         if issubclass(warning.category, torch.jit.TracerWarning):
             raise errors.KernelError("the kernel looks at values of its tensors (if, while, item(), ...), which torch.jit.trace would fix to those of the example; "
                                      f"torch {torch.__version__} cannot compile it, and torch 2.6 compiles torch.cond: {_first_line(warning.message)}")  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from .. import _C, errors
 from ..groups.lookup import shardwire_behind
 from ..compiler.agree import Meeting
 from . import cache, machine
-from .arguments import TensorForm
+from .tensor_forms import TensorForm
 from .identity import identity
 from .ops_inside import check_op, describe_op
 from .package import Package, decode
@@ -98,8 +98,8 @@ def compile_together(request: Request | None, pattern: Pattern, seconds: float |
             error = failure
     _compare([json.loads(rows[0]) for rows in meeting.exchange([described, b"", b""], error)])
     assert request is not None  # otherwise exchange has raised
-    traced, told = _trace_on_rank_0(request, pattern, meeting)
-    found, votes = _vote(request, told, meeting)
+    traced, announced = _trace_on_rank_0(request, pattern, meeting)
+    found, votes = _vote(request, announced, meeting)
     package, origin = found or (None, "received")
     shipped = b""
     if not all(votes):
@@ -109,8 +109,8 @@ def compile_together(request: Request | None, pattern: Pattern, seconds: float |
     load_error: Exception | None = None
     try:
         package = package or decode(shipped)
-        if package.key != told["key"]:
-            raise errors.KernelError(f"the package that came is {package.key}, and {told['key']} was announced")
+        if package.key != announced["key"]:
+            raise errors.KernelError(f"the package that came is {package.key}, and {announced['key']} was announced")
         loaded = load(package)
     except Exception as failure:
         load_error = failure
@@ -146,14 +146,14 @@ def _trace_on_rank_0(request: Request, pattern: Pattern, meeting: Meeting) -> tu
     return traced, json.loads(meeting.exchange([said, b"", b""], error)[0][0])
 
 
-def _vote(request: Request, told: dict[str, Any], meeting: Meeting) -> tuple[tuple[Package, str] | None, list[bool]]:
+def _vote(request: Request, announced: dict[str, Any], meeting: Meeting) -> tuple[tuple[Package, str] | None, list[bool]]:
     found, error = None, None
     try:
-        for group in told["groups"]:
+        for group in announced["groups"]:
             _check_group(group)
-        for op in told["ops"]:
+        for op in announced["ops"]:
             check_op(op)
-        found = request.find(told["key"])
+        found = request.find(announced["key"])
     except Exception as failure:
         error = failure
     votes = meeting.exchange([b"1" if found else b"0", b"", b""], error)
@@ -189,10 +189,10 @@ def describe_group(name: str) -> list[Any]:
     return [name, list(_C.global_ranks(backend))]
 
 
-def _check_group(told: list[Any]) -> None:
-    own = describe_group(told[0])
-    if own != told:
-        raise errors.MismatchError(f"the kernel communicates in the group {told[0]!r}, which is of ranks {told[1]} on rank 0 and of ranks {own[1]} here; give is_spmd=False "
+def _check_group(announced: list[Any]) -> None:
+    own = describe_group(announced[0])
+    if own != announced:
+        raise errors.MismatchError(f"the kernel communicates in the group {announced[0]!r}, which is of ranks {announced[1]} on rank 0 and of ranks {own[1]} here; give is_spmd=False "
                                    "where ranks communicate in groups of their own")
 
 

@@ -15,8 +15,8 @@ import torch
 from .write import C128, F64, I64, MAGIC, PLAIN_KINDS, U32
 from .handles import HANDLE_TAGS, handle_with
 from .keys import ReadKeys, Ref
-from .memory import Broken, contiguous_strides, dtype_named, item_bytes, typed
-from .records import Record, by_name
+from .tensor_bytes import Broken, contiguous_strides, dtype_named, item_bytes, typed
+from .user_classes import Record, by_name
 
 _3_I64 = struct.Struct("<3q")
 _DTYPE_OF_NUMPY = re.compile(r"[<>|=](?:b1|[iufcSU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,2}\])?)")

@@ -21,7 +21,7 @@ import torch
 
 from . import write, read
 from .write import NotPlain
-from .memory import Broken
+from .tensor_bytes import Broken
 
 _START = struct.Struct("<4sBBxxIQ")
 _MAGIC = b"SWOB"

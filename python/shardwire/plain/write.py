@@ -20,8 +20,8 @@ import torch
 from .. import _C
 from .keys import NESTING, WrittenKeys
 from .handles import Handle, handle_of
-from .memory import bytes_of, contiguous_strides, name_of, reach, storage_address, untyped
-from .records import Record, by_class
+from .tensor_bytes import bytes_of, contiguous_strides, name_of, reach, storage_address, untyped
+from .user_classes import Record, by_class
 
 MAGIC = b"SWG1"
 # Texts of this length or longer are nodes: written once, also with several references

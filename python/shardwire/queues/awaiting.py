@@ -95,4 +95,4 @@ async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, s
 
 def _give_back(link: UseLink, call: Call, coming: asyncio.Future[Any]) -> None:
     if not coming.cancelled() and coming.exception() is None:
-        _quietly(partial(link.tell, wire.CANCEL, call.queue, call.request))
+        _quietly(partial(link.send_note, wire.CANCEL, call.queue, call.request))

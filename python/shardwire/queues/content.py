@@ -9,7 +9,7 @@ import torch
 
 from .. import _C
 from ..plain import serialize
-from ..plain.memory import bytes_of, dtype_named, name_of, typed
+from ..plain.tensor_bytes import bytes_of, dtype_named, name_of, typed
 
 _TENSOR, _OBJECT = 0, 1
 _START = struct.Struct("<BB")
@@ -53,15 +53,15 @@ class Content:
     def check(self, wanted: str | None, out: torch.Tensor | None) -> None:
         """Raises when the getter cannot take the entry."""
         if wanted == "object" and self.is_tensor:
-            raise TypeError(f"the next entry is a tensor ({self.told()}); take it by get_tensor or get. It is in the queue still")
+            raise TypeError(f"the next entry is a tensor ({self.summary()}); take it by get_tensor or get. It is in the queue still")
         if not self.is_tensor and (wanted == "tensor" or out is not None):
             raise TypeError("the next entry is an object; take it by get_object or get, without out=. It is in the queue still")
         if out is not None and (out.dtype != self.dtype or tuple(out.shape) != self.shape):
-            raise ValueError(f"out is {name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.told()}; it is in the queue still")
+            raise ValueError(f"out is {name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.summary()}; it is in the queue still")
         if out is not None:
             _C.require_memory(out, "out")
 
-    def told(self) -> str:
+    def summary(self) -> str:
         return f"{name_of(self.dtype)}{list(self.shape)}"
 
     def memory(self, sizes: tuple[int, ...], out: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor | None]:

@@ -47,24 +47,24 @@ class Getter:
 
 
 class Putting:
-    """Entries to become visible together: one put, or a transaction. `tell(outcome)` is called once: READY, OVER
+    """Entries to become visible together: one put, or a transaction. `notify(outcome)` is called once: READY, OVER
     (closed) or NOTHING (no room)."""
 
-    __slots__ = ("entries", "missing", "source", "admitted", "fetch", "tell", "room")
+    __slots__ = ("entries", "missing", "source", "admitted", "fetch", "notify", "room")
 
-    def __init__(self, source: Any, tell: Callable[[str], None], fetch: Callable[[], None] | None = None) -> None:
+    def __init__(self, source: Any, notify: Callable[[str], None], fetch: Callable[[], None] | None = None) -> None:
         # fetch: starts to bring the bytes, once there is room
-        self.source, self.tell, self.fetch = source, tell, fetch
+        self.source, self.notify, self.fetch = source, notify, fetch
         self.entries: list[Entry] = []
         self.missing = 0  # parts with bytes still on the way
         self.admitted = False
         self.room = 0  # reserved room, in entries
 
     def end(self, outcome: str) -> None:
-        """Calls `tell`, and releases all references: a reference cycle would keep the bytes until Python collects
+        """Calls `notify`, and releases all references: a reference cycle would keep the bytes until Python collects
         cycles."""
-        tell, self.tell, self.fetch, self.entries = self.tell, _nobody, None, []
-        tell(outcome)
+        notify, self.notify, self.fetch, self.entries = self.notify, _nobody, None, []
+        notify(outcome)
 
 
 class HeldQueue:
@@ -137,7 +137,7 @@ class HeldQueue:
             line.remove(putting)
             self.reserved -= putting.room
             self.arrived(putting.source)
-        putting.tell, putting.fetch, putting.entries = _nobody, None, []
+        putting.notify, putting.fetch, putting.entries = _nobody, None, []
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:

@@ -191,7 +191,7 @@ class HeldLink:
         def ended(outcome: str) -> None:
             self.puttings.pop(message.request, None)
             self.answer(message, _ANSWERS[outcome])
-        putting.tell = ended
+        putting.notify = ended
         self.puttings[message.request] = (held, putting, message)
         held.put(putting, not message.flags & wire.NOT_BLOCKING)
 

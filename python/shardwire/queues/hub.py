@@ -86,7 +86,7 @@ class Hub:
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._to_drive: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopped = threading.Event()
-        self._knocked_at = 0.0
+        self._requested_at = 0.0
         self._threads: dict[str, threading.Thread] = {}
 
     # ---- one event at a time
@@ -160,7 +160,7 @@ class Hub:
             if held is None:
                 held = self.held[key] = HeldQueue(key, about, capacity, survives)
                 self.held_by_number.append(held)
-        self._knocked_at = time.monotonic()
+        self._requested_at = time.monotonic()
         if self.size > 1:
             self._start(self._listen)
 
@@ -190,48 +190,48 @@ class Hub:
         """Waits for connection requests, in the order of their numbers. A user that is killed or interrupted after
         taking a number never writes the request. The number is passed over, and checked again for as long as a slow
         user may still wait for this rank."""
-        knock, doubtful, look_at = 1, 0, 0.0
+        request, doubtful, look_at = 1, 0, 0.0
         passed: dict[int, float] = {}  # number -> end of the checks for it
         while not self._stopped.is_set():
             try:
-                if self._hear(knock):
-                    knock += 1
+                if self._take_request(request):
+                    request += 1
                     continue
                 now = time.monotonic()
                 if now >= look_at:
                     look_at = now + _LOST_S
-                    passed = {number: until for number, until in passed.items() if now < until and not self._hear(number)}
-                    is_taken = _C.store_has(self.store, f"{self.rank}/knocks") and int(self.store.get(f"{self.rank}/knocks")) >= knock
-                    if is_taken and doubtful == knock:  # unchanged since the previous check
-                        passed[knock] = now + self.silence
-                        knock += 1
+                    passed = {number: until for number, until in passed.items() if now < until and not self._take_request(number)}
+                    is_taken = _C.store_has(self.store, f"{self.rank}/requests") and int(self.store.get(f"{self.rank}/requests")) >= request
+                    if is_taken and doubtful == request:  # unchanged since the previous check
+                        passed[request] = now + self.silence
+                        request += 1
                         continue
-                    doubtful = knock if is_taken else 0
+                    doubtful = request if is_taken else 0
             except Exception:
                 # The store is gone, perhaps with rank 0: existing links go on
                 return
-            pause = (time.monotonic() - self._knocked_at) / 10
+            pause = (time.monotonic() - self._requested_at) / 10
             self._stopped.wait(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
-    def _hear(self, knock: int) -> bool:
+    def _take_request(self, request: int) -> bool:
         """Whether the request is there; then a thread meets the user."""
-        if not _C.store_has(self.store, f"{self.rank}/knock/{knock}"):
+        if not _C.store_has(self.store, f"{self.rank}/request/{request}"):
             return False
-        user = int(self.store.get(f"{self.rank}/knock/{knock}"))
-        threading.Thread(target=self._meet_user, args=(knock, user), name="shardwire-queue-meet", daemon=True).start()
-        self._knocked_at = time.monotonic()
+        user = int(self.store.get(f"{self.rank}/request/{request}"))
+        threading.Thread(target=self._meet_user, args=(request, user), name="shardwire-queue-meet", daemon=True).start()
+        self._requested_at = time.monotonic()
         return True
 
-    def _meet_user(self, knock: int, user: int) -> None:
+    def _meet_user(self, request: int, user: int) -> None:
         try:
-            backend = self._make_link(self.rank, knock, user, wire.HOST, min(_MEET_S, self.silence))
+            backend = self._make_link(self.rank, request, user, wire.HOST, min(_MEET_S, self.silence))
         except Exception:
             return  # the user gave up or died; a live user requests again
         link = HeldLink(self, backend, user)
         self.post(link.start)
 
-    def _make_link(self, holder: int, knock: int, user: int, end: int, limit: float) -> Any:
-        store = dist.PrefixStore(f"{holder}/link/{knock}/", self.store)
+    def _make_link(self, holder: int, request: int, user: int, end: int, limit: float) -> Any:
+        store = dist.PrefixStore(f"{holder}/link/{request}/", self.store)
         backend = _C.create_backend(store, end, 2, timedelta(seconds=limit), f"{self.label}: queues of rank {holder}, used by rank {user}")
         backend.set_timeout(_FOREVER)
         return backend
@@ -254,7 +254,7 @@ class Hub:
         try:
             link = self._users.get(holder)
             if link is None or link.broken is not None:
-                link = self._users[holder] = UseLink(self, self._knock(holder, limit), holder)
+                link = self._users[holder] = UseLink(self, self._request_link(holder, limit), holder)
             return link
         finally:
             meeting.release()
@@ -263,11 +263,11 @@ class Hub:
         link = self._users.get(holder)
         return link if link is not None and link.broken is None else None
 
-    def _knock(self, holder: int, limit: float) -> Any:
-        knock = int(self.store.add(f"{holder}/knocks", 1))
-        self.store.set(f"{holder}/knock/{knock}", str(self.rank))
+    def _request_link(self, holder: int, limit: float) -> Any:
+        request = int(self.store.add(f"{holder}/requests", 1))
+        self.store.set(f"{holder}/request/{request}", str(self.rank))
         try:
-            return self._make_link(holder, knock, self.rank, wire.USER, limit)
+            return self._make_link(holder, request, self.rank, wire.USER, limit)
         except TimeoutError as error:
             raise TimeoutError(self._unmet(holder, limit)) from error
 

@@ -318,7 +318,7 @@ class Queue:
         return _Received(found, parts, tensor, message.value)
 
     def taken(self, link: UseLink, call: Call, came: _Received, out: torch.Tensor | None) -> tuple[Any, int]:
-        link.tell(wire.TAKEN, call.queue, call.request)
+        link.send_note(wire.TAKEN, call.queue, call.request)
         return came.found.value(came.parts, came.tensor, out, self.allow_pickle), came.size
 
     def error_of(self, why: str) -> Exception:

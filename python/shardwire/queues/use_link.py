@@ -64,7 +64,7 @@ class UseLink:
             raise self._break(error) from error
         return call
 
-    def tell(self, op: int, queue: int, request: int = 0, value: int = 0) -> None:
+    def send_note(self, op: int, queue: int, request: int = 0, value: int = 0) -> None:
         """Sends a message without an answer."""
         if self.broken is None:
             try:
@@ -163,7 +163,7 @@ class UseLink:
         """Ends the wait for an answer. The holder takes back an entry handed out for the request."""
         if self.broken is None:
             self._abandoned.append(call)
-            self.tell(wire.CANCEL, call.queue, call.request)
+            self.send_note(wire.CANCEL, call.queue, call.request)
 
     def _sweep(self) -> None:
         """Receives late answers of given-up requests: unreceived bytes would be kept for ever."""
@@ -212,6 +212,6 @@ class UseLink:
     def leave(self) -> None:
         """Ends the link normally: the holder must not take this rank for a dead rank."""
         try:
-            self.tell(wire.BYE, 0)
+            self.send_note(wire.BYE, 0)
         except ShardwireError:
             pass

@@ -70,23 +70,23 @@ class LocalPut:
     def __init__(self, queue: Queue, held: HeldQueue, entries: list[Entry], may_wait: bool) -> None:
         self.hub, self.held, self.ended = queue.hub, held, threading.Event()
         self.outcome = ""
-        self._told: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         # All local putters are one source: their puts are complete at once.
-        self.putting = Putting(queue.hub, self._tell)
+        self.putting = Putting(queue.hub, self._notify)
         self.putting.entries = entries
         self.hub.post(lambda: held.put(self.putting, may_wait))
 
-    def _tell(self, outcome: str) -> None:
+    def _notify(self, outcome: str) -> None:
         self.outcome = outcome
         self.ended.set()
-        for told in self._told:
-            told()
+        for callback in self._callbacks:
+            callback()
 
-    def when_over(self, told: Callable[[], None]) -> None:
-        """Calls `told` when the put is over, at least once, on any thread."""
-        self._told.append(told)
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` when the put is over, at least once, on any thread."""
+        self._callbacks.append(callback)
         if self.ended.is_set():
-            told()
+            callback()
 
     def done(self) -> bool:
         return self.ended.is_set()
@@ -122,7 +122,7 @@ class RemotePut:
         return self.outcome
 
     def give_up(self) -> str:
-        self.link.tell(wire.CANCEL, self.call.queue, self.call.request)
+        self.link.send_note(wire.CANCEL, self.call.queue, self.call.request)
         self.wait(None)  # the holder's silence limits the wait
         return self.outcome
 
@@ -322,7 +322,7 @@ class Transaction:
     def _drop(self) -> None:
         for link, number in self._queue.links_made():
             try:
-                link.tell(wire.ROLLBACK, number, value=self._number)
+                link.send_note(wire.ROLLBACK, number, value=self._number)
             except ShardwireError:
                 pass  # the holder died, and the entries are gone too
         for work in self._works:

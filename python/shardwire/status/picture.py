@@ -23,37 +23,37 @@ def picture(processes: Sequence[Process], host: str, state: Callable[[int], str]
     host: the name of this host. ``state`` gives the state of a pid, and is called for ranks on this host only.
     """
     answers = {process.pid: process for process in processes}
-    told: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
+    reports: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
     for process in processes:
         for group in (process.status or {}).get("groups", []):
-            told.setdefault(group["id"], {})[group["rank"]] = (process.pid, group)
-    groups = [_group(identity, ranks, answers, host, state) for identity, ranks in told.items()]
+            reports.setdefault(group["id"], {})[group["rank"]] = (process.pid, group)
+    groups = [_group(identity, ranks, answers, host, state) for identity, ranks in reports.items()]
     groups.sort(key=lambda group: (-group["age_s"], group["name"], group["id"]))
     return {"groups": groups, "processes": [{"pid": process.pid, "state": process.state} for process in processes]}
 
 
-def _group(identity: str, told: dict[int, tuple[int, dict[str, Any]]], answers: dict[int, Process], host: str, state: Callable[[int], str]) -> dict[str, Any]:
-    anyone = next(iter(told.values()))[1]
+def _group(identity: str, reports: dict[int, tuple[int, dict[str, Any]]], answers: dict[int, Process], host: str, state: Callable[[int], str]) -> dict[str, Any]:
+    anyone = next(iter(reports.values()))[1]
     size = anyone["world_size"]
     ranks = []
     for rank in range(size):
-        if rank in told:
-            ranks.append(_rank_that_tells(rank, *told[rank]))
+        if rank in reports:
+            ranks.append(_rank_that_reports(rank, *reports[rank]))
         else:
             peer = next((each for each in anyone["peers"] if each["rank"] == rank), {"pid": 0, "host": "?"})
-            here = any(each["host"] == peer["host"] for _, group in told.values() for each in group["peers"] if each["rank"] == group["rank"])
+            here = any(each["host"] == peer["host"] for _, group in reports.values() for each in group["peers"] if each["rank"] == group["rank"])
             ranks.append(_silent_rank(rank, anyone["global_ranks"][rank], peer, answers, here or peer["host"] == host, state))
-    traffic = [[told[rank][1]["peers"][peer]["sent_bytes"] if rank in told and peer < len(told[rank][1]["peers"]) else 0 for peer in range(size)]
+    traffic = [[reports[rank][1]["peers"][peer]["sent_bytes"] if rank in reports and peer < len(reports[rank][1]["peers"]) else 0 for peer in range(size)]
                for rank in range(size)]
     for rank in range(size):  # for a rank without a report: the peers' counts of bytes received from this rank
-        for peer, (_, group) in told.items():
-            if rank not in told and rank < len(group["peers"]):
+        for peer, (_, group) in reports.items():
+            if rank not in reports and rank < len(group["peers"]):
                 traffic[rank][peer] = group["peers"][rank]["received_bytes"]
     return {"id": identity, "name": anyone["name"], "world_size": size, "global_ranks": anyone["global_ranks"], "age_s": anyone["age_s"], "ranks": ranks, "traffic": traffic,
             "culprits": culprits(ranks), "sentences": sentences(ranks)}
 
 
-def _rank_that_tells(rank: int, pid: int, group: dict[str, Any]) -> dict[str, Any]:
+def _rank_that_reports(rank: int, pid: int, group: dict[str, Any]) -> dict[str, Any]:
     mine = next((peer for peer in group["peers"] if peer["rank"] == rank), {"host": "?"})
     in_flight = group["in_flight"]
     state = "failed" if group["failure"] else "in" if in_flight else "idle"
@@ -67,7 +67,7 @@ def _silent_rank(rank: int, global_rank: int, peer: dict[str, Any], answers: dic
     known = answers.get(pid)
     how = "elsewhere" if not is_here else known.state if known is not None and known.state != "answers" else state(pid)
     if how == "silent" and known is None:
-        how = "untold"  # the process runs, and has no socket
+        how = "unreported"  # the process runs, and has no socket
     if known is not None and known.state == "answers":
         how = "left"  # the process answers, but no longer has this group
     return {"rank": rank, "global_rank": global_rank, "pid": pid, "host": peer["host"], "state": how, "failure": "", "in_flight": [], "last": None, "latest": [],
@@ -134,15 +134,15 @@ def sentences(ranks: Sequence[dict[str, Any]]) -> list[str]:
         name = label(operation)
         whom = _ends(rank, waits, lambda other, name=name: label(waits[other]) == name) or operation["waits_for"]  # type: ignore[misc]
         waiting.setdefault((name, tuple(whom)), []).append(rank)
-    told = [_wait(operation, who, whom, ranks) for (operation, whom), who in waiting.items()]
+    sentences = [_wait(operation, who, whom, ranks) for (operation, whom), who in waiting.items()]
     failures: dict[str, list[int]] = {}
     for one in ranks:
         if one["state"] == "failed":
             failures.setdefault(one["failure"], []).append(one["rank"])
-    told += [f"{listed(who, ranks)} cannot use this group any more: {why}" for why, who in failures.items()]
+    sentences += [f"{listed(who, ranks)} cannot use this group any more: {why}" for why, who in failures.items()]
     awaited = {rank for _, whom in waiting for rank in whom}
     gone = [rank for rank in ranks if rank["state"] in ("dead", "stopped", "silent") and rank["rank"] not in awaited]
-    return told + [f"{listed([rank['rank']], ranks)} {_how(rank, ranks)}" for rank in gone]
+    return sentences + [f"{listed([rank['rank']], ranks)} {_how(rank, ranks)}" for rank in gone]
 
 
 def _wait(operation: str, who: list[int], whom: tuple[int, ...], ranks: Sequence[dict[str, Any]]) -> str:
@@ -170,7 +170,7 @@ def _how(rank: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> str:
         return f"is in no operation (last: {label(last)}{ago})"
     return {"failed": f"cannot use this group any more ({rank['failure']})", "stopped": f"is stopped (pid {pid} got SIGSTOP, or a debugger holds it)",
             "dead": f"is dead (pid {pid} is gone)", "silent": f"does not answer (pid {pid} runs; its status thread gets no time)",
-            "left": f"has left this group (pid {pid} runs)", "untold": f"does not tell (pid {pid} runs without SHARDWIRE_STATUS=1)",
+            "left": f"has left this group (pid {pid} runs)", "unreported": f"does not tell (pid {pid} runs without SHARDWIRE_STATUS=1)",
             "elsewhere": f"is on another host ({rank['host']})"}[state]
 
 

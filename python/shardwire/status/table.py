@@ -8,7 +8,7 @@ from typing import Any
 
 from .picture import has_other_numbers, label, seconds
 
-_WORDS = {"failed": "failed", "stopped": "STOPPED", "dead": "DEAD", "silent": "SILENT", "untold": "does not tell", "left": "left", "elsewhere": "on another host"}
+_WORDS = {"failed": "failed", "stopped": "STOPPED", "dead": "DEAD", "silent": "SILENT", "unreported": "does not tell", "left": "left", "elsewhere": "on another host"}
 _COLUMNS = ("pid", "host", "state", "since", "waits for", "last", "transports")
 
 

@@ -14,7 +14,7 @@ from .. import _C
 from ..errors import TimeoutError
 from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, find_process_group, store_of
 from .arguments import backend_of, seconds_of
-from .memory import empty, zeros
+from .tensors import empty, zeros
 
 # shardwire's names to torch's values
 _REDUCTIONS = {reduction: getattr(dist.ReduceOp, name.upper()) for name, reduction in _C.reductions.items()

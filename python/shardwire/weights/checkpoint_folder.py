@@ -13,7 +13,7 @@ from typing import Any
 from ..compiler.layout import kind_of
 from ..errors import CheckpointError
 from .descriptions import Weight
-from .fused import Whole
+from .simple_layouts import Whole
 from .matching import Match
 from .progress import SILENT, Progress
 from .read_ahead import Span, bring_in, share_of

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import CheckpointError, UnsupportedError
 from .descriptions import Weight
-from .fused import Chunks
+from .simple_layouts import Chunks
 from .matching import Match
 from .pickles import Record, dims_of, dtype_name_of, is_natural, unpickle
 from .progress import SILENT, Progress

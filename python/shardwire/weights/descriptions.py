@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .fused import decode_layout, encode_layout
+from .simple_layouts import decode_layout, encode_layout
 from .holdings import Holdings
 from .name_maps import Part, Place, Renames, Split, place_of
 from .problems import Problems

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from .. import _C
-from ..plain.memory import bytes_of
+from ..plain.tensor_bytes import bytes_of
 from .holdings import Holding
 from .matching import Placed, Space
 

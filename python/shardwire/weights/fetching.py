@@ -101,7 +101,7 @@ class Joint:
     def __init__(self, store: Any, name: str, rank: int, publishers: int, subscribers: int, layout_rank: int, seconds: float) -> None:
         self.publishers, self.subscribers = publishers, subscribers
         self._store = store  # kept: the group uses the store, and some stores are Python objects
-        with told(publishers, subscribers):
+        with errors_by_side(publishers, subscribers):
             self.backend = _C.create_backend(store, rank, publishers + subscribers, timedelta(seconds=seconds), name)
             self.meeting = Meeting(self.backend, "fetch", seconds, layout_rank)
             self.is_publisher = rank < publishers
@@ -180,12 +180,12 @@ class Joint:
         """
         _C.shutdown(self.backend)
 
-    def told(self) -> Any:
-        return told(self.publishers, self.subscribers)
+    def errors_by_side(self) -> Any:
+        return errors_by_side(self.publishers, self.subscribers)
 
 
 @contextmanager
-def told(publishers: int, subscribers: int) -> Iterator[None]:
+def errors_by_side(publishers: int, subscribers: int) -> Iterator[None]:
     """Errors name ranks of the joint group; this context replaces the numbers by the publisher's and the subscriber's
     ranks."""
     try:

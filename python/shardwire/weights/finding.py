@@ -17,11 +17,11 @@ from .progress import SILENT, Progress
 
 _LOOK_S = 0.01
 # A record or a store with another token may be an earlier job's, and may soon be replaced
-_STRANGER_S = 2.0
+_FOREIGN_S = 2.0
 
 
 def open_place(address: Address, deadline: float, shown: Progress = SILENT) -> Place:
-    stranger_until: float | None = None
+    foreign_until: float | None = None
     while True:
         shown.look()
         try:
@@ -30,8 +30,8 @@ def open_place(address: Address, deadline: float, shown: Progress = SILENT) -> P
             if time.monotonic() > deadline:
                 raise GroupTimeoutError(f"there is no publisher of {address.name!r}: {error}") from None
         except MismatchError:
-            stranger_until = stranger_until or time.monotonic() + _STRANGER_S
-            if time.monotonic() > min(deadline, stranger_until):
+            foreign_until = foreign_until or time.monotonic() + _FOREIGN_S
+            if time.monotonic() > min(deadline, foreign_until):
                 raise
         time.sleep(_LOOK_S)
 
@@ -41,18 +41,18 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
     posted note. A newer publisher replaces an older one."""
     place: Place | None = None
     seen, note, record = "", "", {}
-    stranger_since: float | None = None
-    stranger: MismatchError | None = None
+    foreign_since: float | None = None
+    foreign: MismatchError | None = None
     missing: list[int] = []
     while True:
         shown.look()
         try:
             place = place or open_place(address, deadline, shown)
-            found, stranger = _record(place, address)
-            if stranger is not None:
-                stranger_since = stranger_since or time.monotonic()
-                if time.monotonic() - stranger_since > _STRANGER_S:
-                    raise stranger
+            found, foreign = _record(place, address)
+            if foreign is not None:
+                foreign_since = foreign_since or time.monotonic()
+                if time.monotonic() - foreign_since > _FOREIGN_S:
+                    raise foreign
             if found and found["id"] != seen:
                 seen, record = found["id"], found
                 ask = {"id": seen, "size": size, "seconds": max(0.0, deadline - time.monotonic()), "nonce": secrets.token_hex(8),
@@ -102,11 +102,11 @@ def _missing(place: Place, record: dict[str, Any], note: str) -> list[int]:
     """The publisher's ranks that have not answered the note yet. Raises the answer of a rank that refused."""
     missing = []
     for rank in range(record["size"]):
-        heard = place.peek(f"{record['id']}/{note}.heard.{rank}")
-        if heard is None:
+        answered = place.peek(f"{record['id']}/{note}.answer.{rank}")
+        if answered is None:
             missing.append(rank)
             continue
-        answer, reason = json.loads(heard)
+        answer, reason = json.loads(answered)
         if answer != "yes":
             raise MismatchError(f"the publisher's rank {rank} refused this job: {reason}")
     return missing

@@ -16,7 +16,7 @@ from ..compiler.fused import FusedLayout
 from ..compiler.layout import Layout, kind_of, is_dtensor, local_tensor
 from ..compiler.spec import check_local
 from ..errors import UnsupportedError
-from .fused import Whole
+from .simple_layouts import Whole
 
 # Prefixes that torch's wrappers put into the names of the parameters below.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")

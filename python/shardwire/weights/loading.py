@@ -15,7 +15,7 @@ from ..compiler.agree import Meeting, check_strict
 from .checkpoint_folder import INDEX, SINGLE, FileSet
 from .dcp_folder import METADATA, DcpFolder
 from .descriptions import collect, describe
-from .fused import Whole
+from .simple_layouts import Whole
 from .holdings import Holding, Holdings
 from .hosts import host_name, ranks_by_host
 from .matching import match
@@ -90,16 +90,16 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
 
 
 def _load(meeting: Meeting, files: FileSet | DcpFolder | None, wanted: Holdings, everyone: list[list[bytes]], strict: bool, device: Any, shown: Progress) -> Any:
-    told = [json.loads(given[2]) for given in everyone]
-    check_strict("load", [is_strict for _, _, is_strict in told])
-    readers = [rank for rank, (_, reads, _) in enumerate(told) if reads]
+    facts = [json.loads(given[2]) for given in everyone]
+    check_strict("load", [is_strict for _, _, is_strict in facts])
+    readers = [rank for rank, (_, reads, _) in enumerate(facts) if reads]
     if not readers:
         raise ValueError("load: no rank gives a path")
     problems = Problems()
     sources, targets = (collect([given[which] for given in everyone], side, problems) for which, side in enumerate(("source", "target")))
     found = match(sources, targets, problems, strict)
     problems.raise_any("load")
-    hosts = ranks_by_host([host for host, _, _ in told], range(len(told)))
+    hosts = ranks_by_host([host for host, _, _ in facts], range(len(facts)))
     error: Exception | None = None
     layouts: dict[str, Any] = {}
     tensors: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from ..compiler.future import Future, Seconds
 from ..compiler.spec import Side
 from ..errors import ShardwireError
 from ..compiler.agree import Meeting
-from .fused import Chunks, Share
+from .simple_layouts import Chunks, Share
 from .holdings import Holdings
 from .matching import Match, Placed, Space
 

@@ -53,8 +53,8 @@ class NameMap:
 
     def __repr__(self) -> str:
         ready = next((name for name, one in READY.items() if one is self), None)
-        told = f"weights.{ready.upper()}" if ready is not None else f"source={_told(self.source)}, target={_told(self.target)}"
-        return f"<shardwire.NameMap {told}>"
+        summary = f"weights.{ready.upper()}" if ready is not None else f"source={_summary(self.source)}, target={_summary(self.target)}"
+        return f"<shardwire.NameMap {summary}>"
 
     @property
     def inverse(self) -> NameMap:
@@ -67,7 +67,7 @@ class NameMap:
         return NameMap(lambda name: None if name in names else source(name), lambda name: None if name in names else target(name))
 
 
-def _told(renames: Renames) -> str:
+def _summary(renames: Renames) -> str:
     return getattr(renames, "__qualname__", None) or type(renames).__qualname__
 
 

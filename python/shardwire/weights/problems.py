@@ -21,7 +21,7 @@ class Problems:
     def add(self, kind: str, text: str) -> None:
         self.found.setdefault(kind, []).append(text)
 
-    def raise_any(self, door: str) -> None:
+    def raise_any(self, call: str) -> None:
         if not self.found:
             return
         lines = []
@@ -35,4 +35,4 @@ class Problems:
         hint = ""
         if kinds & {"missing", "unused"}:
             hint = "\n  To mend it: give mapping= where names differ; leave tensors out with a mapping that gives None; or strict=False moves what matches"
-        raise error(f"{door}: source and target do not fit together\n" + "\n".join(lines) + hint)
+        raise error(f"{call}: source and target do not fit together\n" + "\n".join(lines) + hint)

@@ -290,11 +290,11 @@ class Publication:
                     # Served already: the store was away, and all notes are read again
                     continue
             except Exception as error:
-                place.put(f"{key}.heard.{self.rank}", json.dumps(["no", str(error)]).encode())
+                place.put(f"{key}.answer.{self.rank}", json.dumps(["no", str(error)]).encode())
                 log("warn" if self.rank == 0 else "info", f"publish {self.name!r}: a subscriber was refused: {error}")
                 continue
             waiting[note] = (ask, time.monotonic() + min(seconds + 1.0, 3600.0))
-            place.put(f"{key}.heard.{self.rank}", json.dumps(["yes", ""]).encode())
+            place.put(f"{key}.answer.{self.rank}", json.dumps(["yes", ""]).encode())
         for note, (ask, until) in list(waiting.items()):
             if place.peek(f"{self._id}/{note}.go") is not None:
                 del waiting[note]

@@ -17,7 +17,7 @@ import torch
 from ..errors import CheckpointError
 from .checkpoint_folder import INDEX, SINGLE, read_index
 from .direct_rows import memory_of
-from .fused import Rows
+from .simple_layouts import Rows
 from .progress import SILENT, Progress
 from .safetensors_file import Stored
 from .save_plan import PlannedFile
@@ -124,7 +124,7 @@ class Draft:
         try:
             self._move(names, old, moved, metadata)
         finally:
-            _let_go(held)
+            _release(held)
         return [str(self.folder / name) for name in names] + ([str(self.folder / INDEX)] if names != [SINGLE] else [])
 
     def _move(self, names: Sequence[str], old: Sequence[str], moved: list[Path], metadata: Mapping[str, str]) -> None:
@@ -206,7 +206,7 @@ def _held_open(paths: Sequence[Path]) -> list[int]:
     return held
 
 
-def _let_go(descriptors: Sequence[int]) -> None:
+def _release(descriptors: Sequence[int]) -> None:
     """Closes files without names on a separate thread: freeing the blocks and pages of some GB takes a while."""
     def close() -> None:
         for descriptor in descriptors:

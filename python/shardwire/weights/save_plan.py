@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .descriptions import Weight
-from .fused import Rows, Whole
+from .simple_layouts import Rows, Whole
 from .matching import Match
 from .safetensors_file import DTYPES, Stored, build_header, dtype_name
 

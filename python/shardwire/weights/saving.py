@@ -17,7 +17,7 @@ from ..errors import MismatchError
 from ..compiler.agree import Meeting
 from .descriptions import Weight, collect, describe
 from .direct_rows import cover, local_rows
-from .fused import Rows
+from .simple_layouts import Rows
 from .holdings import Holdings
 from .hosts import host_name, ranks_by_host
 from .matching import Match, joined, match
@@ -68,15 +68,15 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
         wait_for_removals()
         if meeting.rank == 0:
             os.makedirs(options["folder"], exist_ok=True)
-        told = {"host": host_name(), "token": secrets.token_hex(4), "has": bool(have.entries), "options": options}
-        blobs = [describe(have, renames), b"", json.dumps(told).encode()]
+        facts = {"host": host_name(), "token": secrets.token_hex(4), "has": bool(have.entries), "options": options}
+        blobs = [describe(have, renames), b"", json.dumps(facts).encode()]
     except Exception as failure:  # the other ranks wait and must be notified
         error = failure
     everyone = meeting.exchange(blobs, error)
     ranks = [json.loads(given[2]) for given in everyone]
-    for rank, told in enumerate(ranks):
-        if told["options"] != ranks[0]["options"]:
-            raise MismatchError(f"save: rank 0 gives {ranks[0]['options']}, rank {rank} gives {told['options']}; all ranks give the same")
+    for rank, facts in enumerate(ranks):
+        if facts["options"] != ranks[0]["options"]:
+            raise MismatchError(f"save: rank 0 gives {ranks[0]['options']}, rank {rank} gives {facts['options']}; all ranks give the same")
     problems = Problems()
     sources = collect([given[0] for given in everyone], "source", problems)
     targets = joined(sources, problems)
@@ -101,7 +101,7 @@ def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:
 
 def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str, Weight], targets: dict[str, Weight], found: Match, shown: Progress) -> list[str]:
     options = ranks[0]["options"]
-    hosts = ranks_by_host([told["host"] for told in ranks], [rank for rank, told in enumerate(ranks) if told["has"]])
+    hosts = ranks_by_host([facts["host"] for facts in ranks], [rank for rank, facts in enumerate(ranks) if facts["has"]])
     files = plan_files(found, sources, targets, hosts, options["max_file_bytes"], options["metadata"])
     draft = Draft(options["folder"], ranks[0]["token"], files)
     mine = [number for number, file in enumerate(files) if file.creator == meeting.rank]
@@ -120,9 +120,9 @@ def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str,
                 paths = draft.publish(options["metadata"])
         except Exception as failure:
             error = failure
-        told = meeting.exchange([json.dumps(paths).encode(), b"", b""], error)
+        facts = meeting.exchange([json.dumps(paths).encode(), b"", b""], error)
         whole = True
-        return json.loads(told[mover][0])
+        return json.loads(facts[mover][0])
     finally:
         if not whole:
             draft.discard()

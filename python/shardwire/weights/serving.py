@@ -74,7 +74,7 @@ class Serving(threading.Thread):
             if self._sent_away:
                 raise AbortedError(self._sent_away)
         layouts = {name: holding.layout for name, holding in own._holdings.entries.items()}
-        with joint.told():
+        with joint.errors_by_side():
             joint.compile(own._description, End(layouts, self._tensors, None), None)
         if own.rank == 0:
             tidy(place, key)  # all ranks have used the note
@@ -86,7 +86,7 @@ class Serving(threading.Thread):
     def _serve_one(self) -> bool:
         joint = self._joint
         assert joint is not None
-        with joint.told():
+        with joint.errors_by_side():
             request = joint.request(None, None)
             if request.kind == LEAVE:
                 return False

@@ -314,7 +314,7 @@ class Subscription:
         joint = Joint(place.group_store(f"{note['id']}/{note['note']}.group"), name, note["size"] + own.rank, note["size"], len(own.ranks), own.global_rank,
                       seconds)
         self._joint = joint
-        with joint.told():
+        with joint.errors_by_side():
             joint.compile(b"", None, self._wanted.read)
 
     def _settle_or_drop(self, error: Exception | None, deadline: float) -> None:
@@ -336,7 +336,7 @@ class Subscription:
         try:
             joint = self._joint
             assert joint is not None
-            with joint.told():
+            with joint.errors_by_side():
                 request, choice = self._ask(joint, request, deadline)
                 if choice.verdict == "take":
                     self._move(joint, choice, deadline)

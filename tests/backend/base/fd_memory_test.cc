@@ -111,7 +111,7 @@ TEST(Memfd, HasASealedSize) {
   EXPECT_EQ(checkMemfd(fd->get(), 4096).code(), StatusCode::kMismatch);
 }
 
-TEST(Memfd, OthersAreTurnedAway) {
+TEST(Memfd, OthersAreRejected) {
   const Fd unsealed(::memfd_create("shardwire-test", MFD_CLOEXEC));
   ASSERT_EQ(::ftruncate(unsealed.get(), 4096), 0);
   EXPECT_EQ(checkMemfd(unsealed.get(), 4096).code(), StatusCode::kMismatch);

@@ -171,7 +171,7 @@ TEST_P(Stores, OutliveAWriterThatIsKilled) {
   }
 }
 
-TEST_P(Stores, HearOfSignals) {
+TEST_P(Stores, AreInterruptedBySignals) {
   setInterruptCheck([] { return true; });
   const auto got = store_->get("never", soon());
   setInterruptCheck(nullptr);

@@ -17,7 +17,7 @@ RankAddress sample() {
   address.uid = 1000;
   address.process = RandomId{{8, 9}};
   address.socketName = "s-1";
-  address.doorToken = RandomId{{1, 2}};
+  address.processToken = RandomId{{1, 2}};
   address.token = RandomId{{3, 4}};
   address.networkNamespace = 5;
   address.kernel = "k";

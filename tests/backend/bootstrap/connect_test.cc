@@ -239,7 +239,7 @@ TEST(ConnectPeers, EveryRankNamesThePairOfDifferentUsers) {
   expectError(connect(store, 0, 2), StatusCode::kUnsupported, {"rank 0", "rank 1", std::to_string(other.uid)});
 }
 
-TEST(ConnectPeers, RanksInOtherNetworkNamespacesAreToldSo) {
+TEST(ConnectPeers, RanksInOtherNetworkNamespacesGetTheReason) {
   MemoryStore store;
   runRanksAsProcesses(2, [&](Rank rank) {
     if (rank == 1 && ::unshare(CLONE_NEWNET) != 0) {
@@ -505,7 +505,7 @@ class FarStore final : public Store {
   Store& store_;
 };
 
-TEST(OneStoreForManyAttempts, WhoCannotTellWhenTheAttemptWasNamedTakesTheRoster) {
+TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedTakesTheRoster) {
   MemoryStore store;
   runRanksAsProcesses(3, [&](Rank rank) {
     FarStore far(store);

@@ -45,7 +45,7 @@ class ScopedInterruptCheck {
   ~ScopedInterruptCheck() { setInterruptCheck(nullptr); }
 };
 
-TEST(InterruptedConnect, ARankThatIsInterruptedBeforeAllArrivedTellsTheOthers) {
+TEST(InterruptedConnect, ARankThatIsInterruptedBeforeAllArrivedNotifiesTheOthers) {
   const ScopedInterruptCheck check;
   MemoryStore store;
   // Rank 2 never comes.
@@ -63,7 +63,7 @@ TEST(InterruptedConnect, ARankThatIsInterruptedBeforeAllArrivedTellsTheOthers) {
   });
 }
 
-TEST(InterruptedConnect, ARankThatIsInterruptedWhileOthersDialTellsThem) {
+TEST(InterruptedConnect, ARankThatIsInterruptedWhileOthersDialNotifiesThem) {
   const ScopedInterruptCheck check;
   for (const char* transports : {"shm", "tcp"}) {
     MemoryStore store;
@@ -73,7 +73,7 @@ TEST(InterruptedConnect, ARankThatIsInterruptedWhileOthersDialTellsThem) {
     RankAddress hanging = *makeAddress();
     hanging.worldSize = 3;
     hanging.transports[static_cast<std::size_t>(TransportKind::kTcp)].bytes = "\1";  // the version of the tcp transport
-    hanging.socketName = hanging.lifeName + "-door";
+    hanging.socketName = hanging.lifeName + "-process";
     const ProcessAddress owner{*makeRandomId(), hanging.socketName, {}};
     hanging.transports[static_cast<std::size_t>(TransportKind::kShm)].bytes =
         encodeShmAddress({owner, 0, {}, OrdinaryPath::kAuto});

@@ -166,7 +166,7 @@ TEST_P(DeathOfARank, AfterItDialed) {
                           const auto first = decodeAddress(*store.get(addressKey(0), soon()));
                           const auto socket = dialProcess(first->socketName, soon());
                           ASSERT_TRUE(socket.isOk());
-                          const HostHello hello{*processId(), makeHostToken(first->doorToken, "")};
+                          const HostHello hello{*processId(), makeHostToken(first->processToken, "")};
                           ASSERT_TRUE(sendUnix(*socket, encodeHostHello(hello), {}, soon()).isOk());
                           die();
                         }
@@ -307,7 +307,7 @@ TEST(LeavingRank, IsNotTakenForDead) {
   }
 }
 
-TEST(LifeWatch, TellsTheLivingFromTheDeadOfThisHost) {
+TEST(LifeWatch, DistinguishesTheLivingAndTheDeadOfThisHost) {
   auto mine = makeAddress();
   auto theirs = makeAddress();
   ASSERT_TRUE(mine.isOk() && theirs.isOk());
@@ -327,7 +327,7 @@ TEST(LifeWatch, TellsTheLivingFromTheDeadOfThisHost) {
 }
 
 // More dialers than a queue holds do not make a rank dead.
-TEST(LifeWatch, CannotTellBehindAFullQueue) {
+TEST(LifeWatch, IsUnsureBehindAFullQueue) {
   auto mine = makeAddress();
   auto theirs = makeAddress();
   ASSERT_TRUE(mine.isOk() && theirs.isOk());

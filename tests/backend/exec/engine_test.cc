@@ -44,7 +44,7 @@ TEST_F(EngineTest, LeavesWhatWaitsForNobodyToTheProgressThreadAtOnce) {
   EXPECT_EQ(mine, theirs);
 }
 
-TEST_F(EngineTest, NamesThePeerOfAControlFrameThatCannotBeReadAndTellsIt) {
+TEST_F(EngineTest, NamesAndNotifiesThePeerOfAControlFrameThatCannotBeRead) {
   put(Lane::kControl, Bytes(5));
   const Status status = statusOnceFailed();
   EXPECT_EQ(status.code(), StatusCode::kInternal);
@@ -86,7 +86,7 @@ TEST_F(EngineTest, KeepsFramesOfOperationsToCome) {
 }
 
 // Answers of many ranks, or one long answer, are more than a frame takes.
-TEST_F(EngineTest, TellsOfALongReasonAsMuchAsFits) {
+TEST_F(EngineTest, SendsOfALongReasonAsMuchAsFits) {
   // Before the operation: however late this thread runs, the answer is there when the operation expires.
   put(Lane::kControl, frameOf(AnswerFrame{.seq = 1, .state = AskedState::kNotCalled}, bytesOf(std::string(2000, 'x'))));
   auto exchange = std::make_shared<Exchange>("mine", 2, 0);
@@ -96,11 +96,11 @@ TEST_F(EngineTest, TellsOfALongReasonAsMuchAsFits) {
   const std::shared_ptr<Activity> activity = exchange;
   ASSERT_TRUE(engine_->submit(std::span(&activity, 1), Duration::zero()).isOk());
   EXPECT_EQ(exchange->wait(Clock::now() + std::chrono::seconds(20)).code(), StatusCode::kTimeout);
-  const auto told = textOfFirst<CancelFrame>();
-  ASSERT_TRUE(told.has_value());
-  EXPECT_EQ(told->substr(0, 20), "reached its timeout ");
-  EXPECT_NE(told->find("xxx"), std::string::npos) << *told;
-  EXPECT_LT(told->size(), 1024u);
+  const auto reason = textOfFirst<CancelFrame>();
+  ASSERT_TRUE(reason.has_value());
+  EXPECT_EQ(reason->substr(0, 20), "reached its timeout ");
+  EXPECT_NE(reason->find("xxx"), std::string::npos) << *reason;
+  EXPECT_LT(reason->size(), 1024u);
 }
 
 TEST_F(EngineTest, AsksAPeerThatMeansAnotherOperationByTheSameNumber) {

@@ -231,7 +231,7 @@ void giveUp(FakeGroup& group, Rank rank, const std::vector<Rank>& linked) {
   }
 }
 
-TEST(ExchangeOfMany, GivenUpByOneIsHeardOfByAllWithItsNameAndWhoIsMissing) {
+TEST(ExchangeOfMany, GivenUpByOneIsReportedToAllWithTheNameAndTheMissingRank) {
   FakeGroup group(kMany);
   const auto all = exchangesOf(group, blobsOf(kMany));
   // Rank 20 does not call; 33 gives up, and has links to rank 0 and to the parent.

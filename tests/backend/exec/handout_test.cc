@@ -75,7 +75,7 @@ TEST(Handout, RefusesPartsThatDoNotFit) {
   }
 }
 
-TEST(Handout, GivenUpByOneIsHeardOfByAll) {
+TEST(Handout, GivenUpByOneIsReportedToAll) {
   FakeGroup group(4);
   const auto all = handoutsOf(group);
   group[2]

@@ -89,7 +89,7 @@ TEST(PointToPoint, KeepsMessagesUntilARecvWithTheirTagComes) {
   EXPECT_EQ(message.received, message.sent);
 }
 
-TEST(PointToPoint, TellsSizesAndArgumentsThatDiffer) {
+TEST(PointToPoint, StatesSizesAndArgumentsThatDiffer) {
   for (const bool isKept : {false, true}) {
     Message message(40);
     Bytes less(39);

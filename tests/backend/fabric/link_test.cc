@@ -26,7 +26,7 @@ using testing::toHex;
 constexpr RandomId kToken{{0x1111, 0x2222}};
 constexpr int kWorldSize = 4;
 constexpr Rank kListener = 1;
-const LinkHello kHello{3, kListener, kWorldSize, 3, makeDoorId(kToken)};
+const LinkHello kHello{3, kListener, kWorldSize, 3, makeEndpointId(kToken)};
 
 Deadline soon() {
   return Clock::now() + std::chrono::seconds(10);
@@ -50,7 +50,7 @@ class Listening {
     auto made = LinkListener::create(std::move(*ports), watches_, proveWithin);
     EXPECT_TRUE(made.isOk()) << made.status().message();
     listener_ = *made;
-    door_ = std::move(*listener_->addDoor(kHello.door, kWorldSize, [this] { ++numCalls_; }));
+    endpoint_ = std::move(*listener_->addEndpoint(kHello.endpoint, kWorldSize, [this] { ++numCalls_; }));
     if (isOpen) {
       open(makeLinkKey(kToken, options.jobToken));
     }
@@ -58,8 +58,8 @@ class Listening {
   }
   ~Listening() { finish(); }
 
-  void open(const LinkKey& key) { door_->open({kListener, kWorldSize, key, {}, {}}); }
-  void leave() { door_.reset(); }
+  void open(const LinkKey& key) { endpoint_->open({kListener, kWorldSize, key, {}, {}}); }
+  void leave() { endpoint_.reset(); }
   LinkListener& listener() { return *listener_; }
   const std::vector<NetAddress>& addresses() const { return listener_->addresses(); }
   std::vector<NetAddress> only(bool ipv6) const {
@@ -77,8 +77,8 @@ class Listening {
     if (thread_.joinable()) {
       thread_.join();
     }
-    if (door_ != nullptr) {
-      auto accepted = door_->take();
+    if (endpoint_ != nullptr) {
+      auto accepted = endpoint_->take();
       EXPECT_TRUE(accepted.isOk()) << accepted.status().message();
       EXPECT_GE(numCalls_, static_cast<int>(accepted->size()));
       std::move(accepted->begin(), accepted->end(), std::back_inserter(accepted_));
@@ -100,7 +100,7 @@ class Listening {
 
   std::shared_ptr<FdWatches> watches_;
   std::shared_ptr<LinkListener> listener_;
-  std::unique_ptr<LinkDoor> door_;
+  std::unique_ptr<LinkEndpoint> endpoint_;
   std::vector<AcceptedLink> accepted_;
   std::atomic<int> numCalls_{0};
   std::atomic<bool> stop_{false};
@@ -183,7 +183,7 @@ TEST(Link, SecretsOfTwoLinksDiffer) {
   EXPECT_NE(a->secret(), b->secret());
 }
 
-TEST(Link, AnotherTokenIsTurnedAway) {
+TEST(Link, AnotherTokenIsRejected) {
   Listening listening;
   const auto wrong = dialLink(listening.addresses(), RandomId{{0x1111, 0x2223}}, kHello, onLoopback(), soon());
   EXPECT_EQ(wrong.status().code(), StatusCode::kMismatch);
@@ -205,13 +205,14 @@ TEST(Link, EqualJobTokensJoin) {
             StatusCode::kMismatch);
 }
 
-TEST(Link, RanksThatDoNotFitAreTurnedAwayWithTheReason) {
+TEST(Link, RanksThatDoNotFitAreRejectedWithTheReason) {
   Listening listening;
-  const std::pair<LinkHello, const char*> cases[] = {{{3, 2, kWorldSize, 3, kHello.door}, "found rank 1"},
-                                                     {{3, 1, 8, 3, kHello.door}, "rank 3 of 8"},
-                                                     {{4, 1, kWorldSize, 3, kHello.door}, "calls itself rank 4 of 4"},
-                                                     {{-1, 1, kWorldSize, 3, kHello.door}, "calls itself rank -1"},
-                                                     {{1, 1, kWorldSize, 3, kHello.door}, "calls itself rank 1"}};
+  const std::pair<LinkHello, const char*> cases[] = {
+      {{3, 2, kWorldSize, 3, kHello.endpoint}, "found rank 1"},
+      {{3, 1, 8, 3, kHello.endpoint}, "rank 3 of 8"},
+      {{4, 1, kWorldSize, 3, kHello.endpoint}, "calls itself rank 4 of 4"},
+      {{-1, 1, kWorldSize, 3, kHello.endpoint}, "calls itself rank -1"},
+      {{1, 1, kWorldSize, 3, kHello.endpoint}, "calls itself rank 1"}};
   for (const auto& [ranks, words] : cases) {
     const auto link = dialLink(listening.addresses(), kToken, ranks, onLoopback(), soon());
     EXPECT_EQ(link.status().code(), StatusCode::kMismatch);
@@ -220,13 +221,13 @@ TEST(Link, RanksThatDoNotFitAreTurnedAwayWithTheReason) {
   EXPECT_TRUE(listening.finish().empty());
 }
 
-TEST(Link, AForgedProofIsTurnedAway) {
+TEST(Link, AForgedProofIsRejected) {
   Listening listening;
-  Link stranger(callFrom(listening.addresses()), "listener");
-  ASSERT_TRUE(send(stranger, hello(kHello, {})).isOk());
-  EXPECT_EQ(receive(stranger).type, LinkMessageType::kChallenge);
-  ASSERT_TRUE(send(stranger, say(LinkMessageType::kProof)).isOk());
-  expectRefusal(stranger, "does not know the group's token");
+  Link caller(callFrom(listening.addresses()), "listener");
+  ASSERT_TRUE(send(caller, hello(kHello, {})).isOk());
+  EXPECT_EQ(receive(caller).type, LinkMessageType::kChallenge);
+  ASSERT_TRUE(send(caller, say(LinkMessageType::kProof)).isOk());
+  expectRefusal(caller, "does not know the group's token");
   EXPECT_TRUE(listening.finish().empty());
 }
 
@@ -258,7 +259,7 @@ TEST(Link, AProofHoldsForItsRanksOnly) {
   const LinkKey key = makeLinkKey(kToken, "");
   Listening listening;
   Link link(callFrom(listening.addresses()), "listener");
-  ASSERT_TRUE(send(link, hello({2, kListener, kWorldSize, 3, kHello.door}, {})).isOk());
+  ASSERT_TRUE(send(link, hello({2, kListener, kWorldSize, 3, kHello.endpoint}, {})).isOk());
   LinkMessage proof = say(LinkMessageType::kProof);
   proof.proof = proveLink(key, LinkRole::kDialer, kHello, {}, receive(link).challenge);
   ASSERT_TRUE(send(link, proof).isOk());
@@ -290,11 +291,11 @@ TEST(Link, ReflectionDoesNotConvinceADialer) {
   mirror.join();
 }
 
-TEST(Link, SilentStrangersHoldUpNobody) {
+TEST(Link, SilentCallersHoldUpNobody) {
   Listening listening;
-  std::vector<Fd> strangers;
+  std::vector<Fd> callers;
   for (int i = 0; i < 20; ++i) {
-    strangers.push_back(callFrom(listening.addresses()));
+    callers.push_back(callFrom(listening.addresses()));
   }
   Link halfSaid(callFrom(listening.addresses()), "listener");
   ASSERT_TRUE(send(halfSaid, hello(kHello, {})).isOk());
@@ -305,22 +306,22 @@ TEST(Link, SilentStrangersHoldUpNobody) {
   EXPECT_EQ(listening.finish().size(), 1U);
 }
 
-TEST(Link, ASilentStrangerIsTurnedAwayInTheEnd) {
+TEST(Link, ASilentCallerIsRejectedInTheEnd) {
   Listening listening(onLoopback(), std::chrono::milliseconds(100));
-  Link stranger(callFrom(listening.addresses()), "listener");
-  expectRefusal(stranger, "said too little");
+  Link caller(callFrom(listening.addresses()), "listener");
+  expectRefusal(caller, "said too little");
 }
 
-TEST(Link, ManyStrangersDoNotUseUpTheListener) {
+TEST(Link, ManyUnknownCallersDoNotUseUpTheListener) {
   Listening listening;
-  std::vector<Fd> strangers;
+  std::vector<Fd> callers;
   for (int i = 0; i < 200; ++i) {
-    strangers.push_back(callFrom(listening.addresses()));
+    callers.push_back(callFrom(listening.addresses()));
   }
   EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
 }
 
-TEST(Link, GarbageIsTurnedAway) {
+TEST(Link, GarbageIsRejected) {
   Listening listening;
   const std::string garbled = encodeLinkMessage(hello(kHello, {})).substr(0, 20);
   const std::string http = "GET / HTTP/1.1\r\nHost: shardwire\r\n\r\n";
@@ -339,7 +340,7 @@ TEST(Link, GarbageIsTurnedAway) {
   EXPECT_EQ(listening.finish().size(), 1U);
 }
 
-TEST(Link, AnotherVersionIsToldSo) {
+TEST(Link, AnotherVersionGetsTheReason) {
   Listening listening;
   Link link(callFrom(listening.addresses()), "listener");
   std::string bytes = encodeLinkMessage(hello(kHello, {}));
@@ -360,7 +361,7 @@ TEST(Link, AWelcomeComesLastOrNotAtAll) {
 
 // A dialer that connects before the listening rank is ready waits without a time limit, and is accepted as soon as the
 // rank is ready.
-TEST(LinkDoor, ThatIsNotOpenYetHoldsItsCallers) {
+TEST(LinkEndpoint, ThatIsNotOpenYetHoldsItsCallers) {
   Listening listening(onLoopback(), std::chrono::seconds(1), false);
   Link early(callFrom(listening.addresses()), "listener");
   ASSERT_TRUE(send(early, hello(kHello, {})).isOk());
@@ -373,10 +374,10 @@ TEST(LinkDoor, ThatIsNotOpenYetHoldsItsCallers) {
   EXPECT_EQ(receive(silent).type, LinkMessageType::kChallenge);
   expectRefusal(silent, "said too little");
   // A dialer without the token is held, too, and is rejected later.
-  Link stranger(callFrom(listening.addresses()), "listener");
-  ASSERT_TRUE(send(stranger, hello(kHello, {})).isOk());
-  EXPECT_EQ(receive(stranger).type, LinkMessageType::kChallenge);
-  ASSERT_TRUE(send(stranger, say(LinkMessageType::kProof)).isOk());
+  Link caller(callFrom(listening.addresses()), "listener");
+  ASSERT_TRUE(send(caller, hello(kHello, {})).isOk());
+  EXPECT_EQ(receive(caller).type, LinkMessageType::kChallenge);
+  ASSERT_TRUE(send(caller, say(LinkMessageType::kProof)).isOk());
   // A dialer that continues to send meanwhile is no rank.
   Link talker(callFrom(listening.addresses()), "listener");
   ASSERT_TRUE(send(talker, hello(kHello, {})).isOk());
@@ -387,14 +388,14 @@ TEST(LinkDoor, ThatIsNotOpenYetHoldsItsCallers) {
   EXPECT_EQ(early.receive(Clock::now()).status().code(), StatusCode::kTimeout);
   listening.open(makeLinkKey(kToken, ""));
   EXPECT_EQ(receive(early).type, LinkMessageType::kWelcome);
-  expectRefusal(stranger, "does not know the group's token");
+  expectRefusal(caller, "does not know the group's token");
   EXPECT_EQ(listening.finish().size(), 1U);
 }
 
-TEST(LinkDoor, OfNoGroupIsRefusedAtOnce) {
+TEST(LinkEndpoint, OfNoGroupIsRefusedAtOnce) {
   Listening listening;
   LinkHello elsewhere = kHello;
-  elsewhere.door = RandomId{{1, 2}};
+  elsewhere.endpoint = RandomId{{1, 2}};
   const auto hello = [&](const LinkHello& ranks) {
     LinkDial dial(listening.addresses(), makeLinkKey(kToken, ""), ranks);
     std::optional<Result<Link>> link;
@@ -416,23 +417,23 @@ TEST(LinkDoor, OfNoGroupIsRefusedAtOnce) {
 
 // Two groups of one process: each accepts only its own dialers, by the group's own token, and the end of one group
 // closes no connection of the other.
-TEST(LinkDoor, IsOneOfManyAtAListener) {
+TEST(LinkEndpoint, IsOneOfManyAtAListener) {
   constexpr RandomId kOther{{0x3333, 0x4444}};
   Listening listening;
   int numCalls = 0;
-  auto other = listening.listener().addDoor(makeDoorId(kOther), 2, [&] { ++numCalls; });
+  auto other = listening.listener().addEndpoint(makeEndpointId(kOther), 2, [&] { ++numCalls; });
   ASSERT_TRUE(other.isOk());
-  EXPECT_FALSE(listening.listener().addDoor(makeDoorId(kOther), 2, [] {}).isOk());
+  EXPECT_FALSE(listening.listener().addEndpoint(makeEndpointId(kOther), 2, [] {}).isOk());
   (*other)->open({0, 2, makeLinkKey(kOther, ""), {}, {}});
-  const LinkHello toOther{1, 0, 2, 3, makeDoorId(kOther)};
+  const LinkHello toOther{1, 0, 2, 3, makeEndpointId(kOther)};
   EXPECT_TRUE(dialLink(listening.addresses(), kOther, toOther, onLoopback(), soon()).isOk());
   EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
   // The token of one does not open the other.
   EXPECT_EQ(dialLink(listening.addresses(), kToken, toOther, onLoopback(), soon()).status().code(),
             StatusCode::kMismatch);
-  LinkHello wrongDoor = toOther;
-  wrongDoor.door = kHello.door;
-  EXPECT_EQ(dialLink(listening.addresses(), kOther, wrongDoor, onLoopback(), soon()).status().code(),
+  LinkHello wrongEndpoint = toOther;
+  wrongEndpoint.endpoint = kHello.endpoint;
+  EXPECT_EQ(dialLink(listening.addresses(), kOther, wrongEndpoint, onLoopback(), soon()).status().code(),
             StatusCode::kMismatch);
   const auto ofOther = (*other)->take();
   ASSERT_TRUE(ofOther.isOk());
@@ -444,7 +445,7 @@ TEST(LinkDoor, IsOneOfManyAtAListener) {
   EXPECT_EQ(listening.finish().size(), 2U);
 }
 
-TEST(LinkDoor, ThatGoesHangsUpOnWhoWaits) {
+TEST(LinkEndpoint, ThatGoesHangsUpOnWhoWaits) {
   Listening listening(onLoopback(), LinkListener::kProveWithin, false);
   Link early(callFrom(listening.addresses()), "listener");
   ASSERT_TRUE(send(early, hello(kHello, {})).isOk());
@@ -455,22 +456,22 @@ TEST(LinkDoor, ThatGoesHangsUpOnWhoWaits) {
 
 // More connections at one endpoint than the limit: a connection whose time is over makes room, and a rank gets in;
 // other endpoints are not affected.
-TEST(LinkDoor, ManyStrangersAtItDoNotUseItUp) {
+TEST(LinkEndpoint, IsNotUsedUpByManyUnknownCallers) {
   Listening listening;
-  auto other = listening.listener().addDoor(makeDoorId({{5, 6}}), 2, [] {});
+  auto other = listening.listener().addEndpoint(makeEndpointId({{5, 6}}), 2, [] {});
   ASSERT_TRUE(other.isOk());
   LinkHello toOther = kHello;
-  toOther.door = makeDoorId({{5, 6}});
-  std::vector<Link> strangers;
+  toOther.endpoint = makeEndpointId({{5, 6}});
+  std::vector<Link> callers;
   for (int i = 0; i < 66; ++i) {
-    strangers.emplace_back(callFrom(listening.addresses()), "listener");
-    ASSERT_TRUE(send(strangers.back(), hello(toOther, {})).isOk());
-    EXPECT_EQ(receive(strangers.back()).type, LinkMessageType::kChallenge);
+    callers.emplace_back(callFrom(listening.addresses()), "listener");
+    ASSERT_TRUE(send(callers.back(), hello(toOther, {})).isOk());
+    EXPECT_EQ(receive(callers.back()).type, LinkMessageType::kChallenge);
   }
   EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
   (*other)->open({kListener, kWorldSize, makeLinkKey({{5, 6}}, ""), {}, {}});
   Status joined;
-  do {  // too many dialers at this endpoint: dial again, as `Doors::dial()` does
+  do {  // too many dialers at this endpoint: dial again, as `RankLinks::dial()` does
     joined = dialLink(listening.addresses(), RandomId{{5, 6}}, toOther, onLoopback(), soon()).status();
   } while (!joined.isOk() && joined.message().find("while too many dialed") != std::string::npos);
   EXPECT_TRUE(joined.isOk()) << joined.message();
@@ -606,7 +607,7 @@ TEST(Link, WireBytesAreThese) {
   EXPECT_EQ(toHex(framed("ab")), "020000006162");
   const LinkHello ranks{3, 1, 4, 3, RandomId{{0x0706050403020100, 0x0f0e0d0c0b0a0908}}};
   EXPECT_EQ(toHex(encodeLinkMessage(hello(ranks, dialer))),
-            "53574c4b0201"
+            "53574c4b0301"
             "030000000100000004000000"
             "03"
             "000102030405060708090a0b0c0d0e0f"
@@ -615,39 +616,39 @@ TEST(Link, WireBytesAreThese) {
   LinkMessage message = say(LinkMessageType::kChallenge);
   message.challenge = dialer;
   EXPECT_EQ(toHex(encodeLinkMessage(message)),
-            "53574c4b0202"
+            "53574c4b0302"
             "20000000" +
                 toHex(ascending));
   message = say(LinkMessageType::kProof);
   message.proof = dialer;
   EXPECT_EQ(toHex(encodeLinkMessage(message)),
-            "53574c4b0203"
+            "53574c4b0303"
             "20000000" +
                 toHex(ascending));
   message.type = LinkMessageType::kWelcome;
   EXPECT_EQ(toHex(encodeLinkMessage(message)),
-            "53574c4b0204"
+            "53574c4b0304"
             "20000000" +
                 toHex(ascending));
   message = say(LinkMessageType::kRefusal);
   message.refusal = {StatusCode::kMismatch, "no"};
   EXPECT_EQ(toHex(encodeLinkMessage(message)),
-            "53574c4b0205"
+            "53574c4b0305"
             "05"
             "020000006e6f");
   const LinkKey key = makeLinkKey(kToken, "job");
   const Digest secret = linkSecret(key, ranks, dialer, listener);
   EXPECT_EQ(toHex(asText(proveLink(key, LinkRole::kDialer, ranks, dialer, listener))),
-            "24ab9dd816f2487c1ee9278658b439d63b7accb259105c8d3fd2a455f4adfd5d");
+            "72ef50fbc0984841540a7954dcdc8e57127761b68fae8494d1a1dbb54f181a08");
   EXPECT_EQ(toHex(asText(proveLink(key, LinkRole::kListener, ranks, dialer, listener))),
-            "e4ac66b4dd8842dc9f8bdf5dc85591c81a935861a40a6e18aaf22018e089d242");
-  EXPECT_EQ(toHex(asText(secret)), "ce8f949ed72e407ecc9ec5a756ca7176e35bdbee8fdd0b499b415ff00b8a803d");
+            "f4f310d0522db19d240490f1eaa84034b64c7d2ac9fe387421b2128a6016228f");
+  EXPECT_EQ(toHex(asText(secret)), "a5b25c7843cc4e50efe4fc44a4e245ff4bdd2127efd367c47cbf39a298c903ce");
   EXPECT_EQ(toHex(asText(proveSocket(secret, "data 0"))),
-            "6a0b64d0671c1185ca6237298572e2263e2293ea28b37282b1168631ef46c96a");
-  const RandomId door = makeDoorId(kToken);
+            "42019f93fd631f688a74e02af2e7db839641032fa367a898bb375c59728163c7");
+  const RandomId endpoint = makeEndpointId(kToken);
   ByteWriter writer;
-  writeId(writer, door);
-  EXPECT_EQ(toHex(writer.bytes()), "f890a126721206bedb0a9ef77095a3de");
+  writeId(writer, endpoint);
+  EXPECT_EQ(toHex(writer.bytes()), "485acc647443e33cd048e98efcda1333");
 }
 
 TEST(Link, MessagesAreReadAsWritten) {

@@ -49,7 +49,7 @@ TEST(SharedHeap, IsOneForTheProcess) {
   EXPECT_EQ(heap().reservedBytes() % (std::uint64_t{2} << 20), 0U);
 }
 
-TEST(SharedHeap, AlignsBlocksAndTellsTheirOffset) {
+TEST(SharedHeap, AlignsBlocksAndReturnsTheOffset) {
   const std::uint64_t before = heap().usedBytes();
   std::vector<std::byte*> blocks;
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{65}, std::size_t{5000},

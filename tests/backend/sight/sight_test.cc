@@ -97,7 +97,7 @@ std::optional<std::string> ask(const std::string& path) {
   return text;
 }
 
-TEST(Status, TellsWhoWaitsForWhomAndWhatWasLast) {
+TEST(Status, StatesWhoWaitsForWhomAndWhatWasLast) {
   std::atomic<int> seen{0};
   withGroup(
       2,
@@ -218,7 +218,7 @@ TEST(Status, WaitsForABusyGroupForAMomentOnly) {
       recorded());
 }
 
-TEST(Status, WithoutARecorderTellsTheLastCallWithoutItsTime) {
+TEST(Status, WithoutARecorderStatesTheLastCallWithoutATime) {
   withGroup(
       2,
       [&](Communicator& group) {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "backend/memory/shared_heap.h"
-#include "backend/symm/graveyard.h"
+#include "backend/symm/deferred_release.h"
 #include "tests/backend/exec/fake_engine.h"
 
 namespace shardwire::internal {
@@ -20,9 +20,9 @@ class FakeHeld final : public HeldMemory {
  public:
   explicit FakeHeld(std::size_t size) : bytes_(size) {}
   std::byte* bytes() const override { return bytes_.data(); }
-  void release(const std::function<void()>& tell) override {
+  void release(const std::function<void()>& notify) override {
     ++numReleased;
-    tell();
+    notify();
   }
   bool isOwnerGone() const override { return isGone; }
   std::string ownersState() const override { return ""; }
@@ -81,23 +81,23 @@ class MakeSymmetric : public EngineTest {
 
 // Rank 1 may have the block: the heap does not reuse rank 0's part until rank 1 can no longer write to the part.
 TEST_F(MakeSymmetric, APartThatAPeerMayHoldIsKeptWhenOnlyThisRankFails) {
-  clearBuried();
-  const std::size_t buried = numBuried();
+  releaseUnheld();
+  const std::size_t deferred = numDeferred();
   const std::uint64_t before = usedBytes();
   EXPECT_EQ(makeInVain().code(), StatusCode::kAborted);
   EXPECT_GE(usedBytes(), before + kBytes);
-  EXPECT_EQ(numBuried(), buried + 1);
+  EXPECT_EQ(numDeferred(), deferred + 1);
   // Rank 1 may have failed as well, and may have reused its part.
   EXPECT_EQ(held_->numReleased, 1);
   EXPECT_TRUE(held_->isUntouched());
   held_->isGone = true;
-  clearBuried();
-  EXPECT_EQ(numBuried(), buried);
+  releaseUnheld();
+  EXPECT_EQ(numDeferred(), deferred);
   EXPECT_EQ(usedBytes(), before);
 }
 
 // Rank 1 gave up, and makes another block: the wants of the second block are no answer about the first.
-TEST_F(MakeSymmetric, TellsARankThatBeginsAnewWhichStepEachIsIn) {
+TEST_F(MakeSymmetric, StatesToARankThatBeginsAnewWhichStepEachIsIn) {
   std::atomic<bool> isOver{false};
   std::thread rank1([&] {
     Bytes wants;
@@ -127,17 +127,17 @@ TEST_F(MakeSymmetric, TellsARankThatBeginsAnewWhichStepEachIsIn) {
   EXPECT_NE(text.find("rank 0 called symmetric memory (2 of 2: whether each rank has it)"), std::string::npos) << text;
   EXPECT_NE(text.find("rank 1 called symmetric memory (1 of 2: what each rank wants)"), std::string::npos) << text;
   held_->isGone = true;
-  clearBuried();
+  releaseUnheld();
 }
 
 // Rank 1 on another host could only ask, and would be refused.
 TEST_F(MakeSymmetric, APartThatPeersOnlyAskForGoesBackAtOnce) {
-  clearBuried();
-  const std::size_t buried = numBuried();
+  releaseUnheld();
+  const std::size_t deferred = numDeferred();
   const std::uint64_t before = usedBytes();
   engine_->underLock([&] { to_->held = nullptr; });
   EXPECT_EQ(makeInVain().code(), StatusCode::kAborted);
-  EXPECT_EQ(numBuried(), buried);
+  EXPECT_EQ(numDeferred(), deferred);
   EXPECT_EQ(usedBytes(), before);
 }
 

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "backend/memory/shared_heap.h"
-#include "backend/symm/graveyard.h"
+#include "backend/symm/deferred_release.h"
 #include "backend/symm/quiet.h"
 #include "backend/symm/served_block.h"
 #include "backend/symm/word_ops.h"
@@ -228,13 +228,14 @@ void campaign(Communicator& group, std::uint64_t seed, int cases) {
   // The writer of a stripe knows the stripe's bytes: each rank broadcasts all of its model.
   for (Rank writer = 0; writer < group.worldSize(); ++writer) {
     for (Rank owner = 0; owner < group.worldSize(); ++owner) {
-      std::vector<std::uint8_t> told = model[static_cast<std::size_t>(owner)];
+      std::vector<std::uint8_t> expected = model[static_cast<std::size_t>(owner)];
       auto work = group.broadcast(
-          TensorView::contiguous(told.data(), DType::kUInt8, {static_cast<std::int64_t>(kStripe)}), writer);
+          TensorView::contiguous(expected.data(), DType::kUInt8, {static_cast<std::int64_t>(kStripe)}), writer);
       expectOk(work);
       if (owner == group.rank()) {
-        EXPECT_EQ(std::memcmp(block->address(owner) + kStripe * static_cast<std::size_t>(writer), told.data(), kStripe),
-                  0)
+        EXPECT_EQ(
+            std::memcmp(block->address(owner) + kStripe * static_cast<std::size_t>(writer), expected.data(), kStripe),
+            0)
             << "seed " << seed << " writer " << writer;
       }
     }
@@ -452,10 +453,10 @@ TEST_P(OneSidedAccess, MemoryComesBackWhenAllHaveDroppedIt) {
       expectFine(block->quiet(std::nullopt));
       expectFine(block->put((group.rank() + 1) % 3, mine, viewOfWords(values), {}));
     }
-    for (int i = 0; i < 4000 && (clearBuried(), numBuried() > 0); ++i) {  // the notice comes by frames, or by words
+    for (int i = 0; i < 4000 && (releaseUnheld(), numDeferred() > 0); ++i) {  // the notice comes by frames, or by words
       ::usleep(1000);
     }
-    EXPECT_EQ(numBuried(), 0U);
+    EXPECT_EQ(numDeferred(), 0U);
     EXPECT_EQ(heap->usedBytes(), before);
     expectFine(group.symmetricBarrier());
   });

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "backend/memory/shared_heap.h"
-#include "backend/symm/graveyard.h"
+#include "backend/symm/deferred_release.h"
 #include "backend/symm/heap_pages.h"
 #include "backend/symm/word_ops.h"
 #include "tests/backend/thread_group.h"
@@ -218,7 +218,7 @@ TEST(SymmetricMemory, PagesAreHeldByEachBlockThatBringsThem) {
       second.reset();
     }
     ASSERT_TRUE(group.symmetricBarrier().isOk());
-    clearBuried();
+    releaseUnheld();
     EXPECT_EQ(heap->usedBytes(), before);
     ASSERT_TRUE(group.symmetricBarrier().isOk());
   });
@@ -264,7 +264,7 @@ TEST(SymmetricMemory, GoesBackWhenTheLastRankDropsIt) {
     ASSERT_TRUE(group.symmetricBarrier().isOk());
     block.reset();
     ASSERT_TRUE(group.symmetricBarrier().isOk());
-    clearBuried();
+    releaseUnheld();
     EXPECT_EQ(heap->usedBytes(), before);
   });
 }
@@ -284,10 +284,10 @@ TEST(SymmetricMemory, ManyBlocksLeaveNothing) {
       }
     }
     ASSERT_TRUE(group.symmetricBarrier().isOk());
-    clearBuried();
+    releaseUnheld();
     ASSERT_TRUE(group.symmetricBarrier().isOk());
-    clearBuried();
-    EXPECT_EQ(numBuried(), 0U);
+    releaseUnheld();
+    EXPECT_EQ(numDeferred(), 0U);
     EXPECT_EQ(heap->usedBytes(), before);
     ASSERT_TRUE(group.symmetricBarrier().isOk());
   });
@@ -338,9 +338,9 @@ TEST(SymmetricMemory, OfARankThatDiedComesBack) {
                   }
                   EXPECT_EQ(block->barrier(0, std::nullopt).code(), StatusCode::kPeerFailed);
                   block.reset();
-                  for (int i = 0; i < 2000 && numBuried() > 0; ++i) {  // the socket's hang-up comes after the death
+                  for (int i = 0; i < 2000 && numDeferred() > 0; ++i) {  // the socket's hang-up comes after the death
                     ::usleep(1000);
-                    clearBuried();
+                    releaseUnheld();
                   }
                   EXPECT_EQ(heap->usedBytes(), before);
                 },

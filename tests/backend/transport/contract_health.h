@@ -98,7 +98,7 @@ TEST_P(TransportContract, KilledPeerIsNoticedWithinMilliseconds) {
   }
 }
 
-TEST_P(TransportContract, OrderlyLeaveIsTold) {
+TEST_P(TransportContract, OrderlyLeaveIsReported) {
   run(3, [](Rank rank, Peers& peers) {
     if (rank == 1) {
       std::thread engine([&] {

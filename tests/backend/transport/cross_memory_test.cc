@@ -42,7 +42,7 @@ TEST(CrossMemory, APeerIsKnownByItsPattern) {
   const auto remote = reinterpret_cast<std::uint64_t>(pattern.data());
   const auto speed = probeCrossMemory(child, remote, kSecret, "rank 3");
   const auto again = probeCrossMemory(child, remote, kSecret, "rank 3");
-  const auto stranger = probeCrossMemory(child, remote, kSecret + 1, "rank 3");
+  const auto foreign = probeCrossMemory(child, remote, kSecret + 1, "rank 3");
   const auto nowhere = probeCrossMemory(child, 8, kSecret, "rank 3");
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
@@ -53,8 +53,8 @@ TEST(CrossMemory, APeerIsKnownByItsPattern) {
   EXPECT_GT(speed->readGBps, 0);
   EXPECT_GT(speed->copyGBps, 0);
   EXPECT_EQ(again.value().readGBps, speed->readGBps);  // not measured again
-  EXPECT_EQ(stranger.status().code(), StatusCode::kUnsupported);
-  EXPECT_EQ(stranger.status().message(), fmt::format("pid {} is not rank 3 (another pid namespace)", child));
+  EXPECT_EQ(foreign.status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(foreign.status().message(), fmt::format("pid {} is not rank 3 (another pid namespace)", child));
   EXPECT_FALSE(nowhere.isOk());
 }
 

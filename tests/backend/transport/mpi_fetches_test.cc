@@ -87,7 +87,7 @@ struct TwoSides {
       ASSERT_TRUE(owner.fetches.serve(request).isOk());
     }
   }
-  void tell() {
+  void exchange() {
     EXPECT_TRUE(asker.fetches.confirmedByPeer(
         static_cast<std::uint32_t>(owner.fetches.numConfirmed() % MpiHead::kConfirmedModulo)));
   }
@@ -114,7 +114,7 @@ TEST(MpiFetches, ALongRunHasArrivedOnceTheOwnerConfirmsIt) {
   EXPECT_EQ(to, from);
   EXPECT_EQ(count.pending, 1U);
   EXPECT_EQ(two.owner.fetches.numConfirmed(), 1U);
-  two.tell();
+  two.exchange();
   EXPECT_EQ(count.pending, 0U);
 }
 
@@ -152,7 +152,7 @@ TEST(MpiFetches, AMessageUnderWayWhenTheOwnerStopsEndsNoFetch) {
   std::fill(from.begin(), from.end(), std::byte{2});
   two.deliver();
   EXPECT_TRUE(two.owner.fetches.stop());
-  two.tell();
+  two.exchange();
   EXPECT_EQ(before.pending, 0U);
   EXPECT_EQ(after.pending, 1U);
   EXPECT_EQ(two.owner.fetches.numConfirmed(), 1U);
@@ -206,10 +206,10 @@ TEST(MpiFetches, RandomRunsEndWhenTheirBytesAreThere) {
     while (!two.owner.messages->sends.empty()) {
       two.deliver();
       if (random() % 3 == 0) {
-        two.tell();
+        two.exchange();
       }
     }
-    two.tell();
+    two.exchange();
     EXPECT_TRUE(std::all_of(counts.begin(), counts.end(), [](const FetchCount& count) { return count.pending == 0; }))
         << round;
     EXPECT_EQ(to, wanted) << round;

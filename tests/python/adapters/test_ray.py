@@ -34,15 +34,15 @@ class Worker:
         return found
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-told = []
+results = []
 for backend, variables in (("shardwire", {}), ("gloo", {"SHARDWIRE_AS": "gloo"})):
     workers = [Worker.options(runtime_env={"env_vars": variables}).remote() for _ in range(2)]
     port = ray.get(workers[0].port.remote())
-    told.append(ray.get([worker.join.remote(rank, 2, port, backend) for rank, worker in enumerate(workers)], timeout=120))
+    results.append(ray.get([worker.join.remote(rank, 2, port, backend) for rank, worker in enumerate(workers)], timeout=120))
     for worker in workers:
         ray.kill(worker)
 ray.shutdown()
-print("told " + json.dumps(told))
+print("results " + json.dumps(results))
 """
 
 
@@ -51,5 +51,5 @@ def test_actors_make_a_group(tmp_path: Path) -> None:
     home = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # Ray keeps a token there
     done = subprocess.run([sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, timeout=240, check=False, env=home, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.split("told ", 1)[1])
-    assert told == [[[[3.0] * 3, backend, [0, 1]]] * 2 for backend in ("shardwire", "gloo")]
+    results = json.loads(done.stdout.split("results ", 1)[1])
+    assert results == [[[[3.0] * 3, backend, [0, 1]]] * 2 for backend in ("shardwire", "gloo")]

@@ -132,9 +132,9 @@ def another_step(rank: int) -> str:
 
 
 def test_weights_of_another_step_are_an_error_and_the_next_update_works() -> None:
-    told = run_ranks(WORLD, another_step)
-    assert "MismatchError" in told[2] and "step 8" in told[2] and "step 7" in told[2], told
-    assert told[1] == "", "an actor that sends nothing is not in the group"
+    said = run_ranks(WORLD, another_step)
+    assert "MismatchError" in said[2] and "step 8" in said[2] and "step 7" in said[2], said
+    assert said[1] == "", "an actor that sends nothing is not in the group"
 
 
 def failing(rank: int) -> str:
@@ -143,16 +143,16 @@ def failing(rank: int) -> str:
         raise ValueError("the model's export broke")
 
     workers = Workers(rank, bucket_size=4096)
-    told = raised(lambda: workers.update(broken(), 1, 1))
+    said = raised(lambda: workers.update(broken(), 1, 1))
     got = workers.update(iter([("w", torch.ones(3))]), 2, 2)
     assert rank < ACTORS or torch.equal(got[0][1], torch.ones(3))
-    return told
+    return said
 
 
 def test_a_generator_that_fails_ends_the_stream_for_all() -> None:
-    told = run_ranks(WORLD, failing)
-    assert told[0].startswith("ValueError: the model's export broke"), told
-    assert all("rank 0" in each for each in told[2:]), told
+    said = run_ranks(WORLD, failing)
+    assert said[0].startswith("ValueError: the model's export broke"), said
+    assert all("rank 0" in each for each in said[2:]), said
 
 
 def test_what_is_no_dtype_is_refused() -> None:
@@ -168,7 +168,7 @@ def test_verls_own_manager_moves_weights(tmp_path: Path) -> None:
     configuration alone.
     """
     script = Path(__file__).with_name("verl_job.py")
-    told = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # Ray keeps a token there
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=400, check=False, env=told, cwd=tmp_path)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # Ray keeps a token there
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=400, check=False, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.split("told ", 1)[1]) == [[True, True]] * 3
+    assert json.loads(done.stdout.split("results ", 1)[1]) == [[True, True]] * 3

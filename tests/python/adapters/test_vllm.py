@@ -51,9 +51,9 @@ class Client:
     def _call(self, *words: Any) -> None:
         for end in self.ends:
             end.sendall(pickle.dumps(words))
-        told = [pickle.loads(end.recv(1 << 16)) for end in self.ends]
-        if any(told):
-            raise RuntimeError(f"workers: {told}")
+        said = [pickle.loads(end.recv(1 << 16)) for end in self.ends]
+        if any(said):
+            raise RuntimeError(f"workers: {said}")
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._call("init", init_info)
@@ -105,12 +105,12 @@ def serve(rank: int, ends: list[socket.socket], size: int, store: str) -> list[A
         word, *given = pickle.loads(ends[rank].recv(1 << 16))
         try:
             calls[word](*given)
-            told = ""
+            said = ""
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
+            said = f"{type(error).__name__}: {error}"
         if word == "finish":
             held.append(({name: tensor.clone() for name, tensor in model.parameters.items()}, dict(model.loaded), list(vllm_stand_in.reloads)))
-        ends[rank].sendall(pickle.dumps(told))
+        ends[rank].sendall(pickle.dumps(said))
     if size > 1:
         dist.destroy_process_group()
     return held
@@ -158,15 +158,15 @@ def both(tmp_path: Path, workers: int, given: dict[str, Any], steps: int = 3, wi
     with jobs() as start:
         serving = start(workers, serve, [pair[1] for pair in pairs], workers, str(tmp_path / "torch"))
         training = start(2, train, [pair[0] for pair in pairs], f"file://{tmp_path}/meet", given, steps, with_source)
-        told = training.results(60)
-        if told[0]:
+        said = training.results(60)
+        if said[0]:
             Client([pair[0] for pair in pairs]).end()
-        return told, serving.results(60)
+        return said, serving.results(60)
 
 
 def test_sharded_weights_land_in_place_in_fused_parameters(tmp_path: Path) -> None:
-    told, held = both(tmp_path, 2, {"layouts": f"{__name__}:two_way_layouts", "mapping": "llama"})
-    assert told == ["", ""]
+    said, held = both(tmp_path, 2, {"layouts": f"{__name__}:two_way_layouts", "mapping": "llama"})
+    assert said == ["", ""]
     for rank, versions in enumerate(held):
         assert len(versions) == 3
         for step, (parameters, loaded, reloads) in enumerate(versions, 1):
@@ -178,19 +178,19 @@ def test_sharded_weights_land_in_place_in_fused_parameters(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("workers, with_source", [(1, False), (2, True)])
 def test_whole_weights_go_to_load_weights(tmp_path: Path, workers: int, with_source: bool) -> None:
-    told, held = both(tmp_path, workers, {}, with_source=with_source)
-    assert told == ["", ""]
+    said, held = both(tmp_path, workers, {}, with_source=with_source)
+    assert said == ["", ""]
     for versions in held:
         for step, (_, loaded, reloads) in enumerate(versions, 1):
             assert set(loaded) == set(NAMES) and all(torch.equal(loaded[name], whole(name, step)) for name in NAMES), step
             assert reloads == ["initialize", "finalize"] * step
 
 
-def test_what_does_not_fit_is_told_to_the_trainer(tmp_path: Path) -> None:
-    told, _ = both(tmp_path, 1, {"mapping": "llama"})
-    assert "mapping is 'llama' without layouts" in told[0], told
+def test_what_does_not_fit_is_reported_to_the_trainer(tmp_path: Path) -> None:
+    said, _ = both(tmp_path, 1, {"mapping": "llama"})
+    assert "mapping is 'llama' without layouts" in said[0], said
 
 
 def test_layouts_that_cannot_be_imported_are_named(tmp_path: Path) -> None:
-    told, _ = both(tmp_path, 1, {"layouts": f"{__name__}:not_there"})
-    assert "has no function not_there" in told[0], told
+    said, _ = both(tmp_path, 1, {"layouts": f"{__name__}:not_there"})
+    assert "has no function not_there" in said[0], said

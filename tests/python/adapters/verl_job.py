@@ -77,11 +77,11 @@ if __name__ == "__main__":
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     actors, rollouts = group(Actor, 2), group(Rollout, 2)
     manager = CheckpointEngineManager(config=ENGINE, actor_wg=actors, replicas=[Replica([worker]) for worker in rollouts.workers])
-    told = []
+    results = []
     for step in (1, 2, 3):
         result = manager.update_weights(global_steps=step)
         if asyncio.iscoroutine(result):
             asyncio.run(result)
-        told.append(rollouts.compare(step))
+        results.append(rollouts.compare(step))
     ray.shutdown()
-    print("told " + json.dumps(told))
+    print("results " + json.dumps(results))

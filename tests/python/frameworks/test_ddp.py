@@ -288,7 +288,7 @@ def hook_fails(rank, size):
     return train(DDP(mlp()), rank)
 
 
-def test_error_in_a_hook_is_told_and_the_group_goes_on(both):
+def test_error_in_a_hook_is_reported_and_the_group_goes_on(both):
     both(2, hook_fails)
 
 

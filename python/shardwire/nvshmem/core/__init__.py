@@ -16,7 +16,7 @@ from .amo import (atomic_add, atomic_and, atomic_compare_swap, atomic_fetch, ato
                   atomic_fetch_xor, atomic_inc, atomic_or, atomic_set, atomic_swap, atomic_xor)
 from .collective import alltoall, barrier, barrier_all, broadcast, fcollect, reduce, reducescatter, sync, sync_all
 from .all_pes import NvshmemError, NvshmemInvalid
-from .job import InitStatus, UniqueID, Version, finalize, get_unique_id, get_version, init, init_status, my_pe, n_pes
+from .init_finalize import InitStatus, UniqueID, Version, finalize, get_unique_id, get_version, init, init_status, my_pe, n_pes
 from .memory import (buffer, bytetensor, free, free_tensor, get_multicast_buffer, get_multicast_tensor, get_peer_buffer, get_peer_tensor, tensor,
                      tensor_get_buffer)
 from .rma import ComparisonType, SignalOp, get, put, put_signal, quiet, signal_op, signal_wait

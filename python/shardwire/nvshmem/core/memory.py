@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import _C, symm
-from ...symm.memory import make_tensor
+from ...symm.tensors import make_tensor
 from .all_pes import NvshmemInvalid, world
 from .team_table import Teams
 

@@ -144,7 +144,7 @@ TEST_F(RdmaFaults, ARingThatCannotBeLockedIsAnErrorOnBothSides) {
 }
 
 // The real limit, for a user other than root.
-TEST_F(RdmaFaults, TheMemlockLimitIsTold) {
+TEST_F(RdmaFaults, TheMemlockLimitIsReported) {
   if (::geteuid() != 0) {
     GTEST_SKIP() << "only root can become another user with a limit of its own";
   }

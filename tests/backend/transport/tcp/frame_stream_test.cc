@@ -72,7 +72,7 @@ TEST(FrameStream, WireBytesAreThese) {
   auto [near, far] = makeTcpPair();
   FrameStream stream(std::move(near), kCapacities);
   put(stream, Lane::kPoint, "abcdefgh");
-  stream.tell(9, "note");
+  stream.sendNote(9, "note");
   bool moved = false;
   ASSERT_TRUE(stream.flush(&moved).isOk());
   EXPECT_TRUE(moved);

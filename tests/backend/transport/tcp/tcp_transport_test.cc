@@ -166,7 +166,7 @@ TEST(TcpEndpoint, JoinsTwoRanks) {
   EXPECT_EQ(pair.connection(1).describe(), "rank 0: tcp, far end");
 }
 
-TEST(TcpEndpoint, TurnsStrangersAwayWhoFindItsPort) {
+TEST(TcpEndpoint, RejectsForeignProcessesThatFindThePort) {
   FakeDialer dialer;
   const std::uint16_t port = dialer.greet();
   const Fd silent = dialer.call(port);
@@ -257,7 +257,7 @@ TEST(TcpEndpoint, WantOfDescriptorsIsAnErrorThatSaysSo) {
   });
 }
 
-TEST(TcpConnection, AForgedFetchIsRefusedAndTold) {
+TEST(TcpConnection, AForgedFetchIsRefusedAndReported) {
   TcpRanks pair;
   pair.join();
   std::vector<std::byte> memory(4096);

@@ -1,4 +1,4 @@
-#include "backend/base/interrupt.h"
+#include "backend/base/interruptible_wait.h"
 
 #include <fmt/format.h>
 

@@ -51,12 +51,12 @@ RankAddress addressOf(Store& store, Rank rank) {
 }
 
 // Rank 0 of two; the foreign process does its worst before rank 1 arrives, and leaves when the group is made.
-void expectGroupDespite(const std::function<std::vector<Fd>(const RankAddress& of0)>& stranger) {
+void expectGroupDespite(const std::function<std::vector<Fd>(const RankAddress& of0)>& foreign) {
   MemoryStore store;
   runRanksAsThreads(2, [&](Rank rank) {
     std::vector<Fd> held;
     if (rank == 1) {
-      held = stranger(addressOf(store, 0));
+      held = foreign(addressOf(store, 0));
     }
     const auto start = Clock::now();
     const auto peers = connectAll(store, rank, 2);
@@ -77,10 +77,10 @@ void say(const Fd& socket, std::string_view bytes) {
 
 // The hello of another process of the job.
 HostHello goodHello(const RankAddress& of0) {
-  return {*makeRandomId(), makeHostToken(of0.doorToken, "")};
+  return {*makeRandomId(), makeHostToken(of0.processToken, "")};
 }
 
-TEST(Strangers, WhoSayNothingHoldUpNobody) {
+TEST(ForeignProcesses, WhoSayNothingHoldUpNobody) {
   expectGroupDespite([](const RankAddress& of0) {
     std::vector<Fd> silent;
     for (int i = 0; i < 200;
@@ -91,7 +91,7 @@ TEST(Strangers, WhoSayNothingHoldUpNobody) {
   });
 }
 
-TEST(Strangers, WhoTalkNonsenseAreTurnedAway) {
+TEST(ForeignProcesses, ThatSendNonsenseAreRejected) {
   expectGroupDespite([](const RankAddress& of0) {
     const std::string hello = encodeHostHello(goodHello(of0));
     std::vector<Fd> sockets;
@@ -109,10 +109,10 @@ TEST(Strangers, WhoTalkNonsenseAreTurnedAway) {
   });
 }
 
-TEST(Strangers, WhoDoNotKnowTheTokenAreToldSo) {
+TEST(ForeignProcesses, WithoutTheTokenGetTheReason) {
   expectGroupDespite([](const RankAddress& of0) {
-    for (const RandomId& token :
-         {RandomId{{1, 2}}, of0.doorToken, makeHostToken(of0.doorToken, "another"), makeHostToken(of0.token, "")}) {
+    for (const RandomId& token : {RandomId{{1, 2}}, of0.processToken, makeHostToken(of0.processToken, "another"),
+                                  makeHostToken(of0.token, "")}) {
       const Fd socket = dialed(of0);
       say(socket, encodeHostHello({*makeRandomId(), token}));
       const auto answer = receiveUnix(socket, inTime());
@@ -126,7 +126,7 @@ TEST(Strangers, WhoDoNotKnowTheTokenAreToldSo) {
 
 // The foreign process has the token, so the listener accepts it. No rank waits for a further message or for the end of
 // the connection.
-TEST(Strangers, WhoAreLetInAndDoNothingHoldUpNobody) {
+TEST(ForeignProcesses, WhoAreLetInAndDoNothingHoldUpNobody) {
   expectGroupDespite([](const RankAddress& of0) {
     std::vector<Fd> staying;
     for (int i = 0; i < 9; ++i) {
@@ -145,19 +145,19 @@ TEST(Strangers, WhoAreLetInAndDoNothingHoldUpNobody) {
   });
 }
 
-TEST(Strangers, OfAnotherReleaseAreToldSo) {
+TEST(ForeignProcesses, OfAnotherReleaseGetTheReason) {
   MemoryStore store;
   runRanksAsThreads(2, [&](Rank rank) {
-    Fd stranger;
+    Fd foreign;
     if (rank == 1) {
-      stranger = dialed(addressOf(store, 0));
-      say(stranger, std::string_view("WSHM\x07\0\0\0\x01more",
-                                     13));  // before rank 1, so this connection is answered before rank 1
+      foreign = dialed(addressOf(store, 0));
+      say(foreign, std::string_view("WSHM\x07\0\0\0\x01more",
+                                    13));  // before rank 1, so this connection is answered before rank 1
     }
     const auto peers = connectAll(store, rank, 2);
     EXPECT_TRUE(peers.isOk()) << peers.status().message();
     if (rank == 1) {
-      const auto answer = receiveUnix(stranger, inTime());
+      const auto answer = receiveUnix(foreign, inTime());
       ASSERT_TRUE(answer.isOk()) << answer.status().message();
       EXPECT_NE(answer->bytes.find("version 7"), std::string::npos);
       EXPECT_NE(answer->bytes.find("same release"), std::string::npos);
@@ -166,7 +166,7 @@ TEST(Strangers, OfAnotherReleaseAreToldSo) {
 }
 
 // More silent connections than the limit, again and again: the rank still gets in.
-TEST(Strangers, WhoFloodInSilenceDelayTheGroupAtMost) {
+TEST(ForeignProcesses, WhoFloodInSilenceDelayTheGroupAtMost) {
   MemoryStore store;
   std::atomic<bool> isMade{false};
   runRanksAsThreads(3, [&](Rank rank) {
@@ -186,7 +186,7 @@ TEST(Strangers, WhoFloodInSilenceDelayTheGroupAtMost) {
   });
 }
 
-TEST(Strangers, WhoFloodTheSocketDelayTheGroupAtMost) {
+TEST(ForeignProcesses, WhoFloodTheSocketDelayTheGroupAtMost) {
   MemoryStore store;
   std::atomic<bool> isMade{false};
   runRanksAsThreads(3, [&](Rank rank) {
@@ -268,7 +268,7 @@ TEST(AnotherUser, WhoFloodsTheSocketGetsFewTurnsAndOneWarning) {
   EXPECT_GT(numTurns, 3);
 }
 
-TEST(Strangers, WithoutDescriptorsOneWarningIsGivenForEachCause) {
+TEST(ForeignProcesses, WithoutDescriptorsOneWarningIsGivenForEachCause) {
   runRanksAsProcesses(1, [](Rank) {
     const std::string name = "shardwire-test-" + toString(*makeRandomId());
     auto listener = HostListener::create(name, {});
@@ -310,14 +310,14 @@ TEST(AnotherUser, WhoReadsTheStoreIsNotWelcomedAsARank) {
       ASSERT_TRUE(store.set(addressKey(1), encodeAddress(own.address)).isOk());
       const RankAddress of0 = addressOf(store, 0);
       const std::string wrong = asNobody([&]() -> std::string {
-        const LinkHello hello{1, 0, 2, static_cast<std::uint8_t>(TransportKind::kTcp), makeDoorId(of0.token)};
+        const LinkHello hello{1, 0, 2, static_cast<std::uint8_t>(TransportKind::kTcp), makeEndpointId(of0.token)};
         const auto link = dialLink(of0.links, of0.token, hello, options, inTime());
         if (link.isOk()) {
           return "it was welcomed as rank 1";
         }
         const auto socket = dialProcess(of0.socketName, inTime());
         if (socket.isOk() &&
-            sendUnix(*socket, encodeSecretRequest(makeHostToken(of0.doorToken, "")), {}, inTime()).isOk() &&
+            sendUnix(*socket, encodeSecretRequest(makeHostToken(of0.processToken, "")), {}, inTime()).isOk() &&
             receiveUnix(*socket, inTime()).isOk()) {
           return "it was answered over the Unix socket";
         }
@@ -327,10 +327,10 @@ TEST(AnotherUser, WhoReadsTheStoreIsNotWelcomedAsARank) {
       // Rank 1's own process is accepted.
       const auto socket = dialProcess(of0.socketName, inTime());
       ASSERT_TRUE(socket.isOk());
-      ASSERT_TRUE(askForSecret(*socket, makeHostToken(of0.doorToken, ""), inTime()).isOk());
+      ASSERT_TRUE(askForSecret(*socket, makeHostToken(of0.processToken, ""), inTime()).isOk());
       const auto secret = receiveSecret(*socket, inTime());
       ASSERT_TRUE(secret.isOk()) << secret.status().message();
-      const LinkHello hello{1, 0, 2, static_cast<std::uint8_t>(TransportKind::kTcp), makeDoorId(of0.token)};
+      const LinkHello hello{1, 0, 2, static_cast<std::uint8_t>(TransportKind::kTcp), makeEndpointId(of0.token)};
       EXPECT_TRUE(dialLink(of0.links, makeLinkKey(of0.token, *secret), hello, options, inTime()).isOk());
       return;
     }
@@ -384,30 +384,30 @@ TEST(JobToken, OfSomeRanksOnlyIsAnErrorOfAll) {
   }
 }
 
-TEST(StrangerWarning, ComesWhereTheKernelCannotVouchForAll) {
+TEST(ForeignProcessWarning, ComesWhereTheKernelCannotVouchForAll) {
   const auto address = makeAddress();
   ASSERT_TRUE(address.isOk());
   std::vector<RankAddress> ranks = {*address, *address, *address};
-  EXPECT_EQ(strangerWarning(0, ranks), "");
+  EXPECT_EQ(foreignProcessWarning(0, ranks), "");
   for (const auto& change : std::vector<std::function<void(RankAddress&)>>{
            [](RankAddress& each) { each.kernel = "elsewhere"; }, [](RankAddress& each) { each.uid += 1; },
            [](RankAddress& each) { each.userNamespace += 1; }, [](RankAddress& each) { each.userNamespace = 0; }}) {
     ranks[2] = *address;
     change(ranks[2]);
-    EXPECT_NE(strangerWarning(0, ranks).find("SHARDWIRE_JOB_TOKEN is not set"), std::string::npos);
-    EXPECT_EQ(strangerWarning(1, ranks), "");  // rank 0 warns for both
-    EXPECT_NE(strangerWarning(2, ranks).find("SHARDWIRE_JOB_TOKEN is not set"), std::string::npos);
+    EXPECT_NE(foreignProcessWarning(0, ranks).find("SHARDWIRE_JOB_TOKEN is not set"), std::string::npos);
+    EXPECT_EQ(foreignProcessWarning(1, ranks), "");  // rank 0 warns for both
+    EXPECT_NE(foreignProcessWarning(2, ranks).find("SHARDWIRE_JOB_TOKEN is not set"), std::string::npos);
     for (RankAddress& each : ranks) {
       each.hasJobToken = true;
     }
-    EXPECT_EQ(strangerWarning(0, ranks), "");
+    EXPECT_EQ(foreignProcessWarning(0, ranks), "");
     for (RankAddress& each : ranks) {
       each.hasJobToken = false;
     }
   }
   ranks.assign(2, *address);
   ranks[0].kernel = ranks[1].kernel = "";  // a kernel without an identity
-  EXPECT_NE(strangerWarning(0, ranks), "");
+  EXPECT_NE(foreignProcessWarning(0, ranks), "");
 }
 
 }  // namespace

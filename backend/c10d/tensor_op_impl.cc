@@ -1,6 +1,6 @@
 // CPU tensors go to the compiled op unchanged. As soon as one tensor lies on a device, the op runs over host copies of
 // the device tensors, while the checks look at the tensors themselves: a copy would always pass.
-#include "backend/c10d/tensor_op.h"
+#include "backend/c10d/tensor_op_impl.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <iterator>
 
 #include "backend/c10d/host_tensors.h"
-#include "backend/c10d/status_error.h"
+#include "backend/c10d/throw_status.h"
 
 namespace shardwire::internal {
 

@@ -71,7 +71,7 @@ class PeerDial {
   std::optional<LinkDial> link_;
 };
 
-class Doors {
+class RankLinks {
  public:
   // Listens for links of the rank that publishes `token`, at the process's listener for these options in the calling
   // thread's network namespace. Returns the listener's addresses. Callers wait until know(). Errors of
@@ -106,7 +106,7 @@ class Doors {
     std::shared_ptr<Fabric> fabric;
     std::shared_ptr<RankBell> bell;
     std::shared_ptr<LateWakeup> wakeup;  // rings `bell` and the fabric's progress bell
-    std::unique_ptr<LinkDoor> door;
+    std::unique_ptr<LinkEndpoint> endpoint;
   };
   std::unique_ptr<Open> open_;
   // Only processes of this user on this host can get this secret, by asking; used for links with them.

@@ -1,15 +1,15 @@
 // The tensors of a call are sorted by address. Each tensor is compared with earlier tensors whose range still goes on
 // where the tensor begins. Two tensors with shared memory are refused if the sharing would give wrong values. A tensor
 // that occurs twice in a list of tensors to change in place is one tensor: findRepeated() returns the first place.
-#include "backend/c10d/list_memory.h"
+#include "backend/c10d/tensor_list_memory.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "backend/c10d/status_error.h"
 #include "backend/c10d/tensor_adapter.h"
+#include "backend/c10d/throw_status.h"
 #include "ops/boxes/view_overlap.h"
 
 namespace shardwire::internal {

@@ -3,7 +3,7 @@
 // makes the link, and proves knowledge of the secret. Both steps go on without waiting (PeerDial::step()); dial()
 // repeats the steps up to a limit, and dials again when the peer had no room. In the other direction the process's
 // listener accepts connections for this rank, and callers() takes the links.
-#include "backend/bootstrap/doors.h"
+#include "backend/bootstrap/rank_links.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -19,30 +19,30 @@ namespace shardwire::internal {
 namespace {
 
 // The pause before another request to a process whose listener has too many connections waiting.
-constexpr Duration kFullDoor = std::chrono::milliseconds(2);
+constexpr Duration kFullListener = std::chrono::milliseconds(2);
 
 }  // namespace
 
-Result<std::vector<NetAddress>> Doors::openLinks(const Options& options, std::uint64_t networkNamespace,
-                                                 const RandomId& token, int worldSize, std::shared_ptr<Fabric> fabric,
-                                                 std::shared_ptr<RankBell> bell) {
+Result<std::vector<NetAddress>> RankLinks::openLinks(const Options& options, std::uint64_t networkNamespace,
+                                                     const RandomId& token, int worldSize,
+                                                     std::shared_ptr<Fabric> fabric, std::shared_ptr<RankBell> bell) {
   const auto listener = fabric->linkListener(networkNamespace, options);
   SW_RETURN_IF_ERROR(listener.status());
   const auto interfaces = fabric->interfaces(networkNamespace);
   SW_RETURN_IF_ERROR(interfaces.status());
   auto wakeup = std::make_shared<LateWakeup>(bell->words(), fabric->progressBell());
-  auto door = (*listener)->addDoor(makeDoorId(token), worldSize, [wakeup] { wakeup->ring(); });
-  SW_RETURN_IF_ERROR(door.status());
+  auto endpoint = (*listener)->addEndpoint(makeEndpointId(token), worldSize, [wakeup] { wakeup->ring(); });
+  SW_RETURN_IF_ERROR(endpoint.status());
   open_ = std::make_unique<Open>();
   open_->interfaces = chooseInterfaces(*interfaces, options.socketIfname);
   open_->fabric = std::move(fabric);
   open_->bell = std::move(bell);
   open_->wakeup = std::move(wakeup);
-  open_->door = std::move(*door);
-  return open_->door->addresses();
+  open_->endpoint = std::move(*endpoint);
+  return open_->endpoint->addresses();
 }
 
-void Doors::know(Rank self, const Options* options, const std::vector<RankAddress>* addresses, std::string secret) {
+void RankLinks::know(Rank self, const Options* options, const std::vector<RankAddress>* addresses, std::string secret) {
   self_ = self;
   secret_ = std::move(secret);
   options_ = options;
@@ -58,7 +58,7 @@ void Doors::know(Rank self, const Options* options, const std::vector<RankAddres
   for (Rank rank = 0; rank < worldSize(); ++rank) {
     guests.sharesSecret.push_back(sharesSecret(rank));
   }
-  open_->door->open(std::move(guests));
+  open_->endpoint->open(std::move(guests));
 }
 
 // ---- dialing
@@ -93,7 +93,7 @@ std::optional<Result<std::string>> PeerDial::secret() {
     }
     auto socket = dialProcess(address_.socketName, Clock::now());
     if (socket.status().code() == StatusCode::kTimeout) {
-      askAgain_ = Clock::now() + kFullDoor;
+      askAgain_ = Clock::now() + kFullListener;
       return std::nullopt;
     }
     if (!socket.isOk()) {
@@ -101,7 +101,7 @@ std::optional<Result<std::string>> PeerDial::secret() {
       isRefused_ = again.isOk() && !again->isOpen();
     }
     const Status asked =
-        socket.isOk() ? askForSecret(*socket, makeHostToken(address_.doorToken, ""), Clock::now()) : socket.status();
+        socket.isOk() ? askForSecret(*socket, makeHostToken(address_.processToken, ""), Clock::now()) : socket.status();
     if (!asked.isOk()) {
       return Result<std::string>(asked);
     }
@@ -115,7 +115,7 @@ std::optional<Result<std::string>> PeerDial::secret() {
   question_.reset();
   // This rank was slow to speak, and counted as one of too many unknown callers.
   if (answer.status().code() == StatusCode::kTimeout) {
-    askAgain_ = Clock::now() + kFullDoor;
+    askAgain_ = Clock::now() + kFullListener;
     return std::nullopt;
   }
   return answer;
@@ -151,33 +151,33 @@ Status PeerDial::whyNot() const {
 
 // Ranks of one user on one host have a secret that is not in the store. The addresses read by this rank decide which
 // ranks have the secret, not the caller's claim.
-bool Doors::sharesSecret(Rank peer) const {
+bool RankLinks::sharesSecret(Rank peer) const {
   return !addressOf(self_).hasJobToken && isOneUserOnOneHost(addressOf(self_), addressOf(peer));
 }
 
 // A link-local address of this host belongs to one interface, and cannot be reached through another: a dial there ends
 // only by a timeout, and so delays the report of a death on this host. So this rank dials addresses of this host as
 // published.
-std::vector<NetAddress> Doors::reachOf(Rank peer) const {
+std::vector<NetAddress> RankLinks::reachOf(Rank peer) const {
   const RankAddress& to = addressOf(peer);
   const bool isHere = !to.kernel.empty() && to.kernel == addressOf(self_).kernel;
   return isHere ? to.links : orderByReach(to.links, open_->interfaces);
 }
 
-PeerDial Doors::begin(Rank peer, TransportKind kind) const {
+PeerDial RankLinks::begin(Rank peer, TransportKind kind) const {
   const LinkHello hello{self_, peer, static_cast<std::uint32_t>(worldSize()), static_cast<std::uint8_t>(kind),
-                        makeDoorId(addressOf(peer).token)};
+                        makeEndpointId(addressOf(peer).token)};
   return {addressOf(peer), addressOf(0).token, sharesSecret(peer), hello, reachOf(peer), *options_};
 }
 
-Result<Link> Doors::dial(Rank peer, TransportKind kind, const WaitLimit& limit) const {
+Result<Link> RankLinks::dial(Rank peer, TransportKind kind, const WaitLimit& limit) const {
   std::optional<PeerDial> dial(begin(peer, kind));
   while (true) {
     if (auto link = dial->step(); link.has_value()) {
       if (link->isOk() || !dial->wasCrowdedOut() || limit.isOver()) {
         return std::move(*link);
       }
-      SW_RETURN_IF_ERROR(limit.sooner(Clock::now() + kFullDoor).poll({}).status());
+      SW_RETURN_IF_ERROR(limit.sooner(Clock::now() + kFullListener).poll({}).status());
       dial.emplace(begin(peer, kind));
       continue;
     }
@@ -190,9 +190,9 @@ Result<Link> Doors::dial(Rank peer, TransportKind kind, const WaitLimit& limit) 
   }
 }
 
-Result<std::vector<Caller>> Doors::callers() {
+Result<std::vector<Caller>> RankLinks::callers() {
   std::vector<Caller> callers;
-  auto overLinks = open_->door->take();
+  auto overLinks = open_->endpoint->take();
   SW_RETURN_IF_ERROR(overLinks.status());
   for (AcceptedLink& each : *overLinks) {
     callers.push_back({each.hello.from, static_cast<TransportKind>(each.hello.kind), std::move(each.link)});

@@ -1,4 +1,4 @@
-#include "backend/c10d/storage_watch.h"
+#include "backend/c10d/torch_storage_watch.h"
 
 #include <c10/core/StorageImpl.h>
 

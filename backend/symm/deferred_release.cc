@@ -1,4 +1,4 @@
-#include "backend/symm/graveyard.h"
+#include "backend/symm/deferred_release.h"
 
 #include <algorithm>
 
@@ -9,18 +9,18 @@
 namespace shardwire::internal {
 namespace {
 
-struct Graveyard {
+struct DeferredBlocks {
   Mutex mutex;
-  std::vector<BuriedBlock> blocks SW_GUARDED_BY(mutex);
+  std::vector<DeferredBlock> blocks SW_GUARDED_BY(mutex);
 };
 
-Graveyard& graveyard() {
-  static PerProcess<Graveyard> blocks;
+DeferredBlocks& deferredBlocks() {
+  static PerProcess<DeferredBlocks> blocks;
   return blocks.get();
 }
 
 // Acquire: pairs with the holder's seq_cst store. All writes of the holder to the block happened before.
-bool isHeld(BuriedBlock& block) {
+bool isHeld(DeferredBlock& block) {
   std::erase_if(block.holders, [&](const auto& holder) {
     return block.words.dropped(holder.first).load(std::memory_order_acquire) != 0 ||
            (holder.second != nullptr && holder.second->isOwnerGone());
@@ -30,21 +30,21 @@ bool isHeld(BuriedBlock& block) {
 
 }  // namespace
 
-void bury(BuriedBlock block) {
+void releaseLater(DeferredBlock block) {
   {
-    Graveyard& all = graveyard();
+    DeferredBlocks& all = deferredBlocks();
     const MutexLock lock(all.mutex);
     all.blocks.push_back(std::move(block));
   }
-  clearBuried();
+  releaseUnheld();
 }
 
-void clearBuried() {
-  std::vector<BuriedBlock> unused;
+void releaseUnheld() {
+  std::vector<DeferredBlock> unused;
   {
-    Graveyard& all = graveyard();
+    DeferredBlocks& all = deferredBlocks();
     const MutexLock lock(all.mutex);
-    std::erase_if(all.blocks, [&](BuriedBlock& block) {
+    std::erase_if(all.blocks, [&](DeferredBlock& block) {
       if (isHeld(block)) {
         return false;
       }
@@ -52,7 +52,7 @@ void clearBuried() {
       return true;
     });
   }
-  for (const BuriedBlock& block : unused) {
+  for (const DeferredBlock& block : unused) {
     if (block.withdraw != nullptr) {
       block.withdraw();
     }
@@ -60,8 +60,8 @@ void clearBuried() {
   }
 }
 
-std::size_t numBuried() {
-  Graveyard& all = graveyard();
+std::size_t numDeferred() {
+  DeferredBlocks& all = deferredBlocks();
   const MutexLock lock(all.mutex);
   return all.blocks.size();
 }

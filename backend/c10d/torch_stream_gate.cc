@@ -1,4 +1,4 @@
-#include "backend/c10d/stream_gate.h"
+#include "backend/c10d/torch_stream_gate.h"
 
 #include <array>
 #include <atomic>

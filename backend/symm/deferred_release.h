@@ -14,7 +14,7 @@
 
 namespace shardwire::internal {
 
-struct BuriedBlock {
+struct DeferredBlock {
   std::byte* memory = nullptr;               // of this process's heap
   BlockWords words;                          // behind the memory
   std::shared_ptr<void> attached = nullptr;  // pages of the heap held together with the block
@@ -24,9 +24,9 @@ struct BuriedBlock {
   std::function<void()> withdraw = nullptr;  // before the memory is given back; null: nothing is to be done
 };
 
-void bury(BuriedBlock block);
+void releaseLater(DeferredBlock block);
 // Releases the blocks without holders.
-void clearBuried();
-SHARDWIRE_EXPORT std::size_t numBuried();
+void releaseUnheld();
+SHARDWIRE_EXPORT std::size_t numDeferred();
 
 }  // namespace shardwire::internal
