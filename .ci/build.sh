@@ -1,4 +1,4 @@
-# Sourced by ../run: configure and build one folder. Also tells which packages the parts of ./run test need.
+# Sourced by ../run: configure and build one folder. Also lists which packages the parts of ./run test need.
 
 # As many compilers as there are cores, but not more than memory holds: a file that includes torch takes up to 1.5 GB.
 compile_jobs() {

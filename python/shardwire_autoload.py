@@ -1,14 +1,15 @@
 """Makes ``init_process_group("shardwire")`` work without ``import shardwire``, also by ``init_method="mpi://"`` and under srun and mpirun.
 
 torch calls :func:`register` through the entry points ``torch.backends`` (at the end of ``import torch``, from 2.5 on) and
-``torch.distributed.backends`` (when the name is first used, from 2.14 on); ``import shardwire`` calls it as well. It only registers functions:
-the package itself is imported when the first group is made. Set ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` to keep torch from calling it.
-Older torches call nothing: a program for them imports shardwire.
+``torch.distributed.backends`` (when the name is first used, from 2.14 on); ``import shardwire`` calls ``register`` as
+well. ``register`` only registers functions: the package is imported when the first group is made. With
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` torch does not call ``register``. Older torches call nothing: their programs import
+shardwire.
 
 ``env://``, torch's default, is led through a function of ours: where RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is missing and the group is to be
-ours, ``shardwire.groups.env`` takes the launcher's variables instead. All else goes on to torch's handler as it came.
+ours, ``shardwire.groups.env`` takes the launcher's variables instead. Other calls go on to torch's handler unchanged.
 
-``SHARDWIRE_AS=gloo`` makes whoever asks torch for gloo get shardwire: :func:`stand_in_for`. docs/drop-in.md.
+With ``SHARDWIRE_AS=gloo`` a program that asks torch for gloo gets shardwire: :func:`stand_in_for`. docs/drop-in.md.
 
 Registering any third-party backend has one effect on others: on torch 2.6 to 2.13 groups made with a "device:backend" string such as
 ``cpu:gloo`` then report ``undefined`` as their name. Their collectives are not affected.
@@ -24,12 +25,13 @@ import warnings
 from typing import Any
 
 NAME = "shardwire"
-OF_TORCH = "torch_gloo"  # torch's own gloo, by name, where ours stands in for it
-_torchs_gloo: Any = None  # its class, then
+OF_TORCH = "torch_gloo"  # the name of torch's own gloo, where ours stands in for gloo
+_torchs_gloo: Any = None  # the class of torch's own gloo, then
 
 
 def devices():
-    """The kinds of devices whose tensors a group of ours takes: the CPU, those that this torch was built for, and one that a package brought."""
+    """The kinds of devices whose tensors a group of ours takes: the CPU, the kinds of this build of torch, and one kind
+    that a package brought."""
     import torch
 
     kinds = ["cpu"]
@@ -44,9 +46,9 @@ def devices():
 
 
 def register(*_ignored):
-    """Registers the backend with torch.distributed unless that was done. Never raises: an exception here would break ``import torch``.
+    """Registers the backend with torch.distributed, once. Never raises: an exception here would break ``import torch``.
 
-    Call it again after a package has brought a new kind of device: groups made from then on take its tensors too.
+    A further call, after a package has brought a new kind of device: later groups take tensors of the new kind too.
     """
     try:
         import torch.distributed as dist
@@ -67,8 +69,9 @@ def register(*_ignored):
 def stand_in_for(name):
     """From now on groups that are made by the name ``name`` are shardwire's: "gloo", alone, as the default, or in strings such as "cpu:gloo,cuda:nccl".
 
-    To torch, and to who asks ``get_backend``, they are gloo's: what goes by that name works. torch's own gloo is "torch_gloo" then. Groups that are there stay what
-    they are. In this process only: SHARDWIRE_AS=gloo in the environment holds for children as well. ValueError for another name.
+    torch and ``get_backend`` take these groups for gloo's, so code that looks for the name gloo works. torch's own gloo
+    is "torch_gloo" then. Present groups do not change. In this process only: SHARDWIRE_AS=gloo in the environment holds
+    for children as well. ValueError for another name.
     """
     global _torchs_gloo
     if name != "gloo":
@@ -82,7 +85,7 @@ def stand_in_for(name):
         raise RuntimeError("this torch was built without gloo: there is nothing to stand in for; use the name shardwire")
     torchs = c10d.ProcessGroupGloo
     plugin = c10d.Backend._plugins.get("GLOO")
-    if plugin is not None:  # from torch 2.14 on each backend is made by what is registered for its name, gloo, too
+    if plugin is not None:  # from torch 2.14 on each backend, gloo too, is made by the plugin of the name
         dist.Backend.register_backend(OF_TORCH, plugin.creator_fn, extended_api=plugin.extended_api, devices=["cpu"])
         c10d.Backend._plugins["GLOO"] = type(plugin)(_create_for_gloo, True)
     else:
@@ -101,7 +104,8 @@ def _register_simple(dist, creator):
 
 
 class _Making(threading.local):
-    """What this thread's call of torch's helper makes, as its arguments, while torch makes gloo in it by calling the class; else None."""
+    """The arguments of this thread's call of torch's helper, while torch makes gloo there by calling the class; else
+    None."""
 
     group = None
 
@@ -118,8 +122,8 @@ _making = _Making()
 
 
 def _watch_groups(c10d, by_class):
-    """Leads torch's maker of groups through here. Where it makes gloo ``by_class``, the stand-in learns for which group it is called. On every torch a group
-    that was to be gloo's and is not ours is told of.
+    """Leads torch's maker of groups through here. Where torch makes gloo ``by_class``, the stand-in learns the group of
+    the call. On every torch a group that was to be gloo's and is not ours gives a warning.
     """
     make, wrap_for_debug = c10d._new_process_group_helper, c10d._create_process_group_wrapper
     signature = inspect.signature(make)
@@ -149,7 +153,7 @@ def _warn_unless_ours(c10d, group, made):
         return
     from shardwire.groups.lookup import shardwire_behind
 
-    is_hidden = isinstance(made, c10d._ProcessGroupWrapper)  # torch 1.13 does not tell what it wraps
+    is_hidden = isinstance(made, c10d._ProcessGroupWrapper)  # torch 1.13 does not say which group is wrapped
     if shardwire_behind(made) is None and not is_hidden:
         import torch
 
@@ -158,11 +162,12 @@ def _warn_unless_ours(c10d, group, made):
 
 
 class _StandInType(type):
-    """torch asks by the name in its own module whether a backend is gloo, and before 2.14 makes a group's gloo by calling it: both come here."""
+    """torch asks by the name in torch's module whether a backend is gloo, and before 2.14 makes a group's gloo by
+    calling this name: both come here."""
 
     def __call__(cls, store, rank, size, *more, **named):
         group = _making.group
-        if group is None:  # by its class gloo is gloo
+        if group is None:  # a direct call of the class gives torch's gloo
             return _torchs_gloo(store, rank, size, *more, **named)
         from shardwire.groups.create import create_in_place_of_gloo
 
@@ -184,9 +189,11 @@ class _StandIn(metaclass=_StandInType):
 
 
 def _keep_ddp_from_reading_gloo():
-    """torch's DDP logs what it reads of a ProcessGroupGloo, whatever object stands behind a group that is gloo's by its C++ name: of ours it would read foreign memory.
+    """torch's DDP logs values that DDP reads from a ProcessGroupGloo. DDP takes each group with gloo's C++ name for a
+    ProcessGroupGloo, so from a group of ours DDP would read foreign memory.
 
-    So while DDP sets up, such a group has another C++ name, and what DDP then tells is gloo's: the name, the variables, and the threads that gloo itself would have.
+    So while DDP sets up, such a group has another C++ name. Afterwards DDP's log gets gloo's values: the name, the
+    variables, and the number of threads of a real gloo.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -213,7 +220,8 @@ def _keep_ddp_from_reading_gloo():
 
 @contextlib.contextmanager
 def _unread(group):
-    """torch's C++ finds no gloo in the group, unless torch's own is there. Before torch 2.0 the group is our object, and has our name."""
+    """torch's C++ finds no gloo in the group, unless the group has torch's own gloo. Before torch 2.0 the group is our
+    object, and has our name."""
     import torch
     from torch.distributed import distributed_c10d as c10d
 
@@ -223,7 +231,7 @@ def _unread(group):
         yield
         return
 
-    def call_it(kind):  # the backend has an entry of that kind, too, for what torch asks of a group's default backend
+    def call_it(kind):  # an entry of this kind too, for torch's questions to a group's default backend
         group._register_backend(cpu, kind, backend)
         group._set_default_backend(kind)
 
@@ -235,7 +243,8 @@ def _unread(group):
 
 
 def register_in_vllm():
-    """Enters ``shardwire.adapters.vllm`` in vLLM's factories of weight transfers as "shardwire". vLLM calls it in all its processes (``vllm.general_plugins``)."""
+    """Enters ``shardwire.adapters.vllm`` in vLLM's factories of weight transfers as "shardwire". vLLM calls this
+    function in all processes of vLLM (``vllm.general_plugins``)."""
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
     except ImportError:  # an older vLLM, without trainer engines
@@ -243,37 +252,37 @@ def register_in_vllm():
     for factory, name in ((WeightTransferEngineFactory, "ShardwireWeightTransferEngine"), (WeightTransferTrainerFactory, "ShardwireTrainerWeightTransferEngine")):
         try:
             factory.register_engine(NAME, "shardwire.adapters.vllm", name)
-        except ValueError:  # it is there
+        except ValueError:  # entered before
             pass
 
 
 def _register(dist):
     try:
-        # For the CPU alone, for which torch has a default: it would make us the default of devices for which it has none yet.
+        # For the CPU alone, since torch has a default for the CPU: we would become the default of devices without one.
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
     except TypeError:  # torch 1.13 knows no devices
         dist.Backend.register_backend(NAME, _create, extended_api=True)
 
 
 def _create(options, backend_options):
-    """What torch calls to make a group's backend."""
+    """Makes a group's backend, for torch."""
     from shardwire.groups.create import create_from_options
 
     return create_from_options(options, backend_options)
 
 
 def _create_for_gloo(options, backend_options):
-    """As _create, of a group that was asked for as gloo."""
+    """As _create, for a group by the name gloo."""
     from shardwire.groups.create import create_from_options
 
     return create_from_options(options, backend_options, for_gloo=True)
 
 
 def _register_rendezvous():
-    # Not dist.rendezvous, which is a function of that module.
+    # Not dist.rendezvous, which is a function of this module.
     module = sys.modules["torch.distributed.rendezvous"]
     handlers = getattr(module, "_rendezvous_handlers", None)
-    if handlers is None:  # a torch to come: its own error names the missing variable then
+    if handlers is None:  # a later torch: torch's own error names the missing variable then
         return
     if "mpi" not in handlers:
         module.register_rendezvous_handler("mpi", _meet_by_mpi)
@@ -300,7 +309,8 @@ def _meet_by_environment(original, url, **options):
 
 
 def _is_for_us(frame):
-    """Whether a call of init_process_group for a backend of ours stands behind this frame: torch does not tell a rendezvous whom it serves."""
+    """Whether a call of init_process_group for a backend of ours stands behind this frame: torch gives a rendezvous no
+    name of the backend."""
     for _ in range(6):
         if frame is None:
             return False

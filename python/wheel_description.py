@@ -1,4 +1,4 @@
-"""What a wheel says of the package: README.md as its description. setup.py and make_wheel.py use it."""
+"""README.md as the description in a wheel, for setup.py and make_wheel.py."""
 
 from __future__ import annotations
 

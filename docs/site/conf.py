@@ -18,9 +18,9 @@ exclude_patterns = ["site", "examples"]
 myst_heading_anchors = 4
 highlight_language = "none"  # of blocks without a language: pictures of characters
 smartquotes = False
-autodoc_typehints = "none"  # the docstrings say them in words, and signatures stay short
+autodoc_typehints = "none"  # the docstrings give the types in words, and signatures stay short
 autodoc_member_order = "bysource"
-nitpicky = True  # a :func:`name` in a docstring that is nowhere is an error
+nitpicky = True  # a :func:`name` without a target is an error
 
 
 def setup(app):

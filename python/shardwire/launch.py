@@ -132,7 +132,7 @@ def job_of_nodes(nodes: int, node: int | None, count: int, address: str | None, 
     lacking = [what for what, known in (("where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR)", host),
                                         ("which port its store can have (give --master-port PORT, or set MASTER_PORT)", chosen or nodes == 1)) if not known]
     if lacking:
-        raise ValueError(f"--nnodes {nodes} does not tell {', nor '.join(lacking)}; the same on all hosts")
+        raise ValueError(f"--nnodes {nodes} does not determine {', nor '.join(lacking)}; the same on all hosts")
     assert host is not None
     return Job(count, node * count, 0 if nodes == 1 else nodes * count, address=host, port=chosen)
 

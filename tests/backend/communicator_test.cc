@@ -505,7 +505,7 @@ TEST(CompileOp, ARankOfManyThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
       const std::string text = op.status().message();
       if (isAbsent) {
         EXPECT_NE(text.find("was given up by rank"), std::string::npos) << text;
-        EXPECT_LT(Clock::now() - before, timeout) << "it heard of it at once";
+        EXPECT_LT(Clock::now() - before, timeout) << "the rank was notified at once";
       } else if (absent == 0) {
         EXPECT_NE(text.find("what rank 0 collects from all ranks did not come"), std::string::npos) << text;
       } else {

@@ -67,7 +67,7 @@ def examples(root):
 def example_findings(root):
     for example, name, line in examples(root):
         if example is None:
-            yield f"{name}:{line}: a Python block without a line above it that says who runs it; tests/checks/docs.py tells the forms"
+            yield f"{name}:{line}: a Python block without a line above it that names the test that runs the block; tests/checks/docs.py lists the forms"
         elif example.test and not (root / example.test).is_file():
             yield f"{name}:{line}: there is no {example.test}"
         elif example.how == "run by" and pathlib.PurePath(name).name not in (root / example.test).read_text(encoding="utf-8"):

@@ -39,7 +39,7 @@ ROOMS = {
     "backend/symm": CORE + WIRE + OPS + HOW,
     # The visible status of a running job: reads the engines, and writes only to its own memory.
     "backend/sight": CORE + WIRE + HOW,
-    # What is kept of a plan: its facts, a cache, a file.
+    # Kept plans: the facts of an op, a cache, a file.
     "backend/plans": CORE + WIRE + OPS + ["backend/base"],
     # The top of the core: the communicator connects the rooms.
     "backend/communicator": CORE + WIRE + OPS + HOW + ["backend/plans", "backend/symm", "backend/sight"],

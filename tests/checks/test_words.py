@@ -78,22 +78,23 @@ def test_a_long_source_begins_with_its_story():
         assert len(findings("a.cc", text)) == 1
 
 
-def test_files_are_judged_by_room_and_small_ones_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(words, "PLAIN", ("ops",))
-    monkeypatch.setattr(words, "WAITING", ("ops/late",))
+def test_files_are_judged_alone_and_small_files_by_room(tmp_path):
     good, bad = "// The rank sends bytes.\n" * 30, "// It sends its bytes.\n" * 30
     (tmp_path / "ops/late").mkdir(parents=True)
     (tmp_path / "ops/good.cc").write_text(good)
-    (tmp_path / "ops/late/bad.cc").write_text(bad)
-    found, rooms = words.measure_tree(tmp_path)
-    assert found == [] and rooms == {"ops": [120, 0, 0], "ops/late": [120, 60, 1]}
+    (tmp_path / "ops/late/good.cc").write_text(good)
+    assert words.measure_tree(tmp_path) == ([], {"ops": [120, 0], "ops/late": [120, 0]})
 
     for name in "abcdefghijklmno":
-        (tmp_path / f"ops/{name}.h").write_text("// It sends its bytes.\n" * 2)
-    assert [line.split(":")[0] for line in words.measure_tree(tmp_path)[0]] == ["ops, its files with fewer than 100 words"]
+        (tmp_path / f"ops/late/{name}.h").write_text("// It sends its bytes.\n" * 2)
+    (found,) = words.measure_tree(tmp_path)[0]
+    assert found.startswith("ops/late, its files with fewer than 100 words: ")
     (tmp_path / "ops/bad.cc").write_text(bad)
     assert "ops/bad.cc" in [line.split(":")[0] for line in words.measure_tree(tmp_path)[0]]
 
 
-def test_the_rooms_are_there():
-    assert [room for room in (*words.PLAIN, *words.WAITING) if not (words.ROOT / room).exists()] == []
+def test_every_root_is_there_and_only_the_examples_are_left_out():
+    assert [root for root in words.ROOTS if not (words.ROOT / root).exists()] == []
+    assert words.room_of(words.EXAMPLES) is None and (words.ROOT / words.EXAMPLES).exists()
+    rooms = {"README.md": "README.md", "docs/cpp.md": "docs", "backend/transport/tcp/wire.cc": "backend/transport"}
+    assert {path: words.room_of(path) for path in rooms} == rooms and words.room_of("setup.py") is None

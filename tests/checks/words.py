@@ -1,6 +1,6 @@
 """The words check: comments, docstrings and pages in plain English. docs/CONTRIBUTING.md has the list of words.
 
-Of each file of the rooms below:
+Of each source and page under ROOTS:
   reference words   words that only refer to another word (REFERENCE) are at most 4 of 100. TensorPipe, KJ, Abseil,
                     gloo, nixl, MSCCL++ and UCX have between 1.1 and 3.8. Files with fewer than 100 words are added up
                     with the other small files of the room, since two words would decide.
@@ -16,8 +16,7 @@ rightly a noun phrase, and English verbs look like plural nouns ("copies", "wait
 endings found 112 of 2,526 sentences of C++. Of 40 of these 30 were noun phrases or labels, 6 had a verb missing in the
 list, and 4 were broken sentences.
 
-PLAIN lists the rewritten rooms, which must stay plain: folders and pages, of which the longest name counts. The rooms
-of WAITING are not rewritten yet: their figures are printed, and nothing there is refused. The list shrinks.
+A room is a folder directly below a root, or the root itself (backend/base, docs).
 Usage: words.py [ROOT].
 """
 
@@ -32,54 +31,8 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT, FEWEST = 4.0, 100
 STORY_LINES, STORY_WORDS = 150, 20
-PLAIN = (
-    "README.md",
-    "backend/base",
-    "backend/bootstrap",
-    "backend/c10d",
-    "backend/communicator",
-    "backend/exec",
-    "backend/memory",
-    "backend/plans",
-    "backend/sight",
-    "backend/symm",
-    "backend/transport",
-    "bench",
-    "docs",
-    "include",
-    "ops",
-    "python/csrc",
-    "python/shardwire/adapters",
-    "python/shardwire/demo",
-    "python/shardwire/groups",
-    "python/shardwire/nvshmem",
-    "python/shardwire/offline",
-    "python/shardwire/plain",
-    "python/shardwire/process",
-    "python/shardwire/queues",
-    "python/shardwire/symm",
-    "tests/allocations",
-    "tests/backend/bootstrap",
-    "tests/backend/exec",
-    "tests/backend/memory",
-    "tests/backend/sight",
-    "tests/backend/symm",
-    "tests/drop_in",
-    "tests/mpi",
-    "tests/multiprocess",
-    "tests/ops",
-    "tests/oracle",
-    "tests/python/device",
-    "tests/python/frameworks",
-    "tests/rig",
-    "tests/support",
-    "tests/torch_suite",
-)
-WAITING = (
-    "backend/fabric",
-    "python/shardwire",
-    "tests",
-)
+ROOTS = ("README.md", "backend", "bench", "docs", "include", "ops", "python", "tests")
+EXAMPLES = "tests/checks/test_words.py"  # has sentences with findings, as examples
 
 REFERENCE = frozenset(
     "it its itself they them their theirs themselves that those one's ones such others who whom whose whoever nobody anybody somebody nobody's anybody's somebody's it's that's who's".split()
@@ -89,13 +42,13 @@ METAPHORS = {
     r"knock(s|ed|ing)?": "connection request, or: requests a connection",
     r"strangers?": "foreign process, or: unknown sender",
     r"bur(y|ies|ied|ying)|graveyards?": "release later; deferred release",
-    r"tell(s|ing)?|told": "notify, report, state; tell apart: distinguish",
+    r"tell(s|ing)?|told": "notify, report, state, distinguish",
     r"hears?|heard|hearing": "receive, be notified",
     r"mend(s|ed|ing)?": "fix, repair",
     r"turn(s|ed|ing)? away": "reject",
     r"(come|comes|coming|came) along": "be included",
     r"lets? go( of)?": "release",
-    r"in good order": "normally, without an error",
+    r"in\s+good\s+order": "normally, without an error",
 }
 METAPHOR = re.compile(r"\b(?:" + "|".join(f"(?P<m{number}>{pattern})" for number, pattern in enumerate(METAPHORS)) + r")\b(?![(_.:-]\w|\()", re.IGNORECASE)
 SUGGESTIONS = list(METAPHORS.values())
@@ -226,9 +179,9 @@ def measure(path, source):
 
 
 def room_of(path):
-    """The longest room that holds the file: one of PLAIN or WAITING, or None."""
-    names = [room for room in (*PLAIN, *WAITING) if path == room or path.startswith(room + "/")]
-    return max(names, key=len, default=None)
+    """The room of a file, or None for a file that is not checked."""
+    root, *folders = path.split("/")
+    return None if root not in ROOTS or path == EXAMPLES else "/".join([root, *folders[:-1][:1]])
 
 
 def too_many(name, words, references):
@@ -236,7 +189,7 @@ def too_many(name, words, references):
 
 
 def measure_tree(root):
-    """(findings in PLAIN, {room: [words, reference words, all findings]})"""
+    """(findings, {room: [words, reference words]})"""
     found, rooms, small = [], {}, {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -244,19 +197,18 @@ def measure_tree(root):
         if room is None or path.suffix not in CPP | PYTHON | {".md"} or not path.is_file() or "__pycache__" in path.parts:
             continue
         bad, words, references = measure(name, path.read_text(encoding="utf-8"))
+        found += bad
+        sums = [rooms.setdefault(room, [0, 0])]
         if words < FEWEST:
-            little = small.setdefault(room, [0, 0])
-            little[0] += words
-            little[1] += references
+            sums.append(small.setdefault(room, [0, 0]))
         elif above := too_many(name, words, references):
-            bad.append(above)
-        counts = rooms.setdefault(room, [0, 0, 0])
-        for index, more in enumerate((words, references, len(bad))):
-            counts[index] += more
-        if room in PLAIN:
-            found += bad
+            found.append(above)
+        for counts in sums:
+            counts[0] += words
+            counts[1] += references
     for room, (words, references) in small.items():
-        if room in PLAIN and words >= FEWEST and (above := too_many(f"{room}, its files with fewer than {FEWEST} words", words, references)):
+        name = f"{room}, its files with fewer than {FEWEST} words"
+        if words >= FEWEST and (above := too_many(name, words, references)):
             found.append(above)
     return found, rooms
 
@@ -264,15 +216,14 @@ def measure_tree(root):
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT)
     found, rooms = measure_tree(root)
-    for room, (words, references, bad) in sorted(rooms.items(), key=lambda item: (item[0] in WAITING, item[0])):
-        state = "" if room in PLAIN else f"; not rewritten yet, {bad} findings, not refused"
-        print(f"{room}: {100 * references / max(words, 1):.1f} reference words per 100, {words} words{state}")
+    for room, (words, references) in sorted(rooms.items()):
+        print(f"{room}: {100 * references / max(words, 1):.1f} reference words per 100, {words} words")
     for line in found:
         print(line)
     if not rooms:
         print(f"no rooms under {root}")
         return 1
-    print(f"{sum(room in PLAIN for room in rooms)} rooms in plain words, {sum(room in WAITING for room in rooms)} to be rewritten; {len(found)} findings")
+    print(f"{len(rooms)} rooms, {len(found)} findings")
     return 1 if found else 0
 
 

@@ -383,7 +383,7 @@ def capture(rank: int, module: Any) -> None:
     assert tensor.cpu().tolist() == [2] * 4
 
 
-@pytest.mark.skipif(TORCH < (2, 9), reason="this torch's guard cannot tell whether a stream is being captured")
+@pytest.mark.skipif(TORCH < (2, 9), reason="this torch's guard does not know whether a stream is being captured")
 def test_graph_capture_is_refused(device: Any) -> None:
     run(device, 2, capture)
 

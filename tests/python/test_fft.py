@@ -728,7 +728,7 @@ EXPECTED = [
     ("ValueError", "give a pair"), ("GapError", "leaves [4:8, 0:8]"), ("ValueError", "overlaps: ranks 0 and 1"), ("ValueError", "3 entries"), ("TypeError", "distribution is None"),
     ("ValueError", "does not have"), ("MismatchError", "axes differs"), ("ValueError", "give each axis once"), ("ValueError", "rank 1: norm is 'none'"),
     ("ValueError", "rank 1: last_axis_parity is 'prime'"), ("ValueError", "fft.fft is C2C"), ("ValueError", "rank 0: measure is 1"),
-    ("TypeError", "rank 1: an argument cannot be told to the other ranks"),
+    ("TypeError", "rank 1: an argument cannot be sent to the other ranks"),
     ("ValueError", "rank 0: chunks is 0"), ("MismatchError", "chunks differs"),
     ("ValueError", "last_axis_parity='odd'"),
     ("MismatchError", "rank 0 called shardwire.distributed.fft.fft, rank 1 called shardwire.distributed.fft.rfft"), ("TypeError", "torch.int32"), ("UnsupportedError", "Partial"),

@@ -59,7 +59,7 @@ def interrupted(call, *args):
         interrupter.go()
         call(*args)
     except KeyboardInterrupt:
-        assert time.monotonic() - interrupter.sent < SOON, f"it took {time.monotonic() - interrupter.sent:.1f} s to be heard"
+        assert time.monotonic() - interrupter.sent < SOON, f"it took {time.monotonic() - interrupter.sent:.1f} s to end the call"
         return
     raise AssertionError("the call returned without a KeyboardInterrupt")
 

@@ -166,7 +166,7 @@ def test_sentences_for_every_state_of_the_awaited_rank():
     assert sentences(status_of(1, [wait([2], "broadcast(int8[1], root 2)", 18)]), status_of(2)) == [
         "rank 0 waits in all_reduce #17 for rank 1, which is in broadcast #18 since 12 s and waits for rank 2",
         "rank 1 waits in broadcast #18 for rank 2, which is in no operation (last: barrier #4)"]
-    assert "does not tell (pid 101 runs without SHARDWIRE_STATUS=1)" in sentences(status_of(2), state="silent")[0]
+    assert "does not report (pid 101 runs without SHARDWIRE_STATUS=1)" in sentences(status_of(2), state="silent")[0]
     assert sentences(processes.Process(101, "stopped"), status_of(2))[0].endswith("which is stopped (pid 101 got SIGSTOP, or a debugger holds it)")
     assert sentences(status_of(1, failure="rank 2 died"), status_of(2)) == [
         "rank 0 waits in all_reduce #17 for rank 1, which cannot use this group any more (rank 2 died)", "rank 1 cannot use this group any more: rank 2 died"]

@@ -33,7 +33,7 @@ class Job(ForkedRanks):
         limit = time.monotonic() + seconds
         while not condition():
             self.poll(0.02)
-            assert time.monotonic() < limit, f"{what} did not happen within {seconds} s; told: {self.reports}; stacks: {self.stacks(self.running())}"
+            assert time.monotonic() < limit, f"{what} did not happen within {seconds} s; reports: {self.reports}; stacks: {self.stacks(self.running())}"
 
     def results(self, seconds: float = 60) -> list[Any]:
         """The results of the bodies; fails with the ranks' tracebacks."""

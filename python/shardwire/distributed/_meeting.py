@@ -30,9 +30,9 @@ def exchange(group: Any, call: str, facts: dict[str, Any], error: Exception | No
         try:
             body = json.dumps({**facts, "forgotten": _forgotten}).encode()
         except (TypeError, ValueError) as failure:  # the other ranks wait for this rank
-            error = TypeError(f"an argument cannot be told to the other ranks: {failure}; give plain Python values")
-    told_by = agree.exchange(resolve_backend(group), f"shardwire.distributed.{call}", blob=body, error=error)
-    return [json.loads(blob) for blob in told_by]
+            error = TypeError(f"an argument cannot be sent to the other ranks: {failure}; give plain Python values")
+    of_each = agree.exchange(resolve_backend(group), f"shardwire.distributed.{call}", blob=body, error=error)
+    return [json.loads(blob) for blob in of_each]
 
 
 def kept_plans(group: Any) -> OrderedDict[str, Any]:

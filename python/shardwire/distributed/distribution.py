@@ -322,14 +322,14 @@ class Box(Distribution):
     def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
         me = own_rank()
         if me is not None and rank != me:
-            raise ValueError(f"a Box is what one rank holds: rank {me} cannot tell what rank {rank} has; give Boxes([...]) with the boxes of all ranks")
+            raise ValueError(f"a Box is what one rank holds: rank {me} does not know what rank {rank} has; give Boxes([...]) with the boxes of all ranks")
         return Share(self.extents, (Piece(self.lower, self.extents, (0,) * len(self.lower)),))
 
     def shape(self, rank: int, global_shape: Sequence[int] | None = None, num_ranks: int | None = None) -> Dims:
         return self.share(rank, ()).local_shape
 
     def infer_global_shape(self, local_shapes: Sequence[Sequence[int]]) -> Dims:
-        raise ValueError("one Box does not tell the global shape; give Boxes([...]) with the boxes of all ranks")
+        raise ValueError("one Box does not determine the global shape; give Boxes([...]) with the boxes of all ranks")
 
     def describe(self) -> list[Any]:
         return ["Box", list(self.lower), list(self.upper)]

@@ -186,7 +186,7 @@ class FFT:
         elif not is_pair and not options.returns:
             sides[1] = None
         if not is_pair and dtensor is None and sides[0] is not None and sides[0].describe()[0] == "Box":
-            raise ValueError("a Box tells where the operand lies, and not the result: give a pair, distribution=[input_box, output_box]")
+            raise ValueError("a Box gives the place of the operand, and not of the result: give a pair, distribution=[input_box, output_box]")
         return sides
 
     def _settle(self, facts: Sequence[dict[str, Any]], sides: Sequence[Distribution | None]) -> None:

@@ -116,7 +116,7 @@ const show = picture => {
     for (const rank of group.ranks) if (rank.latest.length) section.append(latestOf(group, rank));
     return section;
   });
-  if (!parts.length) parts.push(make("p", "no process of this user tells of a group here"));
+  if (!parts.length) parts.push(make("p", "no process of this user reports a group here"));
   const boxes = () => [...document.querySelectorAll(".wide")], places = boxes().map(box => box.scrollLeft);
   document.getElementById("groups").replaceChildren(...parts);
   boxes().forEach((box, i) => { box.scrollLeft = places[i] || 0; });

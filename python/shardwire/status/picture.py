@@ -1,4 +1,4 @@
-"""Joins the reports of processes into one picture of each group, and names the ranks that wait and the ranks waited
+"""Joins the reports of processes into one picture of each group, and names the waiting ranks and the ranks waited
 for. Pure except for a look at silent processes."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from .processes import Process, state_of
 
 WAITS_AFTER = 0.5  # seconds in one operation after which a rank counts as waiting
-_KNOWS = ("in", "idle", "failed")  # states that the ranks reported themselves
+_KNOWS = ("in", "idle", "failed")  # states from the ranks' own reports
 
 
 def picture(processes: Sequence[Process], host: str, state: Callable[[int], str] = state_of) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _how(rank: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> str:
         return f"is in no operation (last: {label(last)}{ago})"
     return {"failed": f"cannot use this group any more ({rank['failure']})", "stopped": f"is stopped (pid {pid} got SIGSTOP, or a debugger holds it)",
             "dead": f"is dead (pid {pid} is gone)", "silent": f"does not answer (pid {pid} runs; its status thread gets no time)",
-            "left": f"has left this group (pid {pid} runs)", "unreported": f"does not tell (pid {pid} runs without SHARDWIRE_STATUS=1)",
+            "left": f"has left this group (pid {pid} runs)", "unreported": f"does not report (pid {pid} runs without SHARDWIRE_STATUS=1)",
             "elsewhere": f"is on another host ({rank['host']})"}[state]
 
 

@@ -91,7 +91,7 @@ def _receive(connection: socket.socket, path: Path, deadline: float) -> dict[str
             break
         text += part
         if len(text) > _MOST_BYTES:
-            raise ValueError(f"{path} tells more than {_MOST_BYTES} bytes")
+            raise ValueError(f"{path} sends more than {_MOST_BYTES} bytes")
     status = json.loads(text)
     if status.get("version") != VERSION:
         raise ValueError(f"{path} is of another version of shardwire")

@@ -8,7 +8,7 @@ from typing import Any
 
 from .picture import has_other_numbers, label, seconds
 
-_WORDS = {"failed": "failed", "stopped": "STOPPED", "dead": "DEAD", "silent": "SILENT", "unreported": "does not tell", "left": "left", "elsewhere": "on another host"}
+_WORDS = {"failed": "failed", "stopped": "STOPPED", "dead": "DEAD", "silent": "SILENT", "unreported": "does not report", "left": "left", "elsewhere": "on another host"}
 _COLUMNS = ("pid", "host", "state", "since", "waits for", "last", "transports")
 
 
@@ -51,10 +51,10 @@ def rendered(picture: dict[str, Any], width: int) -> str:
 def nothing(picture: dict[str, Any]) -> str:
     states = [f"process {process['pid']} is {process['state']}" for process in picture["processes"] if process["state"] != "answers"]
     if states:
-        return "; ".join(states) + "; no other process tells of its groups"
+        return "; ".join(states) + "; no other process reports groups"
     if picture["processes"]:
         return f"{len(picture['processes'])} processes answer, and have no group now"
-    return "no process of this user tells its status here; start the job with SHARDWIRE_STATUS=1, or call shardwire.status.serve() in it"
+    return "no process of this user reports a status here; start the job with SHARDWIRE_STATUS=1, or call shardwire.status.serve() in it"
 
 
 def _title(group: dict[str, Any]) -> str:

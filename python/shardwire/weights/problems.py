@@ -34,5 +34,5 @@ class Problems:
         error: type[Exception] = UnsupportedError if kinds == {"dtype"} else ValueError
         hint = ""
         if kinds & {"missing", "unused"}:
-            hint = "\n  To mend it: give mapping= where names differ; leave tensors out with a mapping that gives None; or strict=False moves what matches"
+            hint = "\n  To fix the call: give mapping= where names differ; leave tensors out with a mapping that gives None; or strict=False moves what matches"
         raise error(f"{call}: source and target do not fit together\n" + "\n".join(lines) + hint)

@@ -242,7 +242,7 @@ class Publication:
                 place.rest(0.25)
             except Exception as error:
                 if not trouble and not self._closing.is_set():
-                    log("warn", f"publish {self.name!r}: {error}; new subscribers are not heard until it is back, those that are there are served")
+                    log("warn", f"publish {self.name!r}: {error}; new subscribers wait until the error is over, present subscribers are served")
                 trouble, place = True, None
                 seen.clear()
 

@@ -28,8 +28,8 @@ namespace {
 TEST(SystemError, SpellsErrnoOut) {
   EXPECT_EQ(errnoText(EPERM), "Operation not permitted (EPERM)");
   EXPECT_EQ(errnoText(99999), "unknown error 99999");
-  EXPECT_EQ(systemError("opening the door", ENOENT),
-            Status(StatusCode::kSystem, "opening the door: No such file or directory (ENOENT)"));
+  EXPECT_EQ(systemError("opening the file", ENOENT),
+            Status(StatusCode::kSystem, "opening the file: No such file or directory (ENOENT)"));
 }
 
 TEST(Log, KnowsItsLevels) {

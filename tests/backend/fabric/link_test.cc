@@ -332,7 +332,7 @@ TEST(Link, GarbageIsRejected) {
     std::string answer(4096, '\0');
     ssize_t size = 0;
     do {  // a refusal, then the end
-      ASSERT_TRUE(waitForSocket(socket, POLLIN, soon(), "waiting to be turned away").isOk());
+      ASSERT_TRUE(waitForSocket(socket, POLLIN, soon(), "waiting to be rejected").isOk());
       size = ::recv(socket.get(), answer.data(), answer.size(), 0);
     } while (size > 0);
   }

@@ -213,7 +213,7 @@ TEST_P(TransportContract, RingSelfWakesEveryThreadOfTheRank) {
 
 TEST_P(TransportContract, ARingAfterArmEndsEverySleepThatStartedFromItsTicket) {
   if (GetParam().isWire) {
-    GTEST_SKIP() << "a wire rings for what nobody has looked at; what somebody found, he tells";
+    GTEST_SKIP() << "a wire rings for bytes that no thread has found yet";
   }
   run(2, [](Rank rank, Peers& peers) {
     Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
