@@ -211,7 +211,7 @@ class OwnError(shardwire.KernelError):
     pass
 
 
-RAISED = [  # what one rank gives, and what all ranks raise
+RAISED = [  # the error of one rank, and the error on all ranks
     (ValueError("v"), ValueError, "v"), (UnicodeError("u"), ValueError, "u"),
     (TypeError("\ud800"), TypeError, "\\ud800"),
     (KeyError("k"), shardwire.ShardwireError, "KeyError: 'k'"), (FileNotFoundError("f"), shardwire.SystemFailure, "f"),

@@ -52,7 +52,7 @@ def read_axes(axes: Sequence[int] | None, ndim: int) -> Dims:
     return read
 
 
-def problem_of(door: str, kind: str, dims: Dims, axes: Dims, parity: str, compute: str) -> Problem:
+def problem_of(call: str, kind: str, dims: Dims, axes: Dims, parity: str, compute: str) -> Problem:
     """The transform of an array of shape ``dims``. ValueError for an axis without indices before or after."""
     result = list(dims)
     last = axes[-1]
@@ -62,7 +62,7 @@ def problem_of(door: str, kind: str, dims: Dims, axes: Dims, parity: str, comput
         result[last] = 2 * (dims[last] - 1) + (parity == "odd")
     for axis in axes:
         if dims[axis] < 1 or result[axis] < 1:
-            raise ValueError(f"{door}: axis {axis} has {dims[axis]} indices, and {result[axis]} in the result; a transform needs at least one"
+            raise ValueError(f"{call}: axis {axis} has {dims[axis]} indices, and {result[axis]} in the result; a transform needs at least one"
                              + (" (last_axis_parity='odd' makes one of one)" if dims[axis] == 1 else ""))
     return Problem(kind, axes, dims, tuple(result), 8 if compute == "complex64" else 16)
 
