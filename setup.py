@@ -1,4 +1,5 @@
-"""The build behind `pip install --no-build-isolation .`: cmake makes and installs the package; setuptools wraps it into a wheel."""
+"""The build behind `pip install --no-build-isolation .`: cmake makes and installs the package; setuptools wraps it into
+a wheel."""
 
 import os
 import re
@@ -21,8 +22,9 @@ class CMakeBuild(build_ext):
         build = Path(self.build_temp).resolve()
         target = Path(self.get_ext_fullpath(extension.name)).resolve().parent.parent
         # --fresh: what an earlier configuration of this folder found may be gone, and what it missed may be here.
-        configure = ["cmake", "--fresh", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}",
-                     f"-DSHARDWIRE_PYTHON_INSTALL_DIR={target}", "-DSHARDWIRE_TESTS=OFF", "-DSHARDWIRE_BENCH=OFF",
+        configure = ["cmake", "--fresh", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
+                     f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}", f"-DSHARDWIRE_PYTHON_INSTALL_DIR={target}",
+                     "-DSHARDWIRE_TESTS=OFF", "-DSHARDWIRE_BENCH=OFF",
                      *os.environ.get("SHARDWIRE_CMAKE_ARGS", "").split()]
         jobs = os.environ.get("MAX_JOBS", str(min(os.cpu_count() or 1, 8)))
         said = subprocess.run(configure, check=True, stdout=subprocess.PIPE, text=True).stdout

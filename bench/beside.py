@@ -1,11 +1,12 @@
-"""Times of small operations, and delays of errors after a death and a timeout, beside programs that only compute. Backends take turns.
+"""Times of small operations, and delays of errors after a death and a timeout, beside programs that only compute.
+Backends take turns.
 
     ./run bench beside                           # 2, 3 and 6 ranks beside 0, 8 and 12 busy loops, shardwire and gloo
     ./run bench beside --ranks 6 --loops 12 --turns 5
 
-A busy loop is a process that does nothing else. Each trial forks its ranks and runs the operations one after the other. Then the trial kills a rank
-while the other ranks sum, or leaves the other ranks waiting until their timeout. Milliseconds on rank 0: median and mean of each operation, medians
-of the turns; the longest of the survivors' times.
+A busy loop is a process that does nothing else. Each trial forks its ranks and runs the operations one after the other.
+Then the trial kills a rank while the other ranks sum, or leaves the other ranks waiting until their timeout.
+Milliseconds on rank 0: median and mean of each operation, medians of the turns; the longest of the survivors' times.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ def operations() -> dict[str, Callable[[], object]]:
             pass
         work.wait()
 
-    return {"all_reduce 4 B": lambda: dist.all_reduce(one), "all_reduce 256 KiB": lambda: dist.all_reduce(many), "barrier": dist.barrier,
-            "monitored_barrier": dist.monitored_barrier, "all_to_all 8 B": lambda: dist.all_to_all_single(received, counts),
-            "4 async all_reduce 16 B": several, "async all_reduce, 0.2 ms": computing}
+    return {"all_reduce 4 B": lambda: dist.all_reduce(one), "all_reduce 256 KiB": lambda: dist.all_reduce(many),
+            "barrier": dist.barrier, "monitored_barrier": dist.monitored_barrier,
+            "all_to_all 8 B": lambda: dist.all_to_all_single(received, counts), "4 async all_reduce 16 B": several,
+            "async all_reduce, 0.2 ms": computing}
 
 
 def timed(call: Callable[[], object], iterations: int) -> tuple[float, float]:
@@ -71,8 +73,10 @@ def live(me: Rank, backend: str, iterations: int, timeout: float) -> None:
     torch.set_num_threads(1)
     if backend == "shardwire":
         shardwire.stand_in_for("gloo")  # monitored_barrier is refused under another name
-    dist.init_process_group("gloo", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size, timeout=timedelta(seconds=timeout or 300))
-    report: dict[str, Any] = {name: timed(call, iterations) for name, call in operations().items()} if iterations else {}
+    dist.init_process_group("gloo", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size,
+                            timeout=timedelta(seconds=timeout or 300))
+    report: dict[str, Any] = ({name: timed(call, iterations) for name, call in operations().items()} if iterations
+                              else {})
     dist.barrier()
     me.publish("state", READY)
     if timeout and me.rank == VICTIM:
@@ -90,26 +94,32 @@ def live(me: Rank, backend: str, iterations: int, timeout: float) -> None:
 def trial(backend: str, ranks: int, iterations: int, timeout: float) -> dict[str, Any]:
     """Of rank 0 the times of operations; of all survivors the longest time to the error, in ms."""
     with Trial(ranks, "beside") as ranks_here:
-        ranks_here.fork(live, backend, iterations, timeout, environment={"SHARDWIRE_LOG": "error", "GLOO_SOCKET_IFNAME": "lo"})
+        ranks_here.fork(live, backend, iterations, timeout,
+                        environment={"SHARDWIRE_LOG": "error", "GLOO_SOCKET_IFNAME": "lo"})
         if not ranks_here.page.await_all(list(range(ranks)), "state", READY, START_SECONDS):
-            sys.exit(f"beside.py: {ranks} ranks of {backend} did not come through in {START_SECONDS} s: {ranks_here.collect([0], 0)}")
+            sys.exit(f"beside.py: {ranks} ranks of {backend} did not come through in {START_SECONDS} s: "
+                     f"{ranks_here.collect([0], 0)}")
         survivors = [rank for rank in range(ranks) if rank != VICTIM]
         killed = 0.0
         if not timeout:
             time.sleep(0.2)
             killed = ranks_here.kill(VICTIM)
         reports = ranks_here.collect(survivors, time.monotonic() + NEVER)
-    noticed = [each["waited"] if timeout else each["noticed"] - killed for each in reports.values() if "noticed" in each]
+    noticed = [each["waited"] if timeout else each["noticed"] - killed for each in reports.values()
+               if "noticed" in each]
     return {**reports[0], "noticed": max(noticed) * 1e3 if len(noticed) == len(survivors) else float("inf")}
 
 
-def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], timeouts: list[float], timeout: float) -> list[list[str]]:
+def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], timeouts: list[float],
+        timeout: float) -> list[list[str]]:
     rows = []
     for name in [each for each in outcomes[0] if each not in ("noticed", "waited")]:
         median, mean = (statistics.median(outcome[name][part] for outcome in outcomes) for part in (0, 1))
         rows.append([str(ranks), str(loops), name, backend, f"{median:.3f}", f"{mean:.3f}"])
-    for name, values in (("kill to error", [outcome["noticed"] for outcome in outcomes]), (f"timeout of {timeout * 1e3:.0f} ms", timeouts)):
-        rows.append([str(ranks), str(loops), name, backend, f"{statistics.median(values):.1f}", f"{max(values):.1f} at most"])
+    for name, values in (("kill to error", [outcome["noticed"] for outcome in outcomes]),
+                         (f"timeout of {timeout * 1e3:.0f} ms", timeouts)):
+        rows.append(
+            [str(ranks), str(loops), name, backend, f"{statistics.median(values):.1f}", f"{max(values):.1f} at most"])
     return rows
 
 

@@ -1,9 +1,10 @@
 """The cost of a cast on the way: ``./run python -m shardwire.launch -n 2 bench/cast.py``
 
-Rank 1 gets rank 0's tensor, as another type, by one bound op; both tensors lie in the shared heap. Beside the op, in the same run: torch's local
-``.to`` on rank 1, into existing memory (``copy_``) and into new memory, and the same move without a cast. The cases take turns. Buffers are larger
-than the caches and rewritten before each case. A time ends when rank 1 is done, and figures are medians with the best in brackets. torch has one
-thread, as many as shardwire. --exchange: both ranks get the other rank's tensor at once, and times are the slower rank's.
+Rank 1 gets rank 0's tensor, as another type, by one bound op; both tensors lie in the shared heap. Beside the op, in
+the same run: torch's local ``.to`` on rank 1, into existing memory (``copy_``) and into new memory, and the same move
+without a cast. The cases take turns. Buffers are larger than the caches and rewritten before each case. A time ends
+when rank 1 is done, and figures are medians with the best in brackets. torch has one thread, as many as shardwire.
+--exchange: both ranks get the other rank's tensor at once, and times are the slower rank's.
 """
 
 import argparse
@@ -16,8 +17,9 @@ import torch.distributed as dist
 
 import shardwire
 
-PAIRS = (("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16"), ("float16", "float32"), ("float64", "float32"),
-         ("float32", "float64"), ("bfloat16", "float16"), ("float32", "float8_e4m3fn"), ("bfloat16", "float8_e4m3fn"))
+PAIRS = (("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16"), ("float16", "float32"),
+         ("float64", "float32"), ("float32", "float64"), ("bfloat16", "float16"), ("float32", "float8_e4m3fn"),
+         ("bfloat16", "float8_e4m3fn"))
 TO, COPY = "torch .to", "torch copy_"
 
 
@@ -29,7 +31,8 @@ class Cases:
         rows, cols = options.rows, options.cols
 
         def empty(dtype):
-            return torch.empty(rows, cols, dtype=dtype) if options.ordinary else shardwire.empty((rows, cols), dtype=dtype)
+            return (torch.empty(rows, cols, dtype=dtype) if options.ordinary
+                    else shardwire.empty((rows, cols), dtype=dtype))
 
         def box(of):
             return [{"offset": [of * rows, 0], "shape": [rows, cols]}]
@@ -45,8 +48,8 @@ class Cases:
 
         cast, plain = bound(out, target), bound(same, source)
         works = options.exchange or rank == 1
-        self.moves = {"move and cast": lambda: cast().wait(), COPY: lambda: works and out.copy_(mine), TO: lambda: works and mine.to(target),
-                      "move, same dtype": lambda: plain().wait()}
+        self.moves = {"move and cast": lambda: cast().wait(), COPY: lambda: works and out.copy_(mine),
+                      TO: lambda: works and mine.to(target), "move, same dtype": lambda: plain().wait()}
         self.tensors = (mine, out, same)
 
 
@@ -94,8 +97,8 @@ def main():
         if dist.get_rank() == 0:
             medians = {name: statistics.median(values) for name, values in times.items()}
             line = "".join(f"{name} {medians[name]:6.2f} ({min(values):5.2f}) | " for name, values in times.items())
-            print(f"{source:>8} -> {target:<13} | {line}rate of copy_ {medians[COPY] / medians['move and cast']:.2f}, of .to "
-                  f"{medians[TO] / medians['move and cast']:.2f}", flush=True)
+            print(f"{source:>8} -> {target:<13} | {line}rate of copy_ {medians[COPY] / medians['move and cast']:.2f}, "
+                  f"of .to {medians[TO] / medians['move and cast']:.2f}", flush=True)
     if options.json and dist.get_rank() == 0:
         with open(options.json, "w") as file:
             json.dump(samples, file)

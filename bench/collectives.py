@@ -1,8 +1,9 @@
-"""Collectives through torch.distributed on this machine: gloo, shardwire with ordinary tensors and with tensors in the shared heap, and torch's fake
-backend where torch has the fake backend (which does nothing and shows the cost of Python and torch). All take turns in one run.
+"""Collectives through torch.distributed on this machine: gloo, shardwire with ordinary tensors and with tensors in the
+shared heap, and torch's fake backend where torch has the fake backend (which does nothing and shows the cost of Python
+and torch). All take turns in one run.
 
-Tensors are rewritten before every iteration; a time is the median of the slowest rank's; bandwidths as defined by nccl-tests. Short calls are timed
-in rows of twenty. Use an otherwise quiet machine.
+Tensors are rewritten before every iteration; a time is the median of the slowest rank's; bandwidths as defined by
+nccl-tests. Short calls are timed in rows of twenty. Use an otherwise quiet machine.
 """
 
 import argparse
@@ -37,7 +38,8 @@ def parse_arguments(arguments=None):
     parser.add_argument("--max-bytes", type=int, default=64 << 20)
     parser.add_argument("--only", default="", help="names of collectives (and latency), separated by commas")
     parser.add_argument("--ways", default=",".join(WAYS), help="some of " + ", ".join(WAYS))
-    parser.add_argument("--latency-calls", type=int, default=5000, help="calls for the quantiles of a 4-byte all_reduce, of each backend")
+    parser.add_argument("--latency-calls", type=int, default=5000,
+                        help="calls for the quantiles of a 4-byte all_reduce, of each backend")
     parser.add_argument("--json", metavar="FILE", help="also write all medians there")
     return parser.parse_args(arguments)
 
@@ -71,7 +73,8 @@ class Tensors:
         whole = max(1, size // 4) if name in ("all_reduce", "broadcast") else part * ranks
         make = shardwire.empty if way == "shardwire_heap" else torch.empty
         self.input = make((part if name == "all_gather_into_tensor" else whole,))
-        self.output = make((part if name == "reduce_scatter_tensor" else whole,)) if name not in ("all_reduce", "broadcast") else None
+        self.output = (make((part if name == "reduce_scatter_tensor" else whole,))
+                       if name not in ("all_reduce", "broadcast") else None)
         self.bytes = whole * 4
 
     def rewrite(self, value):
@@ -148,7 +151,8 @@ class Bench:
         return bytes_, {way: statistics.median(self.slowest(values)) for way, values in times.items()}
 
     def latency(self):
-        """(p50, p99) of single calls, in blocks by turns, as this rank sees them; and the share of a core that an idle wait costs."""
+        """(p50, p99) of single calls, in blocks by turns, as this rank sees them; and the share of a core that an idle
+        wait costs."""
         times, tensor = {way: [] for way in self.groups if way != "shardwire_heap"}, torch.ones(1)
         for _ in range(max(1, self.options.latency_calls // 250)):
             for way in times:
@@ -176,7 +180,8 @@ class Bench:
 
 
 def print_head(bench, options):
-    print(f"# torch {torch.__version__}: {options.ranks} ranks on {os.cpu_count()} cores; f32, sum; time of the slowest rank")
+    print(f"# torch {torch.__version__}: {options.ranks} ranks on {os.cpu_count()} cores; f32, sum; time of the "
+          "slowest rank")
     for way, why in bench.missing.items():
         print(f"# left out: {way}: {why}")
     columns = "".join(f" | {way + ' us':>17} {'busGB/s':>8}" for way in bench.groups)
@@ -196,8 +201,8 @@ def print_row(bench, name, size, medians, options):
             continue
         rate = size / medians[way] / 1e3 * bus_factor(name, options.ranks)
         cells.append(f" | {medians[way]:>17.2f} " + (f"{'-':>8}" if way == "fake" else f"{rate:>8.2f}"))
-    compared = [f"{medians[way] / medians['gloo']:>{max(12, len(way) + 7)}.3f}" if way in medians and "gloo" in medians else f"{'-':>12}"
-                for way in bench.groups if way.startswith("shardwire") and "gloo" in bench.groups]
+    compared = [f"{medians[way] / medians['gloo']:>{max(12, len(way) + 7)}.3f}" if way in medians and "gloo" in medians
+                else f"{'-':>12}" for way in bench.groups if way.startswith("shardwire") and "gloo" in bench.groups]
     print(f"  {name:<23} {size:>9}{''.join(cells)} {' '.join(compared)}", flush=True)
 
 
@@ -222,13 +227,15 @@ def run_rank(rank, options, store):
         latency = bench.latency()
     if rank == 0:
         for way, found in latency.items():
-            idle = f"; a wait of 2 s for sleeping ranks uses {found['idle_wait_cores']:.4f} of a core" if "idle_wait_cores" in found else ""
+            idle = (f"; a wait of 2 s for sleeping ranks uses {found['idle_wait_cores']:.4f} of a core"
+                    if "idle_wait_cores" in found else "")
             print(f"# all_reduce of 4 B, {way:<10}: p50 {found['p50_us']:.2f} us, p99 {found['p99_us']:.2f} us{idle}")
         for (name, way), why in bench.refused.items():
             print(f"# {way} has no {name}: {why}")
         if options.json:
             with open(options.json, "w", encoding="utf-8") as file:
-                json.dump({"bench": f"torch {torch.__version__}", "ranks": options.ranks, "rows": rows, "latency": latency}, file)
+                json.dump({"bench": f"torch {torch.__version__}", "ranks": options.ranks, "rows": rows,
+                           "latency": latency}, file)
     bench.barrier()
     dist.destroy_process_group()
 

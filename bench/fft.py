@@ -1,16 +1,19 @@
-"""Transforms over ranks: shardwire beside FFTW's own MPI transforms and mpi4py-fft, in turns, with the limit set by local work.
+"""Transforms over ranks: shardwire beside FFTW's own MPI transforms and mpi4py-fft, in turns, with the limit set by
+local work.
 
     ./run bench fft [--shapes 64x64x64,128x128x128,256x256x256,512x512] [--ranks 2,4] [--ways shm,tcp,mpi]
         [--rounds 3] [--repeats 10] [--dtype complex64] [--chunks auto,1,2,4] [--rate 1gbit] [--json FILE]
 
-Every contestant runs in separate processes, one after the other, --rounds times in turns. A transform takes as long as its slowest rank, and the
-medians over all repeats are printed, in milliseconds. Forward, complex, out of place, from slabs of the first axis. "transposed" leaves the result in
-slabs of the second axis, "natural" brings the result back. The limit is the time of the slowest rank for the same local transforms and for copying
-its part, transposed, once: no program with this work can be faster. FFTW is found as libfftw3f_mpi.so.3 (Debian: libfftw3-mpi3; SHARDWIRE_FFTW_FOLDER
-names another place), mpi4py-fft as Python finds the package; both need mpirun. Missing contestants are reported and left out. --ways: the transports
-of shardwire's ranks, each a separate contestant; "auto" takes the fastest, and over mpi mpirun starts the ranks. --chunks: into how many chunks
-exchanges are cut (FFTOptions.chunks), in turns in the same processes, repeat by repeat. --rate puts shardwire's ranks, two of them, into two network
-namespaces with a cable of this rate, by tc's token bucket: a wire slower than memory. --rate needs root and iproute2.
+Every contestant runs in separate processes, one after the other, --rounds times in turns. A transform takes as long as
+its slowest rank, and the medians over all repeats are printed, in milliseconds. Forward, complex, out of place, from
+slabs of the first axis. "transposed" leaves the result in slabs of the second axis, "natural" brings the result back.
+The limit is the time of the slowest rank for the same local transforms and for copying its part, transposed, once: no
+program with this work can be faster. FFTW is found as libfftw3f_mpi.so.3 (Debian: libfftw3-mpi3; SHARDWIRE_FFTW_FOLDER
+names another place), mpi4py-fft as Python finds the package; both need mpirun. Missing contestants are reported and
+left out. --ways: the transports of shardwire's ranks, each a separate contestant; "auto" takes the fastest, and over
+mpi mpirun starts the ranks. --chunks: into how many chunks exchanges are cut (FFTOptions.chunks), in turns in the same
+processes, repeat by repeat. --rate puts shardwire's ranks, two of them, into two network namespaces with a cable of
+this rate, by tc's token bucket: a wire slower than memory. --rate needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ CONTESTANTS = ("shardwire", "fftw-estimate", "fftw-measure", "mpi4py-fft")
 
 
 def parse_arguments(arguments=None):
-    parser = argparse.ArgumentParser(prog="./run bench fft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="./run bench fft", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="64x64x64,128x128x128,256x256x256,512x512")
     parser.add_argument("--ranks", default="2", help="numbers of ranks, separated by commas")
     parser.add_argument("--ways", default="auto", help="some of auto, shm, tcp, mpi")
@@ -83,7 +87,8 @@ def shardwire_rank(options, shape):
         if "OMPI_COMM_WORLD_RANK" in os.environ:
             dist.init_process_group("shardwire", init_method="mpi://")
         else:  # through a file, so that no port can be taken by another program meanwhile
-            dist.init_process_group("shardwire", init_method=f"file://{options.folder}/store", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+            dist.init_process_group("shardwire", init_method=f"file://{options.folder}/store",
+                                    rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     rank, size = dist.get_rank(), dist.get_world_size()
     dtype = getattr(torch, options.dtype)
     operand = shardwire.empty(Slab.X.shape(rank, shape, size), dtype=dtype).normal_()
@@ -93,14 +98,21 @@ def shardwire_rank(options, shape):
             transforms = {}
             for chunks in options.chunks.split(","):
                 begin = time.perf_counter()
-                transform = transforms[chunks] = stack.enter_context(fft.FFT(operand, distribution=Slab.X, options={"redistribute": back, "chunks": None if chunks == "auto" else int(chunks)}))
+                transform = transforms[chunks] = stack.enter_context(
+                    fft.FFT(operand, distribution=Slab.X,
+                            options={"redistribute": back, "chunks": None if chunks == "auto" else int(chunks)}))
                 transform.plan()
                 traffic, own = transform.traffic(), numbers.setdefault(f"chunks {chunks}", {})
-                own.update({f"plan {name}": [time.perf_counter() - begin], name: [], "engine": traffic["engine"], f"chunks {name}": ",".join(str(step["chunks"]) for step in traffic["steps"] if "move" in step)})
+                own.update(
+                    {f"plan {name}": [time.perf_counter() - begin], name: [], "engine": traffic["engine"],
+                     f"chunks {name}": ",".join(str(step["chunks"]) for step in traffic["steps"] if "move" in step)})
             for number in range(WARM_UP + options.repeats):
                 for chunks, transform in transforms.items():
-                    numbers[f"chunks {chunks}"][name] += timed(transform.execute, dist.barrier, 1, 0) if number >= WARM_UP else timed(transform.execute, dist.barrier, 0, 1)
-    next(iter(numbers.values())).update(limit(operand, shape, Slab.Y.shape(rank, shape, size), dist.barrier, options.repeats))
+                    numbers[f"chunks {chunks}"][name] += (timed(transform.execute, dist.barrier, 1, 0)
+                                                          if number >= WARM_UP
+                                                          else timed(transform.execute, dist.barrier, 0, 1))
+    next(iter(numbers.values())).update(
+        limit(operand, shape, Slab.Y.shape(rank, shape, size), dist.barrier, options.repeats))
     return rank, numbers
 
 
@@ -113,7 +125,8 @@ def limit(operand, shape, after, barrier, repeats):
     result, rest = shardwire.empty(operand.shape, dtype=operand.dtype), tuple(range(1, len(shape)))
     calls = [alone(operand, result, rest), alone(other, other, (0,))]
     turned = torch.empty((operand.shape[1], operand.shape[0], *operand.shape[2:]), dtype=operand.dtype)
-    return {"local transforms": [a + b for a, b in zip(timed(calls[0], barrier, repeats), timed(calls[1], barrier, repeats))],
+    return {"local transforms": [a + b
+                                 for a, b in zip(timed(calls[0], barrier, repeats), timed(calls[1], barrier, repeats))],
             "local copy": timed(lambda: turned.copy_(operand.transpose(0, 1)), barrier, repeats)}
 
 
@@ -158,8 +171,10 @@ def fftw_rank(options, shape):
     function("mpi_init", None)()
     extents = (ctypes.c_ssize_t * len(shape))(*shape)
     places = [ctypes.c_ssize_t() for _ in range(4)]
-    count = function("mpi_local_size_transposed", ctypes.c_ssize_t)(len(shape), extents, world, *map(ctypes.byref, places))
-    core = ctypes.CDLL(os.path.join(os.environ.get("SHARDWIRE_FFTW_FOLDER", ""), f"libfftw3{'f' if single else ''}.so.3"))
+    count = function("mpi_local_size_transposed", ctypes.c_ssize_t)(len(shape), extents, world,
+                                                                    *map(ctypes.byref, places))
+    core = ctypes.CDLL(
+        os.path.join(os.environ.get("SHARDWIRE_FFTW_FOLDER", ""), f"libfftw3{'f' if single else ''}.so.3"))
     allocate = getattr(core, prefix + "malloc")
     allocate.restype = ctypes.c_void_p
     item = 8 if single else 16
@@ -169,7 +184,8 @@ def fftw_rank(options, shape):
     for name, flags in (("transposed", TRANSPOSED), ("natural", 0)):
         flags |= ESTIMATE if options.child == "fftw-estimate" else MEASURE
         begin = time.perf_counter()
-        plan = ctypes.c_void_p(function("mpi_plan_dft", ctypes.c_void_p)(len(shape), extents, source, target, world, -1, ctypes.c_uint(flags)))
+        plan = ctypes.c_void_p(function("mpi_plan_dft", ctypes.c_void_p)(
+            len(shape), extents, source, target, world, -1, ctypes.c_uint(flags)))
         numbers[f"plan {name}"] = [time.perf_counter() - begin]
         ctypes.memset(source, 0, count * item)  # planning overwrites the array, and denormals would be slow
         numbers[name] = timed(lambda plan=plan: execute(plan), lambda: mpi.MPI_Barrier(world), options.repeats)
@@ -181,10 +197,12 @@ def mpi4py_rank(options, shape):
     import numpy
     from mpi4py import MPI
     from mpi4py_fft import PFFT, newDistArray
-    transform = PFFT(MPI.COMM_WORLD, shape, axes=tuple(range(len(shape))), dtype=numpy.dtype(options.dtype), grid=(-1,) + (1,) * (len(shape) - 1))
+    transform = PFFT(MPI.COMM_WORLD, shape, axes=tuple(range(len(shape))), dtype=numpy.dtype(options.dtype),
+                     grid=(-1,) + (1,) * (len(shape) - 1))
     operand, result = newDistArray(transform, False), newDistArray(transform, True)
     operand[:] = 1
-    numbers = {"transposed": timed(lambda: transform.forward(operand, result, normalize=False), MPI.COMM_WORLD.Barrier, options.repeats)}
+    numbers = {"transposed": timed(lambda: transform.forward(operand, result, normalize=False), MPI.COMM_WORLD.Barrier,
+                                   options.repeats)}
     return MPI.COMM_WORLD.Get_rank(), numbers
 
 
@@ -205,34 +223,40 @@ def why_not(name, single):
     if shutil.which("mpirun") is None:
         return "no mpirun here (Debian: openmpi-bin)"
     if name == "mpi4py-fft":
-        found = subprocess.run([sys.executable, "-c", "import mpi4py_fft"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        found = subprocess.run([sys.executable, "-c", "import mpi4py_fft"], capture_output=True, check=False,
+                               stdin=subprocess.DEVNULL)
         return None if found.returncode == 0 else f"{sys.executable} has no mpi4py_fft"
     probe = "import sys; sys.path.insert(0, sys.argv[1]); import fft; fft.fftw_library(sys.argv[2] == '1')"
     command = [sys.executable, "-c", probe, str(pathlib.Path(__file__).parent), str(int(single))]
     found = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    return None if found.returncode == 0 else "no FFTW with MPI here (Debian: libfftw3-mpi3): " + (found.stderr.strip().splitlines() or ["?"])[-1]
+    return (None if found.returncode == 0
+            else "no FFTW with MPI here (Debian: libfftw3-mpi3): " + (found.stderr.strip().splitlines() or ["?"])[-1])
 
 
 def run(options, name, shape, ranks):
-    """Numbers of one run by the cases measured in turns: for each repeat the slowest rank's time. name: a contestant; shardwire's with the way after a
-    colon."""
+    """Numbers of one run by the cases measured in turns: for each repeat the slowest rank's time. name: a contestant;
+    shardwire's with the way after a colon."""
     name, _, way = name.partition(":")
-    arguments = [__file__, "--child", name, "--shapes", shape, "--repeats", str(options.repeats), "--dtype", options.dtype, "--chunks", options.chunks]
+    arguments = [__file__, "--child", name, "--shapes", shape, "--repeats", str(options.repeats), "--dtype",
+                 options.dtype, "--chunks", options.chunks]
     if name == "shardwire" and way != "mpi":
         command = [sys.executable, "-m", "shardwire.launch", "-n", str(ranks)]
     else:
         command = ["mpirun", "--oversubscribe", "-n", str(ranks), sys.executable]
-    environment = {**os.environ, **({} if way in ("", "auto") else {"SHARDWIRE_TRANSPORTS": way}), "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {**os.environ, **({} if way in ("", "auto") else {"SHARDWIRE_TRANSPORTS": way}),
+                   "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with tempfile.TemporaryDirectory(prefix="shardwire-fft-") as folder:
         if options.hosts and name == "shardwire":
             run_on_hosts(options.hosts, [sys.executable, *arguments, "--folder", folder], environment)
         else:
-            done = subprocess.run([*command, *arguments, "--folder", folder], env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+            done = subprocess.run([*command, *arguments, "--folder", folder], env=environment, capture_output=True,
+                                  text=True, check=False, stdin=subprocess.DEVNULL)
             if done.returncode != 0:
                 raise SystemExit(f"{name} failed on {shape}:\n{done.stdout}{done.stderr}")
         ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]
-    return {kind: {key: value if isinstance(value, str) else [max(each) for each in zip(*(rank[kind][key] for rank in ranks))] for key, value in numbers.items()}
-            for kind, numbers in ranks[0].items()}
+    return {kind: {
+        key: value if isinstance(value, str) else [max(each) for each in zip(*(rank[kind][key] for rank in ranks))]
+        for key, value in numbers.items()} for kind, numbers in ranks[0].items()}
 
 
 @contextlib.contextmanager
@@ -242,14 +266,16 @@ def shaped_hosts(rate):
     import network_namespaces
     with network_namespaces.two_namespaces("10.84.0") as names:
         for name in names:  # the interface has the namespace's name
-            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"], check=True)
+            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, "burst",
+                            "256kb", "latency", "50ms"], check=True)
         yield names
 
 
 def run_on_hosts(hosts, command, environment):
     """One rank on each."""
     environment = {**environment, "WORLD_SIZE": str(len(hosts)), "SHARDWIRE_JOB_TOKEN": "bench"}
-    ranks = [subprocess.Popen(["ip", "netns", "exec", host, *command], env={**environment, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ranks = [subprocess.Popen(["ip", "netns", "exec", host, *command], env={**environment, "RANK": str(rank)},
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
              for rank, host in enumerate(hosts)]
     try:
         said = [rank.communicate(timeout=300)[0] for rank in ranks]
@@ -293,7 +319,8 @@ def measure(options, names, results):
     if options.hosts:
         print(f"# shardwire's ranks in two network namespaces, {options.rate} between them")
     for ranks in map(int, options.ranks.split(",")):
-        print(f"# {ranks} ranks, {options.dtype}, medians of {options.rounds} rounds of {options.repeats}, in ms; plan: seconds")
+        print(f"# {ranks} ranks, {options.dtype}, medians of {options.rounds} rounds of {options.repeats}, in ms; "
+              "plan: seconds")
         print(f"{'shape':>14}  {'what':<24}{'transposed':>12}{'natural':>12}{'plan':>9}")
         for shape in options.shapes.split(","):
             results[f"{shape}, {ranks} ranks"] = compare(options, names, shape, ranks)
@@ -316,14 +343,17 @@ def compare(options, names, shape, ranks):
     ours = [numbers for name, numbers in gathered.items() if name.startswith("shardwire:")]
     if ours:
         transforms, copy = (1e3 * statistics.median(ours[0][key]) for key in ("local transforms", "local copy"))
-        print(f"{shape:>14}  {'limit':<24}{transforms + copy:>12.2f}{transforms + 2 * copy:>12.2f}   transforms {transforms:.2f}, copy {copy:.2f}; {ours[0]['engine']}", flush=True)
+        print(f"{shape:>14}  {'limit':<24}{transforms + copy:>12.2f}{transforms + 2 * copy:>12.2f}   transforms "
+              f"{transforms:.2f}, copy {copy:.2f}; {ours[0]['engine']}", flush=True)
     return gathered
 
 
 def print_row(shape, name, numbers):
-    cells = [f"{1e3 * statistics.median(numbers[key]):>12.2f}" if key in numbers else f"{'-':>12}" for key in ("transposed", "natural")]
+    cells = [f"{1e3 * statistics.median(numbers[key]):>12.2f}" if key in numbers else f"{'-':>12}"
+             for key in ("transposed", "natural")]
     plan = f"{statistics.median(numbers['plan transposed']):>9.2f}" if "plan transposed" in numbers else f"{'-':>9}"
-    cut = f"   exchanges in {numbers['chunks transposed']}; {numbers['chunks natural']} chunks" if "chunks natural" in numbers else ""
+    cut = (f"   exchanges in {numbers['chunks transposed']}; {numbers['chunks natural']} chunks"
+           if "chunks natural" in numbers else "")
     print(f"{shape:>14}  {name:<24}{''.join(cells)}{plan}{cut}", flush=True)
     if "chunks natural" in numbers:
         cells = [f"{1e3 * min(numbers[key]):>12.2f}" for key in ("transposed", "natural")]

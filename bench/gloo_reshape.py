@@ -1,7 +1,8 @@
-"""Today's ways to reshape Shard(0) -> Shard(1) in Python, on the torch at hand: gloo's all_gather and a slice, and DTensor.redistribute over gloo.
+"""Today's ways to reshape Shard(0) -> Shard(1) in Python, on the torch at hand: gloo's all_gather and a slice, and
+DTensor.redistribute over gloo.
 
-Also torch's own strided copy inside each rank, all ranks at once, as a yardstick. Prints the keys of reshape_bench. Buffers are rewritten before
-every iteration; a time is that of the slowest rank.
+Also torch's own strided copy inside each rank, all ranks at once, as a yardstick. Prints the keys of reshape_bench.
+Buffers are rewritten before every iteration; a time is that of the slowest rank.
 """
 
 import argparse
@@ -44,7 +45,8 @@ class Cases:
         self.first_row, self.rows = share_of(options.rows, options.ranks, rank)
         self.first_column, self.columns = share_of(options.columns, options.ranks, rank)
         self.input = torch.empty(self.rows, options.columns)
-        self.index = torch.arange(self.first_row * options.columns, (self.first_row + self.rows) * options.columns).view_as(self.input)
+        self.index = torch.arange(self.first_row * options.columns,
+                                  (self.first_row + self.rows) * options.columns).view_as(self.input)
 
     def rewrite(self, iteration):
         self.input.copy_((self.index + iteration) & 0xFFFF)
@@ -80,7 +82,8 @@ class Cases:
 
     def gloo_all_gather(self):
         if not hasattr(self, "gathered"):
-            self.gathered = [torch.zeros(share_of(self.options.rows, self.options.ranks, part)[1], self.options.columns) for part in range(self.options.ranks)]
+            self.gathered = [torch.zeros(share_of(self.options.rows, self.options.ranks, part)[1], self.options.columns)
+                             for part in range(self.options.ranks)]
         dist.all_gather(self.gathered, self.input)
         return torch.cat([part[:, self.first_column : self.first_column + self.columns] for part in self.gathered])
 
@@ -91,7 +94,8 @@ class Cases:
 
             self.mesh = init_device_mesh("cpu", (self.options.ranks,))
         shape = torch.Size([self.options.rows, self.options.columns])
-        source = tensor.DTensor.from_local(self.input, self.mesh, [tensor.Shard(0)], run_check=False, shape=shape, stride=(self.options.columns, 1))
+        source = tensor.DTensor.from_local(self.input, self.mesh, [tensor.Shard(0)], run_check=False, shape=shape,
+                                           stride=(self.options.columns, 1))
         return source.redistribute(self.mesh, [tensor.Shard(1)]).to_local()
 
 
@@ -129,14 +133,17 @@ def report(times, cases, options):
     size = options.rows * cases.columns * 4
     if options.json:
         keys = {name: {"bytes": size, "us": values} for name, values in times.items()}
-        line = {"bench": f"torch {torch.__version__}", "cases": keys, "counts": {}, "ranks": options.ranks, "rows": options.rows, "columns": options.columns}
+        line = {"bench": f"torch {torch.__version__}", "cases": keys, "counts": {}, "ranks": options.ranks,
+                "rows": options.rows, "columns": options.columns}
         print(json.dumps(line), flush=True)
         return
-    print(f"# torch {torch.__version__}: {options.ranks} ranks, f32 {options.rows} x {options.columns}; times of the slowest rank")
+    print(f"# torch {torch.__version__}: {options.ranks} ranks, f32 {options.rows} x {options.columns}; times of the "
+          "slowest rank")
     print(f"# {'case':<26} {'bytes/rank':>12} {'n':>6} {'median(us)':>11} {'min(us)':>11} {'GB/s':>9}")
     for name, values in times.items():
         middle = statistics.median(values)
-        print(f"  {name:<26} {size:>12} {len(values):>6} {middle:>11.2f} {min(values):>11.2f} {size / middle / 1e3:>9.2f}")
+        print(f"  {name:<26} {size:>12} {len(values):>6} {middle:>11.2f} {min(values):>11.2f} "
+              f"{size / middle / 1e3:>9.2f}")
 
 
 def free_port():

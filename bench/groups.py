@@ -1,10 +1,12 @@
-"""The cost of making groups: init_process_group, a further new_group of all ranks, and many groups in one process, beside gloo in turns.
+"""The cost of making groups: init_process_group, a further new_group of all ranks, and many groups in one process,
+beside gloo in turns.
 
     ./run bench groups [--ranks 2,8,32,64] [--rounds 5] [--many 100]
 
-Each backend's ranks are processes, forked from a process that has imported torch, so that only the making of groups is timed. All ranks wait for each
-other before a measurement, which ends when the slowest rank has its group. Prints medians in milliseconds and the ratio to gloo, and for --many
-groups the threads and descriptors that each group of a rank adds.
+Each backend's ranks are processes, forked from a process that has imported torch, so that only the making of groups is
+timed. All ranks wait for each other before a measurement, which ends when the slowest rank has its group. Prints
+medians in milliseconds and the ratio to gloo, and for --many groups the threads and descriptors that each group of a
+rank adds.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def rank_main(rank: int, args: argparse.Namespace, backend: str, size: int, many
 
 def measure(args: argparse.Namespace, backend: str, size: int, many: int = 0) -> dict[str, list[float]]:
     with tempfile.NamedTemporaryFile() as report:
-        # Forked before the server has threads: a thread inside libc's resolver leaves a locked mutex to the children, which no thread unlocks (seen
-        # with torch 2.13).
+        # Forked before the server has threads: a thread inside libc's resolver leaves a locked mutex to the children,
+        # which no thread unlocks (seen with torch 2.13).
         ports_out, ports_in = os.pipe()
         children = []
         for rank in range(size):
@@ -97,10 +99,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,8,32,64", help="numbers of ranks (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="groups in a turn (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=3, help="turns of each backend, one after the other (default: %(default)s)")
-    parser.add_argument("--many", type=int, default=100, help="groups that are kept in one process, of 2 ranks; 0: none (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=3,
+                        help="turns of each backend, one after the other (default: %(default)s)")
+    parser.add_argument("--many", type=int, default=100,
+                        help="groups that are kept in one process, of 2 ranks; 0: none (default: %(default)s)")
     args = parser.parse_args()
-    print(f"torch {dist.torch.__version__ if hasattr(dist, 'torch') else ''}, {os.cpu_count()} cores; medians of {args.turns} turns, ms")
+    print(f"torch {dist.torch.__version__ if hasattr(dist, 'torch') else ''}, {os.cpu_count()} cores; medians of "
+          f"{args.turns} turns, ms")
     print(f"{'ranks':>6} {'':>10} {'gloo':>9} {'shardwire':>9} {'ratio':>6}")
     for size in map(int, args.ranks.split(",")):
         times: dict[tuple[str, str], list[float]] = {}
@@ -110,12 +115,14 @@ def main() -> None:
                     times.setdefault((name, backend), []).extend(values)
         for name in ("init", "group"):
             gloo, ours = (1e3 * statistics.median(times[name, backend]) for backend in ("gloo", "shardwire"))
-            print(f"{size:6} {'new_group' if name == 'group' else name:>10} {gloo:9.1f} {ours:9.1f} {ours / gloo:6.2f}", flush=True)
+            print(f"{size:6} {'new_group' if name == 'group' else name:>10} {gloo:9.1f} {ours:9.1f} {ours / gloo:6.2f}",
+                  flush=True)
     if args.many:
         for backend in ("gloo", "shardwire"):
             found = measure(args, backend, 2, args.many)
-            print(f"{args.many} groups of 2 ranks, {backend}: {found['threads'][0]:.2f} threads and {found['descriptors'][0]:.2f} descriptors "
-                  f"each, {1e3 * statistics.median(found['group']):.1f} ms each")
+            print(f"{args.many} groups of 2 ranks, {backend}: {found['threads'][0]:.2f} threads and "
+                  f"{found['descriptors'][0]:.2f} descriptors each, {1e3 * statistics.median(found['group']):.1f} ms "
+                  "each")
 
 
 if __name__ == "__main__":

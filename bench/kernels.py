@@ -1,10 +1,12 @@
-"""Cold start of a kernel on several ranks: every rank compiles for itself, one compile is shipped, or the cache is warm; each in fresh processes.
+"""Cold start of a kernel on several ranks: every rank compiles for itself, one compile is shipped, or the cache is
+warm; each in fresh processes.
 
     ./run bench kernels [--ranks 4] [--rounds 3]
 
-The ways take turns. Where every rank compiles for itself, every rank has a separate folder of inductor, as on separate hosts. Folders are emptied
-unless the cache is meant to be warm. Time is from the call to the first result, of the slowest rank; imports and the group are made before. Prints
-medians in seconds. torch below 2.6 has no AOTInductor and no useful torch.compile: there the bench says so.
+The ways take turns. Where every rank compiles for itself, every rank has a separate folder of inductor, as on separate
+hosts. Folders are emptied unless the cache is meant to be warm. Time is from the call to the first result, of the
+slowest rank; imports and the group are made before. Prints medians in seconds. torch below 2.6 has no AOTInductor and
+no useful torch.compile: there the bench says so.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def run_rank(way: str, folder: str) -> None:
         with torch.no_grad():
             found = torch.compile(block)(*args)
     else:
-        found = shardwire.DeviceKernel.compile_and_load(block, *args, build_dir=f"{folder}/kernels", is_spmd=way != WAYS[1])(*args)
+        found = shardwire.DeviceKernel.compile_and_load(block, *args, build_dir=f"{folder}/kernels",
+                                                        is_spmd=way != WAYS[1])(*args)
     seconds = torch.tensor(time.perf_counter() - begin)
     assert torch.allclose(found, block(*args), rtol=1e-3, atol=1e-3)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
@@ -61,7 +64,8 @@ def run_rank(way: str, folder: str) -> None:
 
 
 def measure(way: str, ranks: int, folder: str) -> float:
-    command = [sys.executable, "-m", "shardwire.launch", "-n", str(ranks), str(pathlib.Path(__file__).resolve()), "--rank", way, folder]
+    command = [sys.executable, "-m", "shardwire.launch", "-n", str(ranks), str(pathlib.Path(__file__).resolve()),
+               "--rank", way, folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS")]
     if done.returncode != 0 or not lines:
@@ -83,10 +87,12 @@ def main() -> None:
         return
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(args.rounds):
-        with tempfile.TemporaryDirectory(prefix="shardwire-bench-") as folder:  # the last way finds what the third one left
+        # the last way finds what the third one left
+        with tempfile.TemporaryDirectory(prefix="shardwire-bench-") as folder:
             for way in WAYS:
                 times[way].append(measure(way, args.ranks, folder))
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {args.ranks} ranks; medians of {args.rounds} rounds, seconds until the first result of the slowest rank")
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {args.ranks} ranks; medians of {args.rounds} rounds, "
+          "seconds until the first result of the slowest rank")
     for way, seconds in times.items():
         print(f"{way:40} {statistics.median(seconds):8.2f}")
 

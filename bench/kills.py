@@ -1,7 +1,9 @@
-"""Kills a random rank at a random moment of a random stream of operations, again and again, and records the errors of the other ranks.
+"""Kills a random rank at a random moment of a random stream of operations, again and again, and records the errors of
+the other ranks.
 
-Each survivor must raise soon (hung: not within the bound, while the group's timeout is longer), must never hold wrong bytes after an operation that
-reported success (wrong), and should name the dead rank (named). Backends and transports take turns in one run. --seed S --trial N repeats a trial.
+Each survivor must raise soon (hung: not within the bound, while the group's timeout is longer), must never hold wrong
+bytes after an operation that reported success (wrong), and should name the dead rank (named). Backends and transports
+take turns in one run. --seed S --trial N repeats a trial.
 
   ./run bench kills                              # 50 trials over shm, tcp and gloo
   ./run bench kills --trials 500 --ways shm,tcp  # over mpi: --ways mpi, one mpirun for each trial
@@ -40,7 +42,8 @@ from campaigns.trial import READY, Rank, Trial, print_table, quantile, rank_main
 WAYS = ("shm", "tcp", "mpi", "gloo", "init-shm", "init-tcp", "pause")
 START_SECONDS, GROUP_TIMEOUT = 180.0, 60.0  # mpirun's ranks import torch each
 # The environment of the ranks for each way.
-ENVIRONMENT: dict[str, dict[str, str]] = {way: {} if way == "gloo" else {"SHARDWIRE_TRANSPORTS": way.split("-")[-1]} for way in WAYS}
+ENVIRONMENT: dict[str, dict[str, str]] = {way: {} if way == "gloo" else {"SHARDWIRE_TRANSPORTS": way.split("-")[-1]}
+                                          for way in WAYS}
 
 
 # ---- in a rank
@@ -51,9 +54,11 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
     torch.set_num_threads(1)
     ranks = {} if init_method == "mpi://" else {"rank": me.rank, "world_size": me.size}
     try:
-        dist.init_process_group(setting.backend, init_method=init_method, timeout=timedelta(seconds=GROUP_TIMEOUT), **ranks)
+        dist.init_process_group(setting.backend, init_method=init_method, timeout=timedelta(seconds=GROUP_TIMEOUT),
+                                **ranks)
     except Exception as error:
-        me.report({"at": time.monotonic(), "type": type(error).__name__, "text": str(error), "operation": "init_process_group", "part": False, "rank": me.rank})
+        me.report({"at": time.monotonic(), "type": type(error).__name__, "text": str(error),
+                   "operation": "init_process_group", "part": False, "rank": me.rank})
         return me.linger()
     rank = dist.get_rank()
     stream = Stream(setting, rank, lambda number: me.page.set(rank, "step", number))
@@ -96,8 +101,9 @@ def plan(seed: int, number: int, way: str) -> tuple[Setting, int, float]:
     size = rng.randint(2, 4 if way == "mpi" else 6)
     part = sorted(rng.sample(range(size), rng.randint(2, size - 1))) if size > 2 and rng.random() < 0.4 else []
     kinds = rng.choice((["stay"], ["leave"], ["stay", "leave", "destroy"]))
-    setting = Setting(f"{seed}/{number}", size, "gloo" if way == "gloo" else "shardwire", part, rng.choice((-1, -1, 0, 1, 3)),
-                      rng.choice((1 << 12, 1 << 18, 1 << 22, 1 << 24)), {rank: rng.choice(kinds) for rank in range(size)})
+    setting = Setting(f"{seed}/{number}", size, "gloo" if way == "gloo" else "shardwire", part,
+                      rng.choice((-1, -1, 0, 1, 3)), rng.choice((1 << 12, 1 << 18, 1 << 22, 1 << 24)),
+                      {rank: rng.choice(kinds) for rank in range(size)})
     return setting, rng.randrange(size), math.exp(rng.uniform(math.log(1e-4), math.log(0.2)))
 
 
@@ -116,7 +122,8 @@ def kill_once(seed: int, number: int, way: str, bound: float) -> dict[str, Any]:
             delay *= 0.1
         elif not trial.page.await_all(everyone, "state", READY, START_SECONDS):
             reports = trial.collect(everyone, time.monotonic())
-            return {"number": number, "way": way, "setting": asdict(setting), "victim": victim, "broken": "the ranks did not start", "reports": reports}
+            return {"number": number, "way": way, "setting": asdict(setting), "victim": victim,
+                    "broken": "the ranks did not start", "reports": reports}
         end = time.monotonic() + delay
         while time.monotonic() < end:
             time.sleep(min(0.001, max(0.0, end - time.monotonic())))
@@ -125,8 +132,8 @@ def kill_once(seed: int, number: int, way: str, bound: float) -> dict[str, Any]:
         reports = trial.collect(survivors, killed + bound)
         steps = [trial.page.get(rank, "step") for rank in everyone]
         pid = trial.page.get(victim, "pid")
-        return {"number": number, "way": way, "setting": asdict(setting), "victim": victim, "victim_pid": pid, "killed": killed, "delay": delay,
-                "steps": steps, "reports": reports}
+        return {"number": number, "way": way, "setting": asdict(setting), "victim": victim, "victim_pid": pid,
+                "killed": killed, "delay": delay, "steps": steps, "reports": reports}
 
 
 def await_address(trial: Trial, rank: int) -> None:
@@ -141,7 +148,8 @@ DEATH = r"[^;:]{0,80}?\b(?:died|left|is gone|hung up|ended)"
 
 
 def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
-    """One verdict for each survivor: kind (raised, hung, wrong, broken), whether the error names the dead rank, seconds from the kill to the error."""
+    """One verdict for each survivor: kind (raised, hung, wrong, broken), whether the error names the dead rank, seconds
+    from the kill to the error."""
     verdicts = []
     part, victim = outcome["setting"]["part"], outcome["victim"]
     for rank, report in outcome["reports"].items():
@@ -168,9 +176,11 @@ def print_outcome(outcome: dict[str, Any], seed: int, verdict: dict[str, Any]) -
     """One fault, in full."""
     report = outcome["reports"][verdict["rank"]]
     setting = outcome["setting"]
-    print(f"FAULT {verdict['kind']}{'' if verdict['named'] else ', dead rank not named'}: rank {verdict['rank']} of {setting['size']}, rank {outcome['victim']} was "
-          f"killed; repeat: --ways {outcome['way']} --seed {seed} --trial {outcome['number']}")
-    print(f"  part {setting['part']}, depth {setting['depth']}, up to {setting['max_bytes']} bytes, behaviour {setting['behaviour']}, steps {outcome.get('steps')}")
+    print(f"FAULT {verdict['kind']}{'' if verdict['named'] else ', dead rank not named'}: rank {verdict['rank']} of "
+          f"{setting['size']}, rank {outcome['victim']} was killed; repeat: --ways {outcome['way']} --seed {seed} "
+          f"--trial {outcome['number']}")
+    print(f"  part {setting['part']}, depth {setting['depth']}, up to {setting['max_bytes']} bytes, behaviour "
+          f"{setting['behaviour']}, steps {outcome.get('steps')}")
     for name in ("operation", "type", "text", "wrong", "broken", "ended", "stacks", "log"):
         if report.get(name):
             print(f"  {name}: {report[name]}")
@@ -187,7 +197,8 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
         seconds = [verdict["seconds"] for verdict in verdicts if "seconds" in verdict]
         times = [f"{quantile(seconds, part) * 1e3:.1f} ms" for part in (0.5, 0.99, 1.0)]
         share = f"{named} ({100 * named / max(1, len(verdicts)):.1f} %)"
-        rows.append([way, str(len(outcomes)), str(len(verdicts)), str(count["raised"]), str(count["hung"]), str(wrong), str(count["broken"]), share, *times])
+        rows.append([way, str(len(outcomes)), str(len(verdicts)), str(count["raised"]), str(count["hung"]), str(wrong),
+                     str(count["broken"]), share, *times])
     return rows
 
 
@@ -219,7 +230,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ways", default="shm,tcp,gloo", help="some of " + ", ".join(WAYS))
     parser.add_argument("--seed", type=int, default=None, help="(default: random, printed)")
     parser.add_argument("--trial", type=int, help="this one only")
-    parser.add_argument("--bound", type=float, default=20.0, help="seconds from the kill after which a survivor counts as hung")
+    parser.add_argument("--bound", type=float, default=20.0,
+                        help="seconds from the kill after which a survivor counts as hung")
     parser.add_argument("--beside", type=int, default=0, metavar="N", help="busy loops beside the ranks")
     parser.add_argument("--json", metavar="FILE", help="also write all outcomes there")
     parser.add_argument("--rank-of", metavar="SEED/TRIAL", help=argparse.SUPPRESS)  # in a rank that mpirun started
@@ -247,7 +259,8 @@ def main() -> int:
     print_table(table(results))
     if options.json:
         Path(options.json).write_text(json.dumps(results, default=str), encoding="utf-8")
-    return int(any(is_fault(verdict, way) for way in ways if way != "gloo" for outcome in results[way] for verdict in judge(outcome)))
+    return int(any(is_fault(verdict, way) for way in ways if way != "gloo" for outcome in results[way]
+                   for verdict in judge(outcome)))
 
 
 if __name__ == "__main__":

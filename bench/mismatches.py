@@ -1,10 +1,11 @@
-"""Lets one rank make a different call from the other ranks, in many ways, and checks that every rank raises: in this call or the next, at once and not
-by a timeout.
+"""Lets one rank make a different call from the other ranks, in many ways, and checks that every rank raises: in this
+call or the next, at once and not by a timeout.
 
-Columns: raised: every rank that must raise did, in its call or the next; one later: a rank had its part of both, with right bytes in the next, before
-the others knew, and raised in the operation after; late: the error took longer than 3 s; timed out: some rank's error is a timeout, or a rank never
-raised at all; silent: some rank saw success in all. Kinds in which the call's meaning hides the difference are listed separately, with the reason;
-with --check full they must raise as well. --seed S --trial N repeats a trial.
+Columns: raised: every rank that must raise did, in its call or the next; one later: a rank had its part of both, with
+right bytes in the next, before the others knew, and raised in the operation after; late: the error took longer than 3
+s; timed out: some rank's error is a timeout, or a rank never raised at all; silent: some rank saw success in all. Kinds
+in which the call's meaning hides the difference are listed separately, with the reason; with --check full they must
+raise as well. --seed S --trial N repeats a trial.
 
   ./run bench mismatches                 # every kind with 2, 3 and 4 ranks, one timing each
   ./run bench mismatches --only root --ways tcp
@@ -57,7 +58,8 @@ def plan(seed: int, number: int, timeout: float = TIMEOUT) -> Plan:
     size = max(KINDS[kind].least, 2 + round_number % 3)
     odd, timing = rng.randrange(size), TIMINGS[(round_number + kind) % len(TIMINGS)]
     delays = {"at once": [0.0] * size, "the odd rank first": [0.0 if rank == odd else 0.05 for rank in range(size)],
-              "the odd rank late": [0.05 if rank == odd else 0.0 for rank in range(size)], "scattered": [rng.uniform(0, 0.01) for _ in range(size)]}[timing]
+              "the odd rank late": [0.05 if rank == odd else 0.0 for rank in range(size)],
+              "scattered": [rng.uniform(0, 0.01) for _ in range(size)]}[timing]
     # Started and not waited for, the operations of two groups cannot be in each other's way.
     later = rng.random() < 0.3 and KINDS[kind].expects != "deadlock"
     return Plan(kind, size, odd, rng.randrange(size), timing, later, rng.random() < 0.5, delays, timeout)
@@ -69,7 +71,8 @@ def plan(seed: int, number: int, timeout: float = TIMEOUT) -> Plan:
 def live(me: Rank, planned: Plan) -> None:
     torch.set_num_threads(1)
     kind = KINDS[planned.kind]
-    dist.init_process_group("shardwire", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size, timeout=timedelta(seconds=planned.timeout))
+    dist.init_process_group("shardwire", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size,
+                            timeout=timedelta(seconds=planned.timeout))
     call = Call(me.rank, me.size, planned.odd, planned.root, planned.later, planned.in_heap)
     if kind.prepare is not None:
         kind.prepare(call)
@@ -118,20 +121,24 @@ def mismatch_once(planned: Plan, environment: dict[str, str]) -> dict[str, Any]:
         ranks = list(range(planned.size))
         started = trial.page.await_all(ranks, "state", READY, 60)
         waited = [rank for rank in ranks if WHO[kind.who](rank, planned.odd)]
-        reports = trial.collect(waited if started else ranks, time.monotonic() + (planned.timeout + 5 if started else 0))
+        reports = trial.collect(waited if started else ranks,
+                                time.monotonic() + (planned.timeout + 5 if started else 0))
         return {"planned": planned, "reports": reports}
 
 
 def judge(outcome: dict[str, Any], checked: bool) -> str:
     kind: Kind = KINDS[outcome["planned"].kind]
     reports = outcome["reports"].values()
-    if any("broken" in report or "ended" in report for report in reports) or any("text" in report and not is_ours(report) for report in reports):
+    if (any("broken" in report or "ended" in report for report in reports)
+            or any("text" in report and not is_ours(report) for report in reports)):
         return "broken"
-    if kind.expects == "deadlock" and outcome["planned"].later and not any("text" in report or "hung" in report for report in reports):
+    if (kind.expects == "deadlock" and outcome["planned"].later
+            and not any("text" in report or "hung" in report for report in reports)):
         return "silent"  # asynchronous calls of two groups may come in any order: no rank waits in between
     if kind.expects == "deadlock":
         return "raised" if all("text" in report and " rank" in report["text"] for report in reports) else "timed out"
-    if any("hung" in report or report.get("type") == "TimeoutError" or "reached its timeout" in report.get("text", "") for report in reports):
+    if any("hung" in report or report.get("type") == "TimeoutError" or "reached its timeout" in report.get("text", "")
+           for report in reports):
         return "timed out"
     if kind.expects == "silent" and not checked:
         return "silent" if all("text" not in report for report in reports) else "raised"
@@ -165,15 +172,19 @@ def is_fault(outcome: dict[str, Any], checked: bool) -> bool:
 
 def print_outcome(outcome: dict[str, Any], seed: int, number: int, checked: bool, way: str) -> None:
     planned = outcome["planned"]
-    print(f"FAULT {judge(outcome, checked)} ({seconds_of(outcome):.1f} s): {KINDS[planned.kind].name}; repeat: --seed {seed} --trial {number} --ways {way}")
-    print(f"  ranks {planned.size}, odd {planned.odd}, root {planned.root}, {planned.timing}, {'async' if planned.later else 'sync'}, in_heap {planned.in_heap}")
+    print(f"FAULT {judge(outcome, checked)} ({seconds_of(outcome):.1f} s): {KINDS[planned.kind].name}; repeat: --seed "
+          f"{seed} --trial {number} --ways {way}")
+    print(f"  ranks {planned.size}, odd {planned.odd}, root {planned.root}, {planned.timing}, "
+          f"{'async' if planned.later else 'sync'}, in_heap {planned.in_heap}")
     for rank, report in sorted(outcome["reports"].items()):
-        said = report.get("text") or report.get("broken") or ("hung: " + report["stacks"][-700:] if "hung" in report else "no error")
+        said = (report.get("text") or report.get("broken")
+                or ("hung: " + report["stacks"][-700:] if "hung" in report else "no error"))
         print(f"  rank {rank}: {report.get('step', '')} {report.get('type', '')} {said}")
     sys.stdout.flush()
 
 
-def campaign(seed: int, numbers: list[int], ways: list[str], checked: bool, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
+def campaign(seed: int, numbers: list[int], ways: list[str], checked: bool,
+             timeout: float = TIMEOUT) -> list[dict[str, Any]]:
     outcomes = []
     try:
         for number in numbers:
@@ -198,18 +209,21 @@ def table(outcomes: list[dict[str, Any]], checked: bool) -> list[list[str]]:
         seconds = [value for outcome in mine if (value := seconds_of(outcome)) == value]
         texts = [report["text"] for outcome in mine for report in outcome["reports"].values() if "text" in report]
         shown = sum("disagree" in text for text in texts)
-        rows.append([name or "all", str(len(mine)), *(str(verdicts.count(verdict)) for verdict in VERDICTS), f"{quantile(seconds, 0.5) * 1e3:.1f} ms",
-                     f"{quantile(seconds, 1.0) * 1e3:.1f} ms", f"{shown} of {len(texts)}"])
+        rows.append([name or "all", str(len(mine)), *(str(verdicts.count(verdict)) for verdict in VERDICTS),
+                     f"{quantile(seconds, 0.5) * 1e3:.1f} ms", f"{quantile(seconds, 1.0) * 1e3:.1f} ms",
+                     f"{shown} of {len(texts)}"])
     return rows
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="each round has every kind once; with 2, 3 and 4 ranks in turns")
+    parser.add_argument("--rounds", type=int, default=3,
+                        help="each round has every kind once; with 2, 3 and 4 ranks in turns")
     parser.add_argument("--first", type=int, default=0, help="the first round's number")
     parser.add_argument("--ways", default="shm,tcp", help="transports, by rounds in turns")
     parser.add_argument("--only", default="", help="kinds whose name holds this")
-    parser.add_argument("--check", choices=("usual", "full"), default="usual", help="full: with SHARDWIRE_CHECK=full, where nothing may be silent")
+    parser.add_argument("--check", choices=("usual", "full"), default="usual",
+                        help="full: with SHARDWIRE_CHECK=full, where nothing may be silent")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="the group's, seconds")
     parser.add_argument("--seed", type=int, default=None, help="(default: random, printed)")
     parser.add_argument("--trial", type=int, help="this one only")
@@ -221,7 +235,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # print the results so far
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 30)
     checked = options.check == "full"
-    numbers = [options.trial] if options.trial is not None else list(range(options.first * len(KINDS), (options.first + options.rounds) * len(KINDS)))
+    numbers = ([options.trial] if options.trial is not None
+               else list(range(options.first * len(KINDS), (options.first + options.rounds) * len(KINDS))))
     numbers = [number for number in numbers if options.only in KINDS[number % len(KINDS)].name]
     print(f"seed {seed}; {len(KINDS)} kinds; torch {torch.__version__}, {os.cpu_count()} cores", flush=True)
     outcomes = campaign(seed, numbers, options.ways.split(","), checked, options.timeout)

@@ -1,13 +1,15 @@
-"""shardwire.Queue beside torch.multiprocessing.Queue (and ray.util.queue, where ray is installed): latency and GB/s between two processes of this host.
+"""shardwire.Queue beside torch.multiprocessing.Queue (and ray.util.queue, where ray is installed): latency and GB/s
+between two processes of this host.
 
     ./run bench queue [--rounds 500] [--entries 20] [--turns 3] [--bytes 65536,1048576,67108864]
 
-``there and back``: one process puts into a queue of the other's and gets the answer from its own; a tensor of 4 floats, a small dict, and one with three
-small tensors in it (shardwire's puts with
-``async_op``: torch's do not wait either until the entry is there). ``GB/s``: a producer puts
-``--entries`` tensors, which the consumer gets; from the first put to the last get. The producer rewrites its tensor before each put, as training does with its
-weights, so the entry must not be the producer's memory: torch.multiprocessing shares a tensor's memory, and is given a clone. Ordinary tensors, then (shardwire only)
-tensors of the shared heap got into ``out=``. The kinds take turns; figures are medians of the turns. Each process has one thread of torch.
+``there and back``: one process puts into a queue of the other's and gets the answer from its own; a tensor of 4 floats,
+a small dict, and one with three small tensors in it (shardwire's puts with ``async_op``: torch's do not wait either
+until the entry is there). ``GB/s``: a producer puts ``--entries`` tensors, which the consumer gets; from the first put
+to the last get. The producer rewrites its tensor before each put, as training does with its weights, so the entry must
+not be the producer's memory: torch.multiprocessing shares a tensor's memory, and is given a clone. Ordinary tensors,
+then (shardwire only) tensors of the shared heap got into ``out=``. The kinds take turns; figures are medians of the
+turns. Each process has one thread of torch.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Ours:
     """A pair of queues as the bench wants them: [0] is read by process 0, [1] by process 1."""
 
     def __init__(self, rank: int, folder: str, heap: bool) -> None:
-        group = shardwire.create_process_group(dist.FileStore(os.path.join(folder, "store"), 2), rank, 2, LIMIT_S, "bench")
+        group = shardwire.create_process_group(dist.FileStore(os.path.join(folder, "store"), 2), rank, 2, LIMIT_S,
+                                               "bench")
         self.queues = [shardwire.Queue(group, 0), shardwire.Queue(group, 1)]
         self.heap = heap
         self.work: shardwire.QueueWork | None = None
@@ -125,8 +128,8 @@ def rate(pair: Any, elements: int, entries: int) -> float:
 
 
 SMALL = {"step": 7, "loss": 0.25, "name": "layer.weight", "shape": (3, 4)}
-ROUND_TRIPS = {"tensor, us": torch.ones(4), "dict, us": SMALL,
-               "with tensors, us": {"step": 7, "ids": torch.arange(12).reshape(3, 4), "rewards": [torch.ones(3), torch.ones(1)]}}
+ROUND_TRIPS = {"tensor, us": torch.ones(4), "dict, us": SMALL, "with tensors, us": {
+    "step": 7, "ids": torch.arange(12).reshape(3, 4), "rewards": [torch.ones(3), torch.ones(1)]}}
 
 
 def serve(pair: Any, sizes: list[int], args: argparse.Namespace) -> None:
@@ -138,7 +141,8 @@ def serve(pair: Any, sizes: list[int], args: argparse.Namespace) -> None:
     pair.close()
 
 
-Start = Callable[[Callable[[Any], None]], "tuple[Any, Callable[[], None]]"]  # runs a body in process 1; this one's end, and what waits for the body
+# runs a body in process 1; this one's end, and what waits for the body
+Start = Callable[[Callable[[Any], None]], "tuple[Any, Callable[[], None]]"]
 
 
 def forked(make: Callable[[int], Any]) -> Start:
@@ -195,7 +199,8 @@ def kinds() -> dict[str, Callable[[str], Start]]:
 
     found: dict[str, Callable[[str], Start]] = {
         "shardwire": lambda at: forked(lambda rank: Ours(rank, at, heap=False)),
-        "shardwire, heap, out=": lambda at: forked(lambda rank: Ours(rank, at, heap=True)), "torch.multiprocessing": torchs}
+        "shardwire, heap, out=": lambda at: forked(lambda rank: Ours(rank, at, heap=True)),
+        "torch.multiprocessing": torchs}
     if importlib.util.find_spec("ray") is not None:
         found["ray.util.queue"] = lambda _: by_ray
     return found
@@ -237,10 +242,12 @@ def main() -> None:
             for number, (name, make) in enumerate(chosen.items()):
                 at = os.path.join(folder, f"{turn}.{number}")
                 os.mkdir(at)
-                for what, value in in_child(lambda make=make, at=at: one_turn(make(at), args)).items():  # type: ignore[misc]
+                for what, value in (  # type: ignore[misc]
+                        in_child(lambda make=make, at=at: one_turn(make(at), args)).items()):
                     results.setdefault(name, {}).setdefault(what, []).append(value)
     columns = list(next(iter(results.values())))
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {args.turns} turns; us are there and back")
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {args.turns} "
+          "turns; us are there and back")
     print(f"{'':24}" + "".join(f"{column:>18}" for column in columns))
     for name, found in results.items():
         print(f"{name:24}" + "".join(f"{statistics.median(found[column]):18.2f}" for column in columns))

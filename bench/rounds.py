@@ -2,9 +2,9 @@
 
     ./run bench rounds [--rounds 100000] [--ranks 2] [--links auto|eager|lazy]
 
-Each round is a group of all ranks over a store of its own, an all_reduce that is checked, and its end. Prints, of rank 0, resident memory,
-descriptors, threads and mappings after the first thousand rounds and at the end, and exits with 1 when one of the last three grew, or memory by
-more than 100 bytes a round.
+Each round is a group of all ranks over a store of its own, an all_reduce that is checked, and its end. Prints, of rank
+0, resident memory, descriptors, threads and mappings after the first thousand rounds and at the end, and exits with 1
+when one of the last three grew, or memory by more than 100 bytes a round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def footprint() -> dict[str, int]:
         resident = int(file.read().split()[1]) * 4096
     with open("/proc/self/maps") as file:
         mappings = sum(1 for _ in file)
-    return {"resident bytes": resident, "descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")), "mappings": mappings}
+    return {"resident bytes": resident, "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")), "mappings": mappings}
 
 
 def rank_main(rank: int, args: argparse.Namespace, folder: str) -> int:
@@ -52,7 +53,8 @@ def rank_main(rank: int, args: argparse.Namespace, folder: str) -> int:
     end = footprint()
     if rank > 0:
         return 0
-    print(f"torch {torch.__version__}, {args.ranks} ranks, links {args.links}: {args.rounds} rounds, {(time.perf_counter() - begin) / args.rounds * 1e3:.2f} ms each")
+    print(f"torch {torch.__version__}, {args.ranks} ranks, links {args.links}: {args.rounds} rounds, "
+          f"{(time.perf_counter() - begin) / args.rounds * 1e3:.2f} ms each")
     for name, value in end.items():
         print(f"{name:<16} {settled[name]:>12} after {min(SETTLED, args.rounds // 2)} rounds {value:>12} at the end")
     grown = [name for name in ("descriptors", "threads", "mappings") if end[name] > settled[name]]
@@ -67,7 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100000, help="groups, one after the other (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
-    parser.add_argument("--links", choices=["auto", "eager", "lazy"], default="auto", help="SHARDWIRE_LINKS (default: %(default)s)")
+    parser.add_argument("--links", choices=["auto", "eager", "lazy"], default="auto",
+                        help="SHARDWIRE_LINKS (default: %(default)s)")
     args = parser.parse_args()
     os.environ["SHARDWIRE_LINKS"] = args.links
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
@@ -80,7 +83,8 @@ def main() -> None:
                     print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
                 os._exit(1)
             children.append(child)
-        failed = [rank for rank, child in enumerate(children) if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0]
+        failed = [rank for rank, child in enumerate(children)
+                  if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0]
     if failed:
         raise SystemExit(f"ranks {failed} failed")
 

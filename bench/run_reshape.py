@@ -1,7 +1,9 @@
-"""Runs every reshape bench in turns and prints one table: memcpy, local strided copy, gloo, DTensor, MPI_Alltoallw, shardwire.
+"""Runs every reshape bench in turns and prints one table: memcpy, local strided copy, gloo, DTensor, MPI_Alltoallw,
+shardwire.
 
-The programs take turns in rounds, so that a slow spell of the machine hits all of them; a median is over all rounds. Ratios are to the local strided
-copy of the same bytes, by all ranks at once, in the same run. Run it on an otherwise quiet machine.
+The programs take turns in rounds, so that a slow spell of the machine hits all of them; a median is over all rounds.
+Ratios are to the local strided copy of the same bytes, by all ranks at once, in the same run. Run it on an otherwise
+quiet machine.
 """
 
 import argparse
@@ -38,7 +40,8 @@ def parse_arguments():
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("-i", "--iterations", type=int, default=7, help="per program and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--build", default=os.environ.get("SHARDWIRE_BENCH_BUILD", ""), help="the build folder (default: $SHARDWIRE_BENCH_BUILD)")
+    parser.add_argument("--build", default=os.environ.get("SHARDWIRE_BENCH_BUILD", ""),
+                        help="the build folder (default: $SHARDWIRE_BENCH_BUILD)")
     parser.add_argument("--json", metavar="FILE", help="also write all samples there")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that one program may take")
     return parser.parse_args()
@@ -46,7 +49,8 @@ def parse_arguments():
 
 def find_build(named):
     if not named:
-        sys.exit("run_reshape.py: say where the benches are built: --build DIR or SHARDWIRE_BENCH_BUILD (./run bench does it all)")
+        sys.exit("run_reshape.py: say where the benches are built: --build DIR or SHARDWIRE_BENCH_BUILD (./run bench "
+                 "does it all)")
     folder = pathlib.Path(named) / "bench"
     if not folder.is_dir():
         sys.exit(f"run_reshape.py: there is no {folder}: build with -DSHARDWIRE_BENCH=ON (./run bench does it all)")
@@ -60,7 +64,8 @@ def mpi_command(ranks):
 
 def programs(options):
     """(title, command) of what can run here; says what cannot, and why."""
-    build, common = find_build(options.build), ["--rows", str(options.rows), "--columns", str(options.columns), "-i", str(options.iterations), "--json"]
+    build, common = find_build(options.build), ["--rows", str(options.rows), "--columns", str(options.columns), "-i",
+                                                str(options.iterations), "--json"]
     ranks = ["-n", str(options.ranks)]
     found, missing = [], []
     if (build / "reshape_bench").exists():
@@ -71,7 +76,9 @@ def programs(options):
         found.append(("openmpi", [*mpi_command(options.ranks), str(build / "alltoallw_bench"), *common]))
     else:
         missing.append("alltoallw_bench is not built, or there is no mpirun (openmpi-bin and libopenmpi-dev)")
-    if subprocess.run([sys.executable, "-c", "import torch.distributed as d; assert d.is_gloo_available() if hasattr(d, 'is_gloo_available') else True"], capture_output=True).returncode == 0:
+    if subprocess.run([sys.executable, "-c", ("import torch.distributed as d; assert d.is_gloo_available() if "
+                                              "hasattr(d, 'is_gloo_available') else True")],
+                      capture_output=True).returncode == 0:
         found.append(("torch", [sys.executable, str(HERE / "gloo_reshape.py"), *ranks, *common]))
     else:
         missing.append(f"{sys.executable} has no torch with gloo")
@@ -85,7 +92,8 @@ def run(command, timeout):
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
-        sys.exit(f"run_reshape.py: {' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(f"run_reshape.py: {' '.join(command)} ended with "
+                 f"{done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return json.loads(lines[-1])
 
 
@@ -100,20 +108,23 @@ def print_tables(merged, options):
     cases = merged["cases"]
     middles = {name: statistics.median(case["us"]) for name, case in cases.items()}
     yardstick = middles.get(YARDSTICK)
-    print(f"Shard(0) -> Shard(1), f32 {options.rows} x {options.columns}, {options.ranks} ranks on {os.cpu_count()} cores; times of the slowest rank")
+    print(f"Shard(0) -> Shard(1), f32 {options.rows} x {options.columns}, {options.ranks} ranks on {os.cpu_count()} "
+          "cores; times of the slowest rank")
     print(f"{'case':<26} {'by':<16} {'n':>6} {'median(us)':>12} {'min(us)':>12} {'GB/s':>8} {'x local_copy':>13}")
     for name, case in sorted(cases.items(), key=lambda item: (item[1]["bytes"] == 0, middles[item[0]])):
         moves = case["bytes"] > 0
         rate = f"{case['bytes'] / middles[name] / 1e3:.2f}" if moves else "-"
         ratio = f"{middles[name] / yardstick:.2f}" if moves and yardstick else "-"
-        print(f"{name:<26} {case['bench']:<16} {len(case['us']):>6} {middles[name]:>12.2f} {min(case['us']):>12.2f} {rate:>8} {ratio:>13}")
+        print(f"{name:<26} {case['bench']:<16} {len(case['us']):>6} {middles[name]:>12.2f} {min(case['us']):>12.2f} "
+              f"{rate:>8} {ratio:>13}")
     for name, value in merged["counts"].items():
         print(f"{name:<43} {value:>6g}")
     print()
     print(f"{'ratio of medians':<50} {'is':>8} {'goal':>8}")
     for above, below, goal in RATIOS:
         if above in middles and below in middles:
-            print(f"{above + ' / ' + below:<50} {middles[above] / middles[below]:>8.3f} {'<= ' + str(goal) if goal else '-':>8}")
+            print(f"{above + ' / ' + below:<50} {middles[above] / middles[below]:>8.3f} "
+                  f"{'<= ' + str(goal) if goal else '-':>8}")
 
 
 def main():

@@ -2,10 +2,11 @@
 
     ./run bench soak [--seconds 3600] [--settle 300] [--ranks 4] [--only collectives,queues] [--every 60]
 
-Each round of a rank is one use of each kind in campaigns/soak_kinds.py: collectives, compiled ops, queues, symmetric memory, teams, publications,
-checkpoints, FFTs and groups, with shapes that change. Prints the memory of each rank's process every --every seconds, and exits with 1 when a rank's
-process grew: when the minimum of the last third of the time after --settle is more than 1 MiB above the minimum of the first third, or descriptors,
-threads or mappings grew by more than the usual variation.
+Each round of a rank is one use of each kind in campaigns/soak_kinds.py: collectives, compiled ops, queues, symmetric
+memory, teams, publications, checkpoints, FFTs and groups, with shapes that change. Prints the memory of each rank's
+process every --every seconds, and exits with 1 when a rank's process grew: when the minimum of the last third of the
+time after --settle is more than 1 MiB above the minimum of the first third, or descriptors, threads or mappings grew by
+more than the usual variation.
 """
 
 from __future__ import annotations
@@ -32,23 +33,27 @@ from campaigns.trial import Rank, Trial, print_table
 MIB = 1 << 20
 MEMORY = ("anonymous", "shared", "malloc", "free in malloc")
 COLUMNS = (*MEMORY, "descriptors", "threads", "mappings")
-# How much each may grow. Of descriptors, threads and mappings there are more or fewer at each look: what serves a subscription ends a little later.
+# How much each may grow. Of descriptors, threads and mappings there are more or fewer at each look: what serves a
+# subscription ends a little later.
 LIMITS = {"anonymous": MIB, "shared": MIB, "descriptors": 16, "threads": 8, "mappings": 64}
 
 
 class _Mallinfo2(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]
 
 
 def footprint() -> dict[str, int]:
-    """The memory of this process: resident bytes of its own and of shared memory, malloc's of all arenas in use and free, and numbers of objects."""
+    """The memory of this process: resident bytes of its own and of shared memory, malloc's of all arenas in use and
+    free, and numbers of objects."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()
     return {"anonymous": int(status["RssAnon"].split()[0]) * 1024, "shared": int(status["RssShmem"].split()[0]) * 1024,
-            "malloc": info.uordblks + info.hblkhd, "free in malloc": info.fordblks, "descriptors": len(os.listdir("/proc/self/fd")),
-            "threads": int(status["Threads"]), "mappings": Path("/proc/self/maps").read_text().count("\n")}
+            "malloc": info.uordblks + info.hblkhd, "free in malloc": info.fordblks,
+            "descriptors": len(os.listdir("/proc/self/fd")), "threads": int(status["Threads"]),
+            "mappings": Path("/proc/self/maps").read_text().count("\n")}
 
 
 def soak(me: Rank, args: argparse.Namespace, port: int) -> None:
@@ -76,24 +81,29 @@ def soak(me: Rank, args: argparse.Namespace, port: int) -> None:
 
 
 def row_of(rank: int, seconds: float, number: int, values: dict[str, int]) -> list[str]:
-    return [f"{seconds:.0f} s", str(number), str(rank), *(f"{values[name] / MIB:.2f}" if name in MEMORY else str(values[name]) for name in COLUMNS)]
+    return [f"{seconds:.0f} s", str(number), str(rank),
+            *(f"{values[name] / MIB:.2f}" if name in MEMORY else str(values[name]) for name in COLUMNS)]
 
 
 def grown(held: list[tuple[float, int, dict[str, int]]], settle: float) -> list[str]:
-    """The growth of each figure: by the minimum of each third of the reports after the seconds of `settle`, since malloc keeps more or less of freed
-    memory."""
+    """The growth of each figure: by the minimum of each third of the reports after the seconds of `settle`, since
+    malloc keeps more or less of freed memory."""
     looks = [values for seconds, _, values in held if seconds >= settle] or [held[-1][2]]
     third = max(1, len(looks) // 3)
-    by = {name: min(look[name] for look in looks[-third:]) - min(look[name] for look in looks[:third]) for name in LIMITS}
-    return [f"{name} by {by[name] / (MIB if name in MEMORY else 1):.2f}" for name, limit in LIMITS.items() if by[name] > limit]
+    by = {name: min(look[name] for look in looks[-third:]) - min(look[name] for look in looks[:third])
+          for name in LIMITS}
+    return [f"{name} by {by[name] / (MIB if name in MEMORY else 1):.2f}" for name, limit in LIMITS.items()
+            if by[name] > limit]
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600, help="how long (default: %(default)s)")
-    parser.add_argument("--settle", type=float, default=300, help="seconds until caches have what they keep (default: %(default)s)")
+    parser.add_argument("--settle", type=float, default=300,
+                        help="seconds until caches have what they keep (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=4, help="processes, at least 2 (default: %(default)s)")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(KINDS), help=f"kinds, of {','.join(KINDS)} (default: all)")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(KINDS),
+                        help=f"kinds, of {','.join(KINDS)} (default: all)")
     parser.add_argument("--every", type=float, default=60, help="seconds between looks (default: %(default)s)")
     args = parser.parse_args(given)
     if unknown := [name for name in args.only if name not in KINDS]:
@@ -105,14 +115,17 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 def campaign(args: argparse.Namespace) -> bool:
     """Whether a rank's process grew, or broke."""
-    print(f"torch {torch.__version__}, {args.ranks} ranks, {args.seconds:.0f} s of {', '.join(args.only)}; memory in MiB", flush=True)
+    print(f"torch {torch.__version__}, {args.ranks} ranks, {args.seconds:.0f} s of {', '.join(args.only)}; memory in "
+          "MiB", flush=True)
     everyone = list(range(args.ranks))
-    # In this process, as torchrun has it in its own: what the groups leave in it is no rank's. A FileStore keeps all keys in each rank.
+    # In this process, as torchrun has it in its own: what the groups leave in it is no rank's. A FileStore keeps all
+    # keys in each rank.
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     with Trial(args.ranks, "soak") as trial:
         trial.fork(soak, args, store.port)
         reports = follow(trial, everyone, args.seconds)
-    print_table([["at", "round", "rank", *COLUMNS]] + [row_of(rank, *look) for rank in everyone for look in reports[rank].get("held", [])])
+    print_table([["at", "round", "rank", *COLUMNS]]
+                + [row_of(rank, *look) for rank in everyone for look in reports[rank].get("held", [])])
     failed = False
     for rank, report in reports.items():
         what = grown(report["held"], args.settle) if "over" in report else [f"broke: {report}"]

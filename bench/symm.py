@@ -2,9 +2,10 @@
 
     ./run bench symm [--rounds 100000] [--turns 3]
 
-C++ against C: an atomic fetch-add on the other's word, a word there and back, a put of 1 MiB, a barrier; medians of the turns. OpenSHMEM is left out where there
-is no oshcc (Debian: libopenmpi-dev, openmpi-bin). From Python: what a call costs, one_shot of 4 KiB and two_shot of 1 MiB beside ``all_reduce``; then the same under
-torch's own API, where this torch has it, beside ``dist.all_reduce``, by turns.
+C++ against C: an atomic fetch-add on the other's word, a word there and back, a put of 1 MiB, a barrier; medians of the
+turns. OpenSHMEM is left out where there is no oshcc (Debian: libopenmpi-dev, openmpi-bin). From Python: what a call
+costs, one_shot of 4 KiB and two_shot of 1 MiB beside ``all_reduce``; then the same under torch's own API, where this
+torch has it, beside ``dist.all_reduce``, by turns.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def openshmem(folder: str, rounds: int) -> list[str] | None:
     if shutil.which("oshcc") is None or shutil.which("oshrun") is None:
         return None
     program = os.path.join(folder, "openshmem_bench")
-    built = subprocess.run(["oshcc", "-O2", str(HERE / "openshmem_bench.c"), "-o", program], capture_output=True, text=True)
+    built = subprocess.run(["oshcc", "-O2", str(HERE / "openshmem_bench.c"), "-o", program], capture_output=True,
+                           text=True)
     if built.returncode != 0:
         print(f"without OpenSHMEM: {built.stderr}")
         return None
@@ -59,7 +61,8 @@ def beside_openshmem(program: Path, rounds: int, turns: int) -> None:
                 taken[name].append(figures(command))
     print(f"{'':24}" + "".join(f"{name:>14}" for name in commands))
     for row in taken["shardwire"][0]:
-        print(f"{row:24}" + "".join(f"{statistics.median(turn[row] for turn in taken[name]):11.3f} us" for name in commands))
+        print(f"{row:24}"
+              + "".join(f"{statistics.median(turn[row] for turn in taken[name]):11.3f} us" for name in commands))
 
 
 def from_python(body: Callable[..., None], *settings: int) -> None:
@@ -69,7 +72,8 @@ def from_python(body: Callable[..., None], *settings: int) -> None:
     torch.multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        processes = [torch.multiprocessing.Process(target=body, args=(rank, os.path.join(folder, "store"), *settings)) for rank in range(2)]
+        processes = [torch.multiprocessing.Process(target=body, args=(rank, os.path.join(folder, "store"), *settings))
+                     for rank in range(2)]
         for process in processes:
             process.start()
         for process in processes:

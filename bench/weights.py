@@ -1,14 +1,14 @@
-"""shardwire.sync, publish, load and save on this machine, beside memcpy and the safetensors package. All ways take turns in one run; medians.
+"""shardwire.sync, publish, load and save on this machine, beside memcpy and the safetensors package. All ways take
+turns in one run; medians.
 
-sync: a Llama-shaped model of bf16 from n training ranks (every tensor cut along dimension 0, Hugging Face's names) to n serving ranks (tensor
-parallel, fused names). memcpy: the serving ranks copy as many bytes each, all at once. gloo: each trainer broadcasts its rows to all, and the serving ranks cut out what
-they want (the same parts, under Hugging Face's names).
-jobs: the same from one job to another: a fetch of the committed version, and the time that a commit takes from the trainer.
-staged: the same into a second copy (staged=True), and its two halves.
-load, save: the same model as one safetensors file, page cache warm, by n ranks; safetensors' load_file and a copy into the parameters beside it, and
-torch.distributed.checkpoint over gloo with DTensors (torch 2.5 and later). cold: load with nothing of the files in the page cache.
-checkpoint-engine is not among them: its ParameterServer wants GPUs.
-Run it on an otherwise quiet machine.
+sync: a Llama-shaped model of bf16 from n training ranks (every tensor cut along dimension 0, Hugging Face's names) to n
+serving ranks (tensor parallel, fused names). memcpy: the serving ranks copy as many bytes each, all at once. gloo: each
+trainer broadcasts its rows to all, and the serving ranks cut out what they want (the same parts, under Hugging Face's
+names). jobs: the same from one job to another: a fetch of the committed version, and the time that a commit takes from
+the trainer. staged: the same into a second copy (staged=True), and its two halves. load, save: the same model as one
+safetensors file, page cache warm, by n ranks; safetensors' load_file and a copy into the parameters beside it, and
+torch.distributed.checkpoint over gloo with DTensors (torch 2.5 and later). cold: load with nothing of the files in the
+page cache. checkpoint-engine is not among them: its ParameterServer wants GPUs. Run it on an otherwise quiet machine.
 """
 
 import argparse
@@ -49,12 +49,15 @@ def parse_arguments(arguments=None):
 
 def llama_shapes(hidden, layers):
     """Names and shapes of a Llama with hidden/64 heads, a quarter of them for k and v, and 32,000 tokens."""
-    shapes = {"model.embed_tokens.weight": (32000, hidden), "model.norm.weight": (hidden,), "lm_head.weight": (32000, hidden)}
+    shapes = {"model.embed_tokens.weight": (32000, hidden), "model.norm.weight": (hidden,),
+              "lm_head.weight": (32000, hidden)}
     wide = hidden * 11 // 4
     for layer in range(layers):
-        for name, shape in {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden // 4, hidden), "self_attn.v_proj": (hidden // 4, hidden),
-                            "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden),
-                            "mlp.down_proj": (hidden, wide), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}.items():
+        for name, shape in {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden // 4, hidden),
+                            "self_attn.v_proj": (hidden // 4, hidden), "self_attn.o_proj": (hidden, hidden),
+                            "mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden),
+                            "mlp.down_proj": (hidden, wide), "input_layernorm": (hidden,),
+                            "post_attention_layernorm": (hidden,)}.items():
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
     return shapes
 
@@ -68,9 +71,11 @@ def served(shapes, ranks):
 
     for name, shape in shapes.items():
         if "q_proj" in name:
-            layouts[name.replace("q_proj", "qkv_proj")] = FusedLayout([rows(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")])
+            layouts[name.replace("q_proj", "qkv_proj")] = FusedLayout(
+                [rows(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")])
         elif "gate_proj" in name:
-            layouts[name.replace("gate_proj", "gate_up_proj")] = FusedLayout([rows(name), rows(name.replace("gate_proj", "up_proj"))])
+            layouts[name.replace("gate_proj", "gate_up_proj")] = FusedLayout(
+                [rows(name), rows(name.replace("gate_proj", "up_proj"))])
         elif not any(part in name for part in ("k_proj", "v_proj", "up_proj")):
             dim = 1 if "o_proj" in name or "down_proj" in name else 0
             layouts[name] = Layout(ranks, [Replicate() if len(shape) == 1 else Shard(dim)], shape, BF16)
@@ -79,8 +84,10 @@ def served(shapes, ranks):
 
 class Rank:
     def __init__(self, rank, size, options, folder, barrier, pipe):
-        self.rank, self.size, self.options, self.folder, self.barrier, self.pipe = rank, size, options, folder, barrier, pipe
-        self.group = shardwire.create_process_group(dist.FileStore(os.path.join(folder, "store"), size), rank, size, 300)
+        self.rank, self.size, self.options, self.folder, self.barrier, self.pipe = (
+            rank, size, options, folder, barrier, pipe)
+        self.group = shardwire.create_process_group(dist.FileStore(os.path.join(folder, "store"), size), rank, size,
+                                                    300)
 
     def timed(self, call):
         """Seconds from when all start until this rank is through; None where this rank has nothing to do."""
@@ -92,7 +99,8 @@ class Rank:
         return time.perf_counter() - begin
 
     def measure(self, ways, before=None):
-        """way -> seconds of each iteration; the ways take turns. before: what is called, not timed, on rank 0 before each."""
+        """way -> seconds of each iteration; the ways take turns. before: what is called, not timed, on rank 0 before
+        each."""
         seconds = {name: [] for name in ways}
         for iteration in range(self.options.iterations + 1):
             for name, call in ways.items():
@@ -121,7 +129,8 @@ def sync_ranks(self):
                 layout = Layout(list(range(half)), [Shard(0)], shape, BF16)
                 source[name] = (layout, make(layout.share(self.rank).local_shape, dtype=BF16).fill_(1.5))
         else:
-            target = {name: (layout, make(layout.share(self.rank).local_shape, dtype=BF16).zero_()) for name, layout in wanted.items()}
+            target = {name: (layout, make(layout.share(self.rank).local_shape, dtype=BF16).zero_())
+                      for name, layout in wanted.items()}
         op = shardwire.sync(source, target, self.group, "llama")
         op.run().wait()
         if target is not None:
@@ -138,14 +147,16 @@ def sync_ranks(self):
 def gloo_broadcast(self, shapes):
     """The way without shardwire: everything goes to every serving rank, which cuts out its parts."""
     half = self.size // 2
-    gloo = dist.ProcessGroupGloo(dist.FileStore(os.path.join(self.folder, "gloo"), self.size), self.rank, self.size, datetime.timedelta(seconds=300))
+    gloo = dist.ProcessGroupGloo(dist.FileStore(os.path.join(self.folder, "gloo"), self.size), self.rank, self.size,
+                                 datetime.timedelta(seconds=300))
     have, wanted = {}, {}
     for name, shape in shapes.items():
         rows = Layout(list(range(half)), [Shard(0)], shape, BF16)
         have[name] = [torch.full(rows.share(rank).local_shape, 1.5, dtype=BF16) for rank in range(half)]
         dim = 1 if "o_proj" in name or "down_proj" in name else 0
         layout = Layout(list(range(half, self.size)), [Replicate() if len(shape) == 1 else Shard(dim)], shape, BF16)
-        wanted[name] = (layout, None if self.rank < half else torch.zeros(layout.share(self.rank).local_shape, dtype=BF16))
+        wanted[name] = (layout,
+                        None if self.rank < half else torch.zeros(layout.share(self.rank).local_shape, dtype=BF16))
 
     def call():
         for name, parts in have.items():
@@ -160,10 +171,12 @@ def gloo_broadcast(self, shapes):
 
 
 def jobs_ranks(self, staged=False):
-    """Two jobs, each with a group of its own. While the ranks of one job commit, the ranks of the other wait, and vice versa."""
+    """Two jobs, each with a group of its own. While the ranks of one job commit, the ranks of the other wait, and vice
+    versa."""
     half = self.size // 2
     trains, mine = self.rank < half, list(range(half))
-    group = shardwire.create_process_group(dist.FileStore(os.path.join(self.folder, "train" if trains else "serve"), half), self.rank % half, half, 300)
+    group = shardwire.create_process_group(
+        dist.FileStore(os.path.join(self.folder, "train" if trains else "serve"), half), self.rank % half, half, 300)
     url, shapes = f"file://{self.folder}/meeting", llama_shapes(self.options.hidden, self.options.layers)
     if trains:
         state = {}
@@ -184,14 +197,16 @@ def jobs_ranks(self, staged=False):
     one, other = torch.ones(count, dtype=torch.uint8), torch.zeros(count, dtype=torch.uint8)
     ways = {"fetch": fetch, "commit": commit, "memcpy": None if trains else lambda: other.copy_(one)}
     if staged:
-        ways = {"staged fetch": fetch, "stage": None if trains else subscription.stage, "apply": None if trains else subscription.apply, "memcpy": ways["memcpy"]}
+        ways = {"staged fetch": fetch, "stage": None if trains else subscription.stage,
+                "apply": None if trains else subscription.apply, "memcpy": ways["memcpy"]}
     self.measure(ways)
 
 
 def file_of(options, folder):
     """The model as a file of the safetensors package, or of shardwire where the package is missing."""
     path = os.path.join(folder, "model.safetensors")
-    tensors = {name: torch.full(shape, 0.5, dtype=BF16) for name, shape in llama_shapes(options.hidden, options.layers).items()}
+    tensors = {name: torch.full(shape, 0.5, dtype=BF16)
+               for name, shape in llama_shapes(options.hidden, options.layers).items()}
     group = shardwire.create_process_group(dist.HashStore(), 0, 1, 60)
     shardwire.save(tensors, folder, group)
     dist.destroy_process_group(group)
@@ -206,14 +221,17 @@ def package():
 
 
 def distributed_checkpoint(self, shapes):
-    """Functions that write and read a checkpoint of torch, of DTensors of rows over gloo; None where this torch has no such checkpoints."""
+    """Functions that write and read a checkpoint of torch, of DTensors of rows over gloo; None where this torch has no
+    such checkpoints."""
     try:
         from torch.distributed import checkpoint, tensor as dtensors
     except ImportError:
         return None
-    dist.init_process_group("gloo", store=dist.FileStore(os.path.join(self.folder, "dcp.store"), self.size), rank=self.rank, world_size=self.size)
+    dist.init_process_group("gloo", store=dist.FileStore(os.path.join(self.folder, "dcp.store"), self.size),
+                            rank=self.rank, world_size=self.size)
     mesh = dist.device_mesh.DeviceMesh("cpu", list(range(self.size)))
-    state = {name: dtensors.distribute_tensor(torch.full(shape, 0.5, dtype=BF16), mesh, [dtensors.Shard(0)]) for name, shape in shapes.items()}
+    state = {name: dtensors.distribute_tensor(torch.full(shape, 0.5, dtype=BF16), mesh, [dtensors.Shard(0)])
+             for name, shape in shapes.items()}
     place = os.path.join(self.folder, "dcp")
     return lambda: checkpoint.save(state, checkpoint_id=place), lambda: checkpoint.load(state, checkpoint_id=place)
 
@@ -242,7 +260,8 @@ def load_ranks(self, cold=False):
     shapes = llama_shapes(self.options.hidden, self.options.layers)
     path = os.path.join(self.folder, "model.safetensors")
     layouts = {name: Layout(list(range(self.size)), [Shard(0)], shape, BF16) for name, shape in shapes.items()}
-    target = {name: (layout, torch.zeros(layout.share(self.rank).local_shape, dtype=BF16)) for name, layout in layouts.items()}
+    target = {name: (layout, torch.zeros(layout.share(self.rank).local_shape, dtype=BF16))
+              for name, layout in layouts.items()}
     ways = {"shardwire.load": lambda: shardwire.load(path, target, self.group)}
     theirs = package()
     if theirs is not None:
@@ -266,7 +285,8 @@ def load_ranks(self, cold=False):
 def save_ranks(self):
     shapes = llama_shapes(self.options.hidden, self.options.layers)
     layouts = {name: Layout(list(range(self.size)), [Shard(0)], shape, BF16) for name, shape in shapes.items()}
-    source = {name: (layout, torch.ones(layout.share(self.rank).local_shape, dtype=BF16)) for name, layout in layouts.items()}
+    source = {name: (layout, torch.ones(layout.share(self.rank).local_shape, dtype=BF16))
+              for name, layout in layouts.items()}
     place = os.path.join(self.folder, "saved")
     ways = {"shardwire.save": lambda: shardwire.save(source, place, self.group)}
     theirs = package()
@@ -285,8 +305,8 @@ def save_ranks(self):
 
 
 # The work of a rank, and the number of ranks for each of --ranks.
-CASES = {"sync": (sync_ranks, 2), "jobs": (jobs_ranks, 2), "staged": (functools.partial(jobs_ranks, staged=True), 2), "load": (load_ranks, 1),
-         "cold": (functools.partial(load_ranks, cold=True), 1), "save": (save_ranks, 1)}
+CASES = {"sync": (sync_ranks, 2), "jobs": (jobs_ranks, 2), "staged": (functools.partial(jobs_ranks, staged=True), 2),
+         "load": (load_ranks, 1), "cold": (functools.partial(load_ranks, cold=True), 1), "save": (save_ranks, 1)}
 
 
 def child(case, rank, size, options, folder, barrier, pipe):
@@ -305,7 +325,8 @@ def run(case, options, folder):
     pipes, processes = [], []
     for rank in range(size):
         reader, writer = context.Pipe(duplex=False)
-        processes.append(context.Process(target=child, args=(case, rank, size, options, folder, barrier, writer), daemon=True))
+        processes.append(
+            context.Process(target=child, args=(case, rank, size, options, folder, barrier, writer), daemon=True))
         processes[-1].start()
         writer.close()
         pipes.append(reader)
@@ -326,8 +347,8 @@ def main():
     options = parse_arguments()
     torch.set_num_threads(1)
     total = 2 * sum(torch.Size(shape).numel() for shape in llama_shapes(options.hidden, options.layers).values())
-    print(f"{total / 1e9:.2f} GB of bf16, {len(llama_shapes(options.hidden, options.layers))} tensors; torch {torch.__version__}; "
-          f"{options.ranks} ranks a side; medians of {options.iterations} of the slowest rank")
+    print(f"{total / 1e9:.2f} GB of bf16, {len(llama_shapes(options.hidden, options.layers))} tensors; torch "
+          f"{torch.__version__}; {options.ranks} ranks a side; medians of {options.iterations} of the slowest rank")
     folder = options.folder or tempfile.mkdtemp(prefix="shardwire-weights-")
     results = {}
     try:
@@ -339,7 +360,8 @@ def main():
             medians = run(case, options, place)
             for name, seconds in medians.items():
                 beside = f"{medians['memcpy'] / seconds:7.2f} of memcpy's rate" if "memcpy" in medians else ""
-                print(f"{case:6} {name:22} {seconds * 1e3:9.1f} ms {total / seconds / 1e9:7.2f} GB/s {beside}", flush=True)
+                print(f"{case:6} {name:22} {seconds * 1e3:9.1f} ms {total / seconds / 1e9:7.2f} GB/s {beside}",
+                      flush=True)
             results[case] = medians
     finally:
         if options.folder is None:

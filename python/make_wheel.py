@@ -5,8 +5,8 @@
 
 Each BUILD is a build folder of the package (build/cp311-torch2.13.0). All are for one Python, of one source tree and
 one C++ ABI: a glue that needs a symbol missing in the core is an error. Then auditwheel copies libfmt and libcrypto in,
-and finds the oldest glibc that will do; torch's libraries and MPI's stay outside. ``--plain`` leaves auditwheel out: the
-wheel is for machines like this one.
+and finds the oldest glibc that will do; torch's libraries and MPI's stay outside. ``--plain`` leaves auditwheel out:
+the wheel is for machines like this one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Stage:
 
 
 def installed(build: Path, folder: Path) -> Stage:
-    subprocess.run(["cmake", "--install", build, "--component", "python", "--prefix", folder, "--strip"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--install", build, "--component", "python", "--prefix", folder, "--strip"], check=True,
+                   stdout=subprocess.DEVNULL)
     (info,) = folder.rglob("shardwire/_build_info.py")
     facts = dict(re.findall(r'^(\w+) = "([^"]*)"', info.read_text(), re.M))
     return Stage(info.parents[1], facts["TORCH"], facts["PYTHON"], facts["VERSION"])
@@ -59,7 +60,8 @@ def installed(build: Path, folder: Path) -> Stage:
 def symbols(package: Path, pattern: str, undefined: bool) -> set[str]:
     """The symbols of shardwire's namespace that the library needs, or has."""
     (library,) = package.glob(pattern)
-    said = subprocess.run(["nm", "-D", "--undefined-only" if undefined else "--defined-only", library], check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(["nm", "-D", "--undefined-only" if undefined else "--defined-only", library], check=True,
+                          capture_output=True, text=True).stdout
     return {name for name in (line.split()[-1] for line in said.splitlines()) if "9shardwire" in name}
 
 
@@ -74,8 +76,9 @@ def check(stages: list[Stage]) -> None:
     for stage in stages[1:]:
         core = symbols(stages[0].package, "libshardwire_core.so.*", undefined=False)
         if missing := symbols(stage.package, "libshardwire_c10d.so.*", undefined=True) - core:
-            raise WheelError(f"the glue for torch {stage.torch} does not fit the core of that for torch {stages[0].torch} (another C++ ABI, or another source): it wants "
-                             f"{sorted(missing)[0]} and {len(missing) - 1} more")
+            raise WheelError(f"the glue for torch {stage.torch} does not fit the core of that for torch "
+                             f"{stages[0].torch} (another C++ ABI, or another source): it wants {sorted(missing)[0]} "
+                             f"and {len(missing) - 1} more")
 
 
 def merge(stages: list[Stage], tree: Path) -> None:
@@ -93,7 +96,8 @@ def needs_torch(torches: list[str]) -> str:
     """As pip reads the metadata: from the oldest to the newest, without the versions between that have no glue."""
     known = sorted(tuple(int(part) for part in torch.split(".")) for torch in torches)
     (first_major, first), (major, last) = known[0], known[-1]
-    skipped = [f"!={major}.{minor}.*" for minor in range(first + 1, last) if (major, minor) not in known] if first_major == major else []
+    skipped = ([f"!={major}.{minor}.*" for minor in range(first + 1, last) if (major, minor) not in known]
+               if first_major == major else [])
     return ",".join([f">={first_major}.{first}", *skipped, f"<{major}.{last + 1}"])
 
 
@@ -105,14 +109,19 @@ def describe(stages: list[Stage], tree: Path) -> str:
     folder = tree / f"{project['name']}-{version}.dist-info"
     folder.mkdir()
     authors = ", ".join(f"{author['name']} <{author['email']}>" for author in project["authors"])
-    lines = [("Metadata-Version", "2.1"), ("Name", project["name"]), ("Version", version), ("Summary", project["description"]), ("Author-email", authors), ("License", "MIT"),
-             ("License-File", "LICENSE"), ("Keywords", ",".join(project["keywords"])), *(("Project-URL", f"{name}, {url}") for name, url in project["urls"].items()),
-             *(("Classifier", text) for text in project["classifiers"]), ("Requires-Python", project["requires-python"]),
-             ("Requires-Dist", f"torch ({needs_torch([stage.torch for stage in stages])})"), ("Description-Content-Type", "text/markdown")]
+    lines = [("Metadata-Version", "2.1"), ("Name", project["name"]), ("Version", version),
+             ("Summary", project["description"]), ("Author-email", authors), ("License", "MIT"),
+             ("License-File", "LICENSE"), ("Keywords", ",".join(project["keywords"])),
+             *(("Project-URL", f"{name}, {url}") for name, url in project["urls"].items()),
+             *(("Classifier", text) for text in project["classifiers"]),
+             ("Requires-Python", project["requires-python"]),
+             ("Requires-Dist", f"torch ({needs_torch([stage.torch for stage in stages])})"),
+             ("Description-Content-Type", "text/markdown")]
     (folder / "METADATA").write_text("".join(f"{name}: {value}\n" for name, value in lines) + f"\n{readme()}")
     (folder / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: shardwire\nRoot-Is-Purelib: false\nTag: {tag}\n")
-    (folder / "entry_points.txt").write_text("".join(
-        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items()) + "\n" for group, entries in project["entry-points"].items()))
+    (folder / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items()) + "\n"
+                for group, entries in project["entry-points"].items()))
     shutil.copy2(ROOT / "LICENSE", folder)
     return f"{project['name']}-{version}-{tag}.whl"
 
@@ -136,7 +145,8 @@ def repair(wheel: Path, out: Path) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./run wheel", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="./run wheel", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("builds", type=Path, nargs="+")
@@ -154,7 +164,8 @@ def main() -> int:
         except WheelError as error:
             print(f"make_wheel.py: {error}", file=sys.stderr)
             return 1
-    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB, Python {stages[0].python}, torch {', '.join(stage.torch for stage in stages)}")
+    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB, Python {stages[0].python}, torch "
+          f"{', '.join(stage.torch for stage in stages)}")
     return 0
 
 

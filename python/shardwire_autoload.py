@@ -1,18 +1,20 @@
-"""Makes ``init_process_group("shardwire")`` work without ``import shardwire``, also by ``init_method="mpi://"`` and under srun and mpirun.
+"""Makes ``init_process_group("shardwire")`` work without ``import shardwire``, also by ``init_method="mpi://"`` and
+under srun and mpirun.
 
-torch calls :func:`register` through the entry points ``torch.backends`` (at the end of ``import torch``, from 2.5 on) and
-``torch.distributed.backends`` (when the name is first used, from 2.14 on); ``import shardwire`` calls ``register`` as
-well. ``register`` only registers functions: the package is imported when the first group is made. With
+torch calls :func:`register` through the entry points ``torch.backends`` (at the end of ``import torch``, from 2.5 on)
+and ``torch.distributed.backends`` (when the name is first used, from 2.14 on); ``import shardwire`` calls ``register``
+as well. ``register`` only registers functions: the package is imported when the first group is made. With
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` torch does not call ``register``. Older torches call nothing: their programs import
 shardwire.
 
-``env://``, torch's default, is led through a function of ours: where RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is missing and the group is to be
-ours, ``shardwire.groups.env`` takes the launcher's variables instead. Other calls go on to torch's handler unchanged.
+``env://``, torch's default, is led through a function of ours: where RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is
+missing and the group is to be ours, ``shardwire.groups.env`` takes the launcher's variables instead. Other calls go on
+to torch's handler unchanged.
 
 With ``SHARDWIRE_AS=gloo`` a program that asks torch for gloo gets shardwire: :func:`stand_in_for`. docs/drop-in.md.
 
-Registering any third-party backend has one effect on others: on torch 2.6 to 2.13 groups made with a "device:backend" string such as
-``cpu:gloo`` then report ``undefined`` as their name. Their collectives are not affected.
+Registering any third-party backend has one effect on others: on torch 2.6 to 2.13 groups made with a "device:backend"
+string such as ``cpu:gloo`` then report ``undefined`` as their name. Their collectives are not affected.
 """
 
 import contextlib
@@ -67,7 +69,8 @@ def register(*_ignored):
 
 
 def stand_in_for(name):
-    """From now on groups that are made by the name ``name`` are shardwire's: "gloo", alone, as the default, or in strings such as "cpu:gloo,cuda:nccl".
+    """From now on groups that are made by the name ``name`` are shardwire's: "gloo", alone, as the default, or in
+    strings such as "cpu:gloo,cuda:nccl".
 
     torch and ``get_backend`` take these groups for gloo's, so code that looks for the name gloo works. torch's own gloo
     is "torch_gloo" then. Present groups do not change. In this process only: SHARDWIRE_AS=gloo in the environment holds
@@ -82,7 +85,8 @@ def stand_in_for(name):
     if _torchs_gloo is not None:
         return
     if not dist.is_available() or not hasattr(c10d, "ProcessGroupGloo"):
-        raise RuntimeError("this torch was built without gloo: there is nothing to stand in for; use the name shardwire")
+        raise RuntimeError("this torch was built without gloo: there is nothing to stand in for; use the name "
+                           "shardwire")
     torchs = c10d.ProcessGroupGloo
     plugin = c10d.Backend._plugins.get("GLOO")
     if plugin is not None:  # from torch 2.14 on each backend, gloo too, is made by the plugin of the name
@@ -131,7 +135,8 @@ def _watch_groups(c10d, by_class):
     @functools.wraps(make)
     def make_and_look(*args, **named):
         group = signature.bind(*args, **named).arguments
-        group["group_name"] = group.get("group_name") or str(c10d._group_count)  # torch 1.13 names a group later, by this number
+        # torch 1.13 names a group later, by this number
+        group["group_name"] = group.get("group_name") or str(c10d._group_count)
         with _making.of(group if by_class else None):
             made = make(*args, **named)
         _warn_unless_ours(c10d, group, made[0] if isinstance(made, tuple) else made)
@@ -157,8 +162,9 @@ def _warn_unless_ours(c10d, group, made):
     if shardwire_behind(made) is None and not is_hidden:
         import torch
 
-        warnings.warn(f"the group {group['group_name']!r} was asked for by the name gloo, for which shardwire stands in, but torch {torch.__version__} "
-                      "made it in another way: it is not shardwire's. Ask for it by the name shardwire", stacklevel=4)
+        warnings.warn(f"the group {group['group_name']!r} was asked for by the name gloo, for which shardwire stands "
+                      f"in, but torch {torch.__version__} made it in another way: it is not shardwire's. Ask for it by "
+                      "the name shardwire", stacklevel=4)
 
 
 class _StandInType(type):
@@ -172,7 +178,8 @@ class _StandInType(type):
         from shardwire.groups.create import create_in_place_of_gloo
 
         timeout = named.get("timeout", more[0] if more else None)
-        return create_in_place_of_gloo(store, rank, size, timeout, group["group_name"], list(group["global_ranks_in_group"]))
+        return create_in_place_of_gloo(store, rank, size, timeout, group["group_name"],
+                                       list(group["global_ranks_in_group"]))
 
     def __instancecheck__(cls, thing):
         if isinstance(thing, _torchs_gloo):
@@ -210,8 +217,8 @@ def _keep_ddp_from_reading_gloo():
 
         logged = data(self)
         if logged.get("backend_name") != "gloo" and dist.get_backend(self.process_group) == "gloo":
-            logged.update(backend_name="gloo", gloo_num_threads=_torchs_gloo._Options()._threads,
-                        **{name.lower(): os.environ.get(name, "N/A") for name in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")})
+            logged.update(backend_name="gloo", gloo_num_threads=_torchs_gloo._Options()._threads, **{
+                name.lower(): os.environ.get(name, "N/A") for name in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")})
         return logged
 
     DistributedDataParallel._ddp_init_helper = _ddp_init_helper
@@ -249,7 +256,8 @@ def register_in_vllm():
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
     except ImportError:  # an older vLLM, without trainer engines
         return
-    for factory, name in ((WeightTransferEngineFactory, "ShardwireWeightTransferEngine"), (WeightTransferTrainerFactory, "ShardwireTrainerWeightTransferEngine")):
+    for factory, name in ((WeightTransferEngineFactory, "ShardwireWeightTransferEngine"),
+                          (WeightTransferTrainerFactory, "ShardwireTrainerWeightTransferEngine")):
         try:
             factory.register_engine(NAME, "shardwire.adapters.vllm", name)
         except ValueError:  # entered before
@@ -287,7 +295,8 @@ def _register_rendezvous():
     if "mpi" not in handlers:
         module.register_rendezvous_handler("mpi", _meet_by_mpi)
     elif getattr(handlers["mpi"], "__module__", None) != __name__:
-        warnings.warn(f"another package ({getattr(handlers['mpi'], '__module__', '?')}) has taken mpi:// in torch: shardwire's init_method='mpi://' is not there")
+        warnings.warn(f"another package ({getattr(handlers['mpi'], '__module__', '?')}) has taken mpi:// in torch: "
+                      "shardwire's init_method='mpi://' is not there")
     original = handlers.get("env")
     if original is not None and getattr(original, "__module__", None) != __name__:
         handlers["env"] = lambda url, **options: _meet_by_environment(original, url, **options)
@@ -317,6 +326,7 @@ def _is_for_us(frame):
         if frame.f_code.co_name == "init_process_group":
             asked = str(frame.f_locals.get("backend")).lower()
             # Without a name torch takes gloo for the CPU.
-            return NAME in asked or (_torchs_gloo is not None and (asked in ("none", "undefined") or "gloo" in asked.replace(OF_TORCH, "")))
+            return NAME in asked or (_torchs_gloo is not None
+                                     and (asked in ("none", "undefined") or "gloo" in asked.replace(OF_TORCH, "")))
         frame = frame.f_back
     return False

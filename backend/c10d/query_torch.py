@@ -1,4 +1,5 @@
-"""Prints, one `NAME=value` a line, what CMake must know of the torch and the Python that runs this. Imports nothing else than torch."""
+"""Prints, one `NAME=value` a line, what CMake must know of the torch and the Python that runs this. Imports nothing
+else than torch."""
 
 import os
 import sys

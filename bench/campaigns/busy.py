@@ -10,7 +10,9 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def busy_loops(count: int) -> Iterator[None]:
     """`count` busy processes, to the end of the with statement. The processes end without this process, too."""
-    loops = [subprocess.Popen(["sh", "-c", 'while kill -0 "$PPID"; do i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; done 2>/dev/null']) for _ in range(count)]
+    loops = [subprocess.Popen(
+        ["sh", "-c", 'while kill -0 "$PPID"; do i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; done 2>/dev/null'])
+             for _ in range(count)]
     try:
         yield
     finally:

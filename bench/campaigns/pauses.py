@@ -1,8 +1,8 @@
-"""A reader paused by SIGSTOP in the middle of a copy from its peer's memory, while the peer's operation times out and the peer uses its tensor for
-something else. After SIGCONT the reader must raise, or hold the right bytes.
+"""A reader paused by SIGSTOP in the middle of a copy from its peer's memory, while the peer's operation times out and
+the peer uses its tensor for something else. After SIGCONT the reader must raise, or hold the right bytes.
 
-The parent sees the progress of the copy: the reader's output lies in memory mapped by both, and the reader is stopped when a byte in the middle has
-changed and the last byte has not. Rank 0 owns the tensor, rank 1 reads the tensor.
+The parent sees the progress of the copy: the reader's output lies in memory mapped by both, and the reader is stopped
+when a byte in the middle has changed and the last byte has not. Rank 0 owns the tensor, rank 1 reads the tensor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def plan(seed: int, number: int) -> Pause:
     mib = rng.choice((4, 4, 8, 16))
     # Mostly in the last segment (of 4 MiB): after the last segment the control lane is not polled.
     last = rng.random() < 0.7
-    return Pause(rng.choice(KINDS), rng.choice(TENSORS), mib, rng.randrange((mib - 4) * MIB if last else MIB // 2, mib * MIB - MIB))
+    return Pause(rng.choice(KINDS), rng.choice(TENSORS), mib,
+                 rng.randrange((mib - 4) * MIB if last else MIB // 2, mib * MIB - MIB))
 
 
 def _call(pause: Pause, rank: int, mine: torch.Tensor, out: torch.Tensor, op: Any) -> Any:
@@ -52,18 +53,21 @@ def _call(pause: Pause, rank: int, mine: torch.Tensor, out: torch.Tensor, op: An
     if pause.kind == "broadcast":
         return dist.broadcast(mine if rank == 0 else out, 0, async_op=True)
     if pause.kind == "scatter":
-        return dist.scatter(torch.empty_like(mine) if rank == 0 else out, [mine, mine] if rank == 0 else None, 0, async_op=True)
+        return dist.scatter(torch.empty_like(mine) if rank == 0 else out, [mine, mine] if rank == 0 else None, 0,
+                            async_op=True)
     if pause.kind == "run":
         return op([mine], []) if rank == 0 else op([], [out])
     if pause.kind == "all_reduce":
         return dist.all_reduce(mine if rank == 0 else out, async_op=True)
     part = torch.zeros(out.numel() if rank == 1 else mine.numel(), dtype=torch.uint8)
-    return dist.reduce_scatter(out if rank == 1 else part.clone(), [mine, mine] if rank == 0 else [part, part], async_op=True)
+    return dist.reduce_scatter(out if rank == 1 else part.clone(), [mine, mine] if rank == 0 else [part, part],
+                               async_op=True)
 
 
 def _compiled(rank: int, size: int) -> Any:
     box = [{"offset": [0], "shape": [size]}]
-    return shardwire.compile_op(None, shape=[size], dtype=torch.uint8, inputs=box if rank == 0 else [], outputs=box if rank == 1 else [])
+    return shardwire.compile_op(None, shape=[size], dtype=torch.uint8, inputs=box if rank == 0 else [],
+                                outputs=box if rank == 1 else [])
 
 
 def live(me: Rank, pause: Pause, shared: mmap.mmap) -> None:
@@ -164,12 +168,15 @@ def main(seed: int, numbers: list[int]) -> int:
             counts[(seen[-1][0], "cause not named")] += 1
         if is_fault(outcome):
             faults += 1
-            print(f"FAULT {kind}: {pause}; repeat: --ways pause --seed {seed} --trial {number}\n  {outcome['reports']}", flush=True)
+            print(f"FAULT {kind}: {pause}; repeat: --ways pause --seed {seed} --trial {number}\n  {outcome['reports']}",
+                  flush=True)
     columns = ["raised", "right", "wrong", "hung", "broken", "cause not named", "missed"]
     rows = [["paused reader", "trials", *columns]]
     for name in sorted({name for name, _ in counts}):
-        rows.append([name, str(sum(each == name for each, _ in seen)), *(str(counts[(name, column)]) for column in columns)])
-    rows.append(["all", str(len(seen)), *(str(sum(counts[(name, column)] for name in {name for name, _ in seen})) for column in columns)])
+        rows.append(
+            [name, str(sum(each == name for each, _ in seen)), *(str(counts[(name, column)]) for column in columns)])
+    rows.append(["all", str(len(seen)),
+                 *(str(sum(counts[(name, column)] for name in {name for name, _ in seen})) for column in columns)])
     print_table(rows)
     sys.stdout.flush()
     return int(faults > 0)

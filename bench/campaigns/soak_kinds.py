@@ -1,6 +1,7 @@
 """The uses of bench/soak.py: each kind is one use of shardwire, with other shapes each time, whose result is checked.
 
-A kind is a function of (me, number): the rank, and the number of the round. The numbers of a round are equal on all ranks.
+A kind is a function of (me, number): the rank, and the number of the round. The numbers of a round are equal on all
+ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Soaked:
         self.queue = shardwire.Queue(None, location=0, name="soak", capacity=64)
         half = size // 2
         self.publishes = rank < half or size == 1
-        jobs = [dist.new_group(self.everybody[:half]), dist.new_group(self.everybody[half:])] if size > 1 else [None, None]
+        jobs = ([dist.new_group(self.everybody[:half]), dist.new_group(self.everybody[half:])] if size > 1
+                else [None, None])
         self.job = jobs[0 if self.publishes else 1]
         self.state = {"w": torch.zeros(64, 48), "b": torch.zeros(48)}
         self.publication: Any = None
@@ -63,7 +65,8 @@ def compiled(me: Soaked, number: int) -> None:
     draw = _draw(number, 2)
     rows, columns = me.size * draw.randrange(1, 60), me.size * draw.randrange(1, 60)
     mesh, shape = me.everybody, (rows, columns)
-    op = shardwire.compile_op(None, shape, torch.float32, inputs=[shardwire.Layout(mesh, [shardwire.Shard(0)], shape, torch.float32)],
+    op = shardwire.compile_op(None, shape, torch.float32,
+                              inputs=[shardwire.Layout(mesh, [shardwire.Shard(0)], shape, torch.float32)],
                               outputs=[shardwire.Layout(mesh, [shardwire.Shard(1)], shape, torch.float32)])
     output = torch.empty(rows, columns // me.size)
     for _ in range(2):
@@ -104,7 +107,8 @@ def publications(me: Soaked, number: int) -> None:
     url = f"file://{me.folder}"
     if me.publishes:
         if me.publication is None:
-            state = {name: (shardwire.Layout(me.everybody[: max(1, me.size // 2)], [shardwire.Replicate()], tuple(tensor.shape), tensor.dtype), tensor)
+            state = {name: (shardwire.Layout(me.everybody[: max(1, me.size // 2)], [shardwire.Replicate()],
+                                             tuple(tensor.shape), tensor.dtype), tensor)
                      for name, tensor in me.state.items()}
             me.publication = shardwire.publish(url, "soak", state, me.job, timeout=60)
         me.state["w"].fill_(float(number))
@@ -122,7 +126,8 @@ def checkpoints(me: Soaked, number: int) -> None:
     layout = shardwire.Layout(me.everybody, [shardwire.Shard(0)], (me.size * 8, columns), torch.float32)
     folder = me.folder / "checkpoint"
     shardwire.save({"a": (layout, torch.full((8, columns), float(me.rank)))}, folder)
-    loaded = shardwire.load(folder, {"a": shardwire.Layout(me.everybody, [shardwire.Replicate()], layout.shape, layout.dtype)})
+    loaded = shardwire.load(folder,
+                            {"a": shardwire.Layout(me.everybody, [shardwire.Replicate()], layout.shape, layout.dtype)})
     assert loaded["a"][::8, 0].tolist() == me.everybody
 
 
@@ -145,5 +150,5 @@ def groups(me: Soaked, number: int) -> None:
         (me.folder / f"group-{number - 2}").unlink(missing_ok=True)
 
 
-KINDS: dict[str, Callable[[Soaked, int], None]] = {
-    kind.__name__: kind for kind in (collectives, compiled, queues, symmetric, teams, publications, checkpoints, transforms, groups)}
+KINDS: dict[str, Callable[[Soaked, int], None]] = {kind.__name__: kind for kind in (
+    collectives, compiled, queues, symmetric, teams, publications, checkpoints, transforms, groups)}

@@ -1,8 +1,9 @@
-"""An endless stream of random operations, the same on every rank, whose results are checked against the expected values.
+"""An endless stream of random operations, the same on every rank, whose results are checked against the expected
+values.
 
-An element of the tensor of a rank for operation i is (position + i) mod 21 + 3 * rank + i mod 5: below 42, so that sums over six ranks are
-exact in every dtype, and different for every rank, place and operation. After every operation that reports success, all bytes of the results are
-compared.
+An element of the tensor of a rank for operation i is (position + i) mod 21 + 3 * rank + i mod 5: below 42, so that sums
+over six ranks are exact in every dtype, and different for every rank, place and operation. After every operation that
+reports success, all bytes of the results are compared.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import shardwire
 
 DTYPES = (torch.float32, torch.float32, torch.int32, torch.int64, torch.float64, torch.float16, torch.uint8)
 PERIOD, CYCLE = 21, 5
-KINDS = ("all_reduce", "all_reduce", "all_reduce_max", "reduce", "broadcast", "all_gather", "all_to_all", "uneven_all_to_all", "reduce_scatter", "scatter",
-         "gather", "send_recv", "barrier", "run", "run", "compile", "coalesced", "objects")
+KINDS = ("all_reduce", "all_reduce", "all_reduce_max", "reduce", "broadcast", "all_gather", "all_to_all",
+         "uneven_all_to_all", "reduce_scatter", "scatter", "gather", "send_recv", "barrier", "run", "run", "compile",
+         "coalesced", "objects")
 # The replacements on gloo of torch 1.13 for missing operations.
-FOR_GLOO = {"reduce_scatter": "all_reduce", "run": "all_gather", "compile": "all_gather", "coalesced": "all_reduce", "all_reduce_max": "all_reduce"}
+FOR_GLOO = {"reduce_scatter": "all_reduce", "run": "all_gather", "compile": "all_gather", "coalesced": "all_reduce",
+            "all_reduce_max": "all_reduce"}
 SCRIBBLE = 99
 
 
@@ -82,7 +85,8 @@ class Setting:
         dtype = rng.choice(DTYPES)
         size = dtype.itemsize if hasattr(dtype, "itemsize") else torch.empty(0, dtype=dtype).element_size()
         count = int(2 ** rng.uniform(2, (self.max_bytes).bit_length() - 1)) // size
-        return Operation(number, kind, bool(self.part) and rng.random() < 0.4, max(1, count), dtype, rng.randrange(1 << 20), rng.randrange(1 << 30))
+        return Operation(number, kind, bool(self.part) and rng.random() < 0.4, max(1, count), dtype,
+                         rng.randrange(1 << 20), rng.randrange(1 << 30))
 
 
 @dataclass
@@ -129,12 +133,14 @@ class Stream:
 
     def new(self, count: int, op: Operation, salt: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         dtype = dtype or op.dtype
-        in_heap = self.setting.backend == "shardwire" and random.Random(op.heap_seed * 131 + self.rank * 17 + salt).random() < 0.5
+        in_heap = (self.setting.backend == "shardwire"
+                   and random.Random(op.heap_seed * 131 + self.rank * 17 + salt).random() < 0.5)
         tensor = shardwire.empty(count, dtype=dtype) if in_heap else torch.empty(count, dtype=dtype)
         self._made.append(tensor)
         return tensor
 
-    def given(self, op: Operation, count: int, salt: int = 0, offset: int = 0, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def given(self, op: Operation, count: int, salt: int = 0, offset: int = 0,
+              dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self.new(count, op, salt, dtype)
         torch.add(self.base(op.number, count, tensor.dtype, offset), 3 * self.rank + op.number % CYCLE, out=tensor)
         return tensor
@@ -168,8 +174,8 @@ class Stream:
             if not torch.equal(got, expected):
                 differ = (got != expected).nonzero().flatten()
                 at = int(differ[0])
-                raise WrongBytes(f"{started.operation}: {len(differ)} of {got.numel()} elements are wrong, from {at} to {int(differ[-1])}; "
-                                 f"element {at} is {got[at]}, not {expected[at]}")
+                raise WrongBytes(f"{started.operation}: {len(differ)} of {got.numel()} elements are wrong, from {at} "
+                                 f"to {int(differ[-1])}; element {at} is {got[at]}, not {expected[at]}")
 
     def scribble(self) -> None:
         """The next step of a program with the tensors of failed operations: uses their memory again."""
@@ -202,12 +208,14 @@ class Stream:
         count = max(1, op.elements // 3)
         tensors = [self.given(op, count, salt, offset=salt) for salt in range(3)]
         work = dist.all_reduce_coalesced(tensors, group=group, async_op=later)
-        return [work], tensors, lambda: [(tensor, self.summed(op.number, ranks, count, op.dtype, i)) for i, tensor in enumerate(tensors)]
+        return [work], tensors, lambda: [(tensor, self.summed(op.number, ranks, count, op.dtype, i))
+                                         for i, tensor in enumerate(tensors)]
 
     def _reduce(self, op, group, ranks, later):
         root, tensor = ranks[op.pick % len(ranks)], self.given(op, op.elements)
         work = dist.reduce(tensor, root, group=group, async_op=later)
-        return [work], [tensor], lambda: [(tensor, self.summed(op.number, ranks, op.elements, op.dtype))] if self.rank == root else []
+        return ([work], [tensor],
+                lambda: [(tensor, self.summed(op.number, ranks, op.elements, op.dtype))] if self.rank == root else [])
 
     def _broadcast(self, op, group, ranks, later):
         root = ranks[op.pick % len(ranks)]
@@ -219,14 +227,16 @@ class Stream:
         count = max(1, op.elements // len(ranks))
         mine, outs = self.given(op, count), [self.blank(op, count, salt) for salt in range(1, 1 + len(ranks))]
         work = dist.all_gather(outs, mine, group=group, async_op=later)
-        return [work], [mine, *outs], lambda: [(out, self.value(op.number, rank, count, op.dtype)) for out, rank in zip(outs, ranks)]
+        return ([work], [mine, *outs],
+                lambda: [(out, self.value(op.number, rank, count, op.dtype)) for out, rank in zip(outs, ranks)])
 
     def _gather(self, op, group, ranks, later):
         root, count = ranks[op.pick % len(ranks)], max(1, op.elements // len(ranks))
         outs = [self.blank(op, count, salt) for salt in range(1, 1 + len(ranks))] if self.rank == root else []
         mine = self.given(op, count)
         work = dist.gather(mine, outs or None, root, group=group, async_op=later)
-        return [work], [mine, *outs], lambda: [(out, self.value(op.number, rank, count, op.dtype)) for out, rank in zip(outs, ranks)]
+        return ([work], [mine, *outs],
+                lambda: [(out, self.value(op.number, rank, count, op.dtype)) for out, rank in zip(outs, ranks)])
 
     def _scatter(self, op, group, ranks, later):
         root, count, place = ranks[op.pick % len(ranks)], max(1, op.elements // len(ranks)), ranks.index(self.rank)
@@ -246,7 +256,8 @@ class Stream:
 
     def _uneven_all_to_all(self, op, group, ranks, later):
         n = len(ranks)
-        return self._exchange(op, group, ranks, later, [[(source + 2 * to + op.pick) % 3 for to in range(n)] for source in range(n)])
+        return self._exchange(op, group, ranks, later,
+                              [[(source + 2 * to + op.pick) % 3 for to in range(n)] for source in range(n)])
 
     def _exchange(self, op, group, ranks, later, shares):
         unit, place = max(1, op.elements // (2 * len(ranks))), ranks.index(self.rank)
@@ -272,7 +283,8 @@ class Stream:
         if not later:
             for work in works:
                 work.wait()
-        return works if later else [], [mine, out], lambda: [(out, self.value(op.number, source, op.elements, op.dtype))]
+        return (works if later else [], [mine, out],
+                lambda: [(out, self.value(op.number, source, op.elements, op.dtype))])
 
     def _barrier(self, op, group, ranks, later):
         return [dist.barrier(group=group, async_op=later)], [], list
@@ -297,7 +309,8 @@ class Stream:
         n, place = len(ranks), ranks.index(self.rank)
         held = {"offset": [place * rows, 0], "shape": [rows, 16 * n]}
         wanted = {"offset": [0, 16 * place], "shape": [rows * n, 16]}
-        made = shardwire.compile_op(group, shape=[rows * n, 16 * n], dtype=torch.float32, inputs=[held], outputs=[wanted])
+        made = shardwire.compile_op(group, shape=[rows * n, 16 * n], dtype=torch.float32, inputs=[held],
+                                    outputs=[wanted])
         self._compiled.setdefault(part, []).append((made, rows, n))
 
     def _run(self, op, group, ranks, later):
@@ -313,7 +326,8 @@ class Stream:
             future.wait()
 
         def expected():
-            bands = [self.value(op.number, rank, rows * 16 * n, torch.float32).view(rows, 16 * n)[:, 16 * place : 16 * place + 16] for rank in ranks]
+            bands = [self.value(op.number, rank, rows * 16 * n, torch.float32).view(rows, 16 * n)[
+                :, 16 * place: 16 * place + 16] for rank in ranks]
             return [(out, torch.cat(bands).reshape(-1))]
 
         return [future] if later else [], [mine, out], expected

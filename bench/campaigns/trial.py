@@ -1,8 +1,9 @@
-"""Ranks of one trial, as forks of this process or under mpirun: each rank writes its progress on a shared page and makes one report.
+"""Ranks of one trial, as forks of this process or under mpirun: each rank writes its progress on a shared page and
+makes one report.
 
-The parent has torch and shardwire imported and holds no group, so a trial of forked ranks costs tenths of a second. A rank without a report in time
-must print its stacks (SIGUSR1), and then every process of the trial is ended. Reports are files, not pipes as in tests/python/fork_ranks.py: mpirun's
-ranks have no pipes to this process.
+The parent has torch and shardwire imported and holds no group, so a trial of forked ranks costs tenths of a second. A
+rank without a report in time must print its stacks (SIGUSR1), and then every process of the trial is ended. Reports are
+files, not pipes as in tests/python/fork_ranks.py: mpirun's ranks have no pipes to this process.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Rank:
         part.rename(self.folder / f"report.{self.rank}")
 
     def linger(self) -> None:
-        """A rank that leaves counts as failed for ranks still at work. So the rank stays, and the parent ends the rank."""
+        """A rank that leaves counts as failed for ranks still at work. So the rank stays, and the parent ends the
+        rank."""
         while True:
             time.sleep(60)
 
@@ -141,19 +143,22 @@ class Trial:
             self.page.set(rank, "pid", pid)
 
     def mpirun(self, script: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:
-        """The script is started as `script ARGUMENTS --folder FOLDER` and calls rank_main. The ranks outlive the death of one rank."""
+        """The script is started as `script ARGUMENTS --folder FOLDER` and calls rank_main. The ranks outlive the death
+        of one rank."""
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command = ["mpirun", "-n", str(self.size), "--oversubscribe", "--enable-recovery", *root, sys.executable, script, *arguments, "--folder",
-                   str(self.folder)]
+        command = ["mpirun", "-n", str(self.size), "--oversubscribe", "--enable-recovery", *root, sys.executable,
+                   script, *arguments, "--folder", str(self.folder)]
         with open(self.folder / "log.all", "wb") as log:
-            self._launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+            self._launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                              env={**os.environ, **(environment or {})})
 
     def _signal(self, rank: int, number: int) -> bool:
         pid = self.page.get(rank, "pid")
         if pid == 0 or (self._launcher is None and pid not in self._children):
             return False
         try:
-            if self._launcher is not None and not re.search(re.escape(self.folder.name), Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
+            if self._launcher is not None and not re.search(re.escape(self.folder.name),
+                                                            Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
                 return False  # a zombie, or a pid that the system gave to another program
             os.kill(pid, number)
         except (ProcessLookupError, FileNotFoundError):
@@ -190,7 +195,8 @@ class Trial:
                 if rank not in reports:
                     report = self._read(rank)
                     if report is None and rank in gone:
-                        report = self._read(rank) or {"ended": gone[rank], "log": self.log(rank), "stacks": self._stacks(rank)}
+                        report = self._read(rank) or {"ended": gone[rank], "log": self.log(rank),
+                                                      "stacks": self._stacks(rank)}
                     if report is not None:
                         reports[rank] = report
             time.sleep(0.002)
@@ -228,4 +234,5 @@ def quantile(values: list[float], part: float) -> float:
 def print_table(rows: list[list[str]]) -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))).rstrip())
+        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                        for i, (cell, width) in enumerate(zip(row, widths))).rstrip())

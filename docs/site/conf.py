@@ -1,4 +1,5 @@
-"""Settings of Sphinx. `./run docs` makes the site of docs/*.md in build/docs; every warning is an error. pages.py adds the parts that GitHub does not show."""
+"""Settings of Sphinx. `./run docs` makes the site of docs/*.md in build/docs; every warning is an error. pages.py adds
+the parts that GitHub does not show."""
 
 import pathlib
 import sys

@@ -1,4 +1,5 @@
-"""Plots of docs/benchmarks.md: drawn from the tables of that page when the site is made, so that no number stands twice.
+"""Plots of docs/benchmarks.md: drawn from the tables of that page when the site is made, so that no number stands
+twice.
 
 Bars as SVG, by hand: with Debian's matplotlib come 400 MB of other packages.
 """
@@ -16,7 +17,8 @@ STYLE = "font-family: sans-serif; font-size: 12px"
 
 
 class Plot(NamedTuple):
-    """labels: columns that name a row. values: the drawn columns, by what the legend says. log: lengths are logarithms. line: a value to compare with."""
+    """labels: columns that name a row. values: the drawn columns, by what the legend says. log: lengths are
+    logarithms. line: a value to compare with."""
 
     title: str
     unit: str
@@ -27,10 +29,13 @@ class Plot(NamedTuple):
 
 
 PLOTS = {
-    "reshape": Plot("Shard(0) to Shard(1), 64 MiB, 2 ranks", "ms, shorter is better; each line is ten times the one before", (0, 1), {"median": 2}, log=True),
-    "collectives": Plot("Collectives in C++, 2 ranks", "time as a multiple of Open MPI's, which is the line; shorter is better", (0, 1),
+    "reshape": Plot("Shard(0) to Shard(1), 64 MiB, 2 ranks",
+                    "ms, shorter is better; each line is ten times the one before", (0, 1), {"median": 2}, log=True),
+    "collectives": Plot("Collectives in C++, 2 ranks",
+                        "time as a multiple of Open MPI's, which is the line; shorter is better", (0, 1),
                         {"tensors in the shared heap": 3, "ordinary tensors": 5}, line=1),
-    "torch-collectives": Plot("torch.distributed on torch 2.13, 2 ranks", "us, shorter is better; each line is ten times the one before", (0, 1),
+    "torch-collectives": Plot("torch.distributed on torch 2.13, 2 ranks",
+                              "us, shorter is better; each line is ten times the one before", (0, 1),
                               {"shardwire, heap": 4, "shardwire": 3, "gloo": 2}, log=True),
     "groups": Plot("Making groups", "ms, shorter is better; each line is ten times the one before", (0,),
                    {"shardwire, new_group": 5, "shardwire, init": 2, "gloo, init": 1, "gloo, new_group": 4}, log=True),
@@ -38,7 +43,8 @@ PLOTS = {
 
 
 def with_plots(text, folder, source):
-    """The page with a picture behind each marked table. The pictures lie in `folder`; pages name them as seen from `source`."""
+    """The page with a picture behind each marked table. The pictures lie in `folder`; pages name them as seen from
+    `source`."""
     def drawn(found):
         path = folder / f"{found[1]}.svg"
         plot = PLOTS[found[1]]
@@ -47,7 +53,8 @@ def with_plots(text, folder, source):
 
     marked, count = MARK.subn(drawn, text)
     if count != len(PLOTS):
-        raise ValueError(f"docs/benchmarks.md marks {count} tables to be drawn, and docs/site/plots.py knows {len(PLOTS)}: {', '.join(PLOTS)}")
+        raise ValueError(f"docs/benchmarks.md marks {count} tables to be drawn, and docs/site/plots.py knows "
+                         f"{len(PLOTS)}: {', '.join(PLOTS)}")
     return marked
 
 
@@ -71,7 +78,8 @@ def number(cell):
 def ticks(values, log):
     """Where the scale has lines: powers of ten around the values, or four steps from zero."""
     if log:
-        return [10.0**power for power in range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)]
+        return [10.0**power
+                for power in range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)]
     step = next(step for step in (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100) if step * 5 >= max(values))
     return [step * place for place in range(math.ceil(max(values) / step) + 1)]
 
@@ -86,19 +94,24 @@ def picture(plot, cells):
 
     each = BAR * len(plot.values) + GAP
     bottom = TOP + each * len(cells)
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 46}" width="{WIDTH}" style="{STYLE}">', f'<rect width="{WIDTH}" height="{bottom + 46}" fill="#ffffff"/>',
+    svg = [(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 46}" width="{WIDTH}" '
+            f'style="{STYLE}">'), f'<rect width="{WIDTH}" height="{bottom + 46}" fill="#ffffff"/>',
            text(8, 20, plot.title, "font-weight: bold; font-size: 14px")]
     for mark in marks:
-        svg += [f'<path d="M{x(mark)} {TOP - 6}V{bottom}" stroke="#dddddd"/>', text(x(mark), bottom + 16, f"{mark:,g}", "text-anchor: middle; fill: #555555")]
+        svg += [f'<path d="M{x(mark)} {TOP - 6}V{bottom}" stroke="#dddddd"/>',
+                text(x(mark), bottom + 16, f"{mark:,g}", "text-anchor: middle; fill: #555555")]
     svg.append(text(LEFT, bottom + 36, plot.unit, "fill: #555555"))
     for place, what in enumerate(plot.values if len(plot.values) > 1 else ()):
-        svg += [f'<rect x="{8 + 180 * place}" y="30" width="10" height="10" fill="{COLOURS[place]}"/>', text(24 + 180 * place, 40, what)]
+        svg += [f'<rect x="{8 + 180 * place}" y="30" width="10" height="10" fill="{COLOURS[place]}"/>',
+                text(24 + 180 * place, 40, what)]
     for row, (names, lengths) in enumerate(zip(cells, values)):
         y = TOP + row * each
-        svg.append(text(LEFT - 8, y + (each - GAP) / 2 + 4, ", ".join(names[column] for column in plot.labels if names[column] != "-"), "text-anchor: end"))
+        svg.append(text(LEFT - 8, y + (each - GAP) / 2 + 4,
+                        ", ".join(names[column] for column in plot.labels if names[column] != "-"), "text-anchor: end"))
         for place, value in enumerate(lengths):
             if value is not None:
-                svg += [f'<rect x="{LEFT}" y="{y + place * BAR}" width="{max(1, round(x(value) - LEFT, 1))}" height="{BAR - 2}" fill="{COLOURS[place]}"/>',
+                svg += [(f'<rect x="{LEFT}" y="{y + place * BAR}" width="{max(1, round(x(value) - LEFT, 1))}" '
+                         f'height="{BAR - 2}" fill="{COLOURS[place]}"/>'),
                         text(x(value) + 5, y + place * BAR + 9, f"{value:,g}", "font-size: 10px; fill: #555555")]
     if plot.line:
         svg.append(f'<path d="M{x(plot.line)} {TOP - 6}V{bottom}" stroke="#222222"/>')

@@ -33,8 +33,8 @@ def _check_build() -> None:
     python_here = "%d.%d" % sys.version_info[:2]
     for what, here, built in (("torch", torch_here, _build_info.TORCH), ("Python", python_here, _build_info.PYTHON)):
         if here != built:
-            raise ImportError(f"this build of shardwire is for {what} {built}, but this is {what} {here}; "
-                              f"build it for this interpreter: cmake -DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable} ...")
+            raise ImportError(f"this build of shardwire is for {what} {built}, but this is {what} {here}; build it for "
+                              f"this interpreter: cmake -DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable} ...")
 
 
 _check_build()
@@ -47,19 +47,20 @@ from .compiler.fused import FusedLayout, fused, unfused  # noqa: E402
 from .compiler.future import Future  # noqa: E402
 from .compiler.layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
 from .compiler.spec import TensorRegion  # noqa: E402
-from .groups.lookup import (create_process_group, describe_collectives, describe_transports, end_process_group, find_process_group,  # noqa: E402
-                      global_ranks, name_process_group, resolve_backend)
-from .groups.torch_backend import (cpu_allocator_enabled, cpu_allocator_owns, empty, enable_cpu_allocator, in_shared_heap, register,  # noqa: E402
-                       stand_in_for)
+from .groups.lookup import (create_process_group, describe_collectives, describe_transports,  # noqa: E402
+                            end_process_group, find_process_group, global_ranks, name_process_group, resolve_backend)
+from .groups.torch_backend import (cpu_allocator_enabled, cpu_allocator_owns, empty, enable_cpu_allocator,  # noqa: E402
+                                   in_shared_heap, register, stand_in_for)
 from .process import ending  # noqa: E402, F401: registers what happens at the end of the program
 from .process.trace import trace  # noqa: E402
-from .errors import (AbortedError, CheckpointError, ClosedError, GapError, InternalError, KernelError, MismatchError, PeerFailedError,  # noqa: E402
-                     ShardwireError, SystemFailure, TimeoutError, UnsupportedError)
+from .errors import (AbortedError, CheckpointError, ClosedError, GapError, InternalError, KernelError,  # noqa: E402
+                     MismatchError, PeerFailedError, ShardwireError, SystemFailure, TimeoutError, UnsupportedError)
 
 if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from . import adapters, distributed, kernels, nvshmem, offline, queues, status, symm, weights
     from .compiler.redistribute import clear_redistribute_cache, redistribute
-    from .compiler.shards import ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards, specs_from_dtensor
+    from .compiler.shards import (ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards,
+                                  specs_from_dtensor)
     from .groups.mpi import create_process_group_from_mpi
     from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache
     from .offline import OfflinePlan, Topology, plan
@@ -75,24 +76,30 @@ _MODULE_OF = {name: module for module, names in {
     "plain.user_classes": ("register_plain",),
     "compiler.redistribute": ("clear_redistribute_cache", "redistribute"),
     "plain.serialize": ("deserialize", "serialize"),
-    "compiler.shards": ("ShardInfo", "apply_local_reshard", "compute_local_reshard", "compute_shards", "dtensor_shards", "specs_from_dtensor"),
+    "compiler.shards": ("ShardInfo", "apply_local_reshard", "compute_local_reshard", "compute_shards", "dtensor_shards",
+                        "specs_from_dtensor"),
     "kernels": ("DeviceKernel", "KernelTimes", "clear_kernel_cache"),
     "offline": ("OfflinePlan", "Topology", "plan"),
     "queues": ("Queue", "QueueWork", "Transaction"),
-    "weights": ("NameMap", "Part", "Publication", "Subscription", "WeightSync", "load", "publish", "save", "subscribe", "sync"),
+    "weights": ("NameMap", "Part", "Publication", "Subscription", "WeightSync", "load", "publish", "save", "subscribe",
+                "sync"),
 }.items() for name in names}
 
 __version__ = _build_info.VERSION
 
 __all__ = [
-    "AbortedError", "BoundOp", "CheckpointError", "ClosedError", "CustomOp", "DeviceKernel", "FusedLayout", "Future", "GapError", "InternalError",
-    "KernelError", "KernelTimes", "Layout", "MismatchError", "NameMap", "OfflinePlan", "Options", "Part", "Partial", "PeerFailedError", "Publication", "Queue", "QueueWork", "Replicate",
-    "Shard", "ShardInfo", "ShardwireError", "StridedShard", "Subscription", "SystemFailure", "TensorRegion", "TimeoutError", "Topology", "Transaction",
-    "UnsupportedError", "WeightSync", "apply_local_reshard", "cat", "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard",
-    "compute_shards", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group", "create_process_group_from_mpi",
-    "describe_collectives", "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator", "end_process_group",
-    "errors", "find_process_group", "fused", "global_ranks", "in_shared_heap", "load", "name_process_group", "nvshmem", "plan", "publish", "redistribute",
-    "register", "register_plain", "resolve_backend", "save", "serialize", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync", "trace", "unfused", "weights",
+    "AbortedError", "BoundOp", "CheckpointError", "ClosedError", "CustomOp", "DeviceKernel", "FusedLayout", "Future",
+    "GapError", "InternalError", "KernelError", "KernelTimes", "Layout", "MismatchError", "NameMap", "OfflinePlan",
+    "Options", "Part", "Partial", "PeerFailedError", "Publication", "Queue", "QueueWork", "Replicate", "Shard",
+    "ShardInfo", "ShardwireError", "StridedShard", "Subscription", "SystemFailure", "TensorRegion", "TimeoutError",
+    "Topology", "Transaction", "UnsupportedError", "WeightSync", "apply_local_reshard", "cat", "clear_kernel_cache",
+    "clear_redistribute_cache", "compile_op", "compute_local_reshard", "compute_shards", "cpu_allocator_enabled",
+    "cpu_allocator_owns", "create_process_group", "create_process_group_from_mpi", "describe_collectives",
+    "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator",
+    "end_process_group", "errors", "find_process_group", "fused", "global_ranks", "in_shared_heap", "load",
+    "name_process_group", "nvshmem", "plan", "publish", "redistribute", "register", "register_plain", "resolve_backend",
+    "save", "serialize", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync", "trace",
+    "unfused", "weights",
 ]
 
 

@@ -84,18 +84,22 @@ def _is_chosen(name: str, wanted: str) -> bool:
 
 def _network_interfaces() -> Iterator[Finding]:
     every = _interfaces()
-    source = next((name for name in ("SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if os.environ.get(name)), "")
+    source = next((name for name in ("SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+                   if os.environ.get(name)), "")
     if source:
         chosen = [each for each in every if _is_chosen(each.name, os.environ[source])]
         if not chosen:
             names = ", ".join(each.name for each in every) or "none"
-            yield "FAIL", "interfaces", f"{source}={os.environ[source]} fits none of those that are up with an address: {names}", f"unset {source}, or name one of them"
+            yield ("FAIL", "interfaces",
+                   f"{source}={os.environ[source]} fits none of those that are up with an address: {names}",
+                   f"unset {source}, or name one of them")
             return
         yield "OK", "interfaces", f"{', '.join(map(str, chosen))}, by {source}={os.environ[source]}", ""
         return
     others = [each for each in every if each.name != "lo"]
     if not others:
-        yield "WARN", "interfaces", "only loopback is up: no rank on another host can be reached", "docker run --network=host, or ip link set DEVICE up"
+        yield ("WARN", "interfaces", "only loopback is up: no rank on another host can be reached",
+               "docker run --network=host, or ip link set DEVICE up")
         return
     yield "OK", "interfaces", f"{', '.join(map(str, others))}", ""
 
@@ -126,12 +130,14 @@ def _loopback_speed() -> Iterator[Finding]:
             while received < total:
                 count = stream.recv_into(buffer)
                 if count == 0:
-                    yield "WARN", "loopback speed", f"the stream ended after {received} of {total} bytes", "look at dmesg and at the firewall's rules for lo"
+                    yield ("WARN", "loopback speed", f"the stream ended after {received} of {total} bytes",
+                           "look at dmesg and at the firewall's rules for lo")
                     return
                 received += count
             rate = total / (time.perf_counter() - start) / 1e9
     slow = rate < 0.5
-    yield "WARN" if slow else "OK", "loopback speed", f"one TCP stream moves {rate:.1f} GB/s", "something else uses the cores, or lo is filtered: iptables -L" if slow else ""
+    yield ("WARN" if slow else "OK", "loopback speed", f"one TCP stream moves {rate:.1f} GB/s",
+           "something else uses the cores, or lo is filtered: iptables -L" if slow else "")
 
 
 # ---- RDMA
@@ -158,7 +164,8 @@ def _gids(port: pathlib.Path) -> List[Tuple[int, str, str]]:
 def _describe_port(port: pathlib.Path) -> Tuple[str, bool]:
     layer = _read(port / "link_layer")
     state = _read(port / "state").split(":")[-1].strip()
-    text = f"{port.parents[1].name}:{port.name} {layer}, {_read(port / 'rate') or 'rate unknown'}, {state.lower() or 'state unknown'}"
+    text = (f"{port.parents[1].name}:{port.name} {layer}, {_read(port / 'rate') or 'rate unknown'}, "
+            f"{state.lower() or 'state unknown'}")
     gids = _gids(port)
     if layer == "Ethernet":
         # The same order as in the transport: RoCE v2 over IPv4, then over IPv6, then v1.
@@ -173,17 +180,22 @@ def _rdma() -> Iterator[Finding]:
         yield "OK", "rdma", "no RDMA device here: ranks on other hosts are joined by MPI or tcp", ""
         return
     if not _has_library("libibverbs.so.1"):
-        yield "WARN", "rdma", f"{len(ports)} ports, but libibverbs cannot be loaded: RDMA is not used", "apt-get install libibverbs1 ibverbs-providers"
+        yield ("WARN", "rdma", f"{len(ports)} ports, but libibverbs cannot be loaded: RDMA is not used",
+               "apt-get install libibverbs1 ibverbs-providers")
         return
     if not os.access("/dev/infiniband", os.R_OK | os.X_OK):
-        yield "WARN", "rdma", "devices are there, /dev/infiniband is not: this container may not use them", "docker run --device=/dev/infiniband --ulimit memlock=-1"
+        yield ("WARN", "rdma", "devices are there, /dev/infiniband is not: this container may not use them",
+               "docker run --device=/dev/infiniband --ulimit memlock=-1")
         return
     for port in ports:
         text, works = _describe_port(port)
-        yield "OK" if works else "WARN", "rdma", text, "" if works else "ip link set DEVICE up with an address, or start a subnet manager (opensm); rdma link shows the state"
+        yield ("OK" if works else "WARN", "rdma", text,
+               "" if works else "ip link set DEVICE up with an address, or start a subnet manager (opensm); rdma link "
+                                "shows the state")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked != resource.RLIM_INFINITY and locked < 1 << 30:
-        yield "WARN", "rdma memory", f"locked memory is limited to {locked >> 10} KiB: larger tensors are staged", "ulimit -l unlimited; or docker run --ulimit memlock=-1; or LimitMEMLOCK=infinity in the service"
+        yield ("WARN", "rdma memory", f"locked memory is limited to {locked >> 10} KiB: larger tensors are staged",
+               "ulimit -l unlimited; or docker run --ulimit memlock=-1; or LimitMEMLOCK=infinity in the service")
 
 
 # ---- MPI
@@ -194,12 +206,15 @@ def _mpi() -> Iterator[Finding]:
     mpirun = shutil.which("mpirun")
     if mpirun is None:
         if launched:
-            yield "WARN", "mpi", f"this process was launched as one of an MPI job ({launched}), but there is no mpirun on PATH", "apt-get install openmpi-bin"
+            yield ("WARN", "mpi",
+                   f"this process was launched as one of an MPI job ({launched}), but there is no mpirun on PATH",
+                   "apt-get install openmpi-bin")
         else:
             yield "OK", "mpi", "no mpirun on PATH: the mpi transport is not used", ""
         return
     try:
-        said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
+        said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30,
+                              check=False).stdout.splitlines()
     except (OSError, subprocess.TimeoutExpired) as error:
         yield "WARN", "mpi", f"{mpirun} --version: {error}", "apt-get install --reinstall openmpi-bin"
         return
@@ -213,4 +228,5 @@ def examine_wires() -> Iterator[Finding]:
         try:
             yield from look()
         except Exception as error:  # an odd device must not hide the other findings
-            yield "WARN", look.__name__.strip("_"), f"could not look: {type(error).__name__}: {error}", "report this machine with uname -a"
+            yield ("WARN", look.__name__.strip("_"), f"could not look: {type(error).__name__}: {error}",
+                   "report this machine with uname -a")

@@ -2,8 +2,8 @@
 
 A build has one native part, beside this file. A wheel of ``./run wheel`` has the core beside this file and, for each
 supported torch, a folder ``for_torch_2_13`` with the parts linked to this torch: the extension module,
-``libshardwire_c10d.so.*`` and ``_build_info.py``. The folder for the running torch becomes part of the package's path, so
-that Python finds ``shardwire._C`` there.
+``libshardwire_c10d.so.*`` and ``_build_info.py``. The folder for the running torch becomes part of the package's path,
+so that Python finds ``shardwire._C`` there.
 """
 
 from __future__ import annotations
@@ -28,5 +28,6 @@ def choose_glue(path: list[str], torch_version: str) -> None:
         path.append(folders[wanted])
     elif folders:
         known = sorted(folders, key=lambda version: [int(part) for part in version.split(".")])
-        raise ImportError(f"this wheel of shardwire is for torch {', '.join(known)}, but this is torch {torch_version}; install one of these, or build shardwire "
-                          "for this torch: pip install --no-build-isolation . in its source tree")
+        raise ImportError(f"this wheel of shardwire is for torch {', '.join(known)}, but this is torch "
+                          f"{torch_version}; install one of these, or build shardwire for this torch: pip install "
+                          "--no-build-isolation . in its source tree")

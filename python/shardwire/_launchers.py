@@ -40,7 +40,8 @@ class Place:
 
     def describe(self) -> str:
         """For error texts: ``srun says rank 1 of 2 (SLURM_PROCID=1, ...)``."""
-        return f"{self.launcher} says rank {self.rank}{'' if self.size is None else f' of {self.size}'} ({self.evidence})"
+        return (f"{self.launcher} says rank {self.rank}{'' if self.size is None else f' of {self.size}'} "
+                f"({self.evidence})")
 
 
 def recognise(environment: Mapping[str, str]) -> Place | None:
@@ -62,9 +63,10 @@ def recognise(environment: Mapping[str, str]) -> Place | None:
 def why_none(environment: Mapping[str, str]) -> str:
     """A sentence with the reason why :func:`recognise` found nothing."""
     if environment.get("SLURM_JOB_ID"):
-        return (f"this is the batch script or the shell of Slurm job {environment['SLURM_JOB_ID']}, not a task that srun started: "
-                "put srun before the command")
-    return "srun, mpirun and mpiexec would set SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMI_RANK or PMIX_RANK: none is set, so none of them started this process"
+        return (f"this is the batch script or the shell of Slurm job {environment['SLURM_JOB_ID']}, not a task that "
+                "srun started: put srun before the command")
+    return ("srun, mpirun and mpiexec would set SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMI_RANK or PMIX_RANK: none is "
+            "set, so none of them started this process")
 
 
 def address_of(place: Place) -> tuple[str | None, int | None]:
@@ -85,7 +87,8 @@ def expand_hostlist(text: str) -> list[str]:
     for item in _split_outside_brackets(text):
         if not item:
             continue
-        parts = [_alternatives(part, text) if part.startswith("[") else [part] for part in re.split(r"(\[[^\]]*\])", item) if part]
+        parts = [_alternatives(part, text) if part.startswith("[") else [part]
+                 for part in re.split(r"(\[[^\]]*\])", item) if part]
         if any(bracket in part for part in itertools.chain(*parts) for bracket in "[]"):
             raise ValueError(f"the host list {text!r} has brackets that do not match")
         if len(hosts) + math.prod(len(part) for part in parts) > _MAX_HOSTS:
@@ -107,7 +110,8 @@ def expand_tasks_per_node(text: str) -> list[int]:
 
 def _is_srun_task(environment: Mapping[str, str]) -> bool:
     # A batch script has SLURM_PROCID=0 too, but no step.
-    return bool(environment.get("SLURM_PROCID") and (environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")))
+    return bool(environment.get("SLURM_PROCID")
+                and (environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")))
 
 
 def _srun(environment: Mapping[str, str]) -> Place:
@@ -128,8 +132,9 @@ def _srun(environment: Mapping[str, str]) -> Place:
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID") or ""
     # Jobs that run at the same time have similar ids, and so do steps: no two of these jobs and steps get one port.
     port = FIRST_PORT + (int(job) + 997 * int(step)) % NUM_PORTS if job.isdecimal() and step.isdecimal() else None
-    return Place("srun", _evidence(environment, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", *sizes[:1]), _number(environment, "SLURM_PROCID"), size,
-                 _optional(environment, "SLURM_LOCALID"), local_size, host, port, _optional(environment, "SLURM_CPUS_PER_TASK"))
+    return Place("srun", _evidence(environment, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", *sizes[:1]),
+                 _number(environment, "SLURM_PROCID"), size, _optional(environment, "SLURM_LOCALID"), local_size, host,
+                 port, _optional(environment, "SLURM_CPUS_PER_TASK"))
 
 
 def _open_mpi(environment: Mapping[str, str]) -> Place:
@@ -138,13 +143,15 @@ def _open_mpi(environment: Mapping[str, str]) -> Place:
     nodes = environment.get("SLURM_JOB_NODELIST")
     return Place("Open MPI's mpirun", _evidence(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
                  _number(environment, "OMPI_COMM_WORLD_RANK"), _optional(environment, "OMPI_COMM_WORLD_SIZE"),
-                 _optional(environment, "OMPI_COMM_WORLD_LOCAL_RANK"), _optional(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+                 _optional(environment, "OMPI_COMM_WORLD_LOCAL_RANK"),
+                 _optional(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
                  next(iter(expand_hostlist(nodes)), None) if nodes else None, _port_of_name(name), is_open_mpi=True)
 
 
 def _pmi(environment: Mapping[str, str]) -> Place:
-    return Place("mpiexec (PMI)", _evidence(environment, "PMI_RANK", "PMI_SIZE"), _number(environment, "PMI_RANK"), _optional(environment, "PMI_SIZE"),
-                 _optional(environment, "MPI_LOCALRANKID"), _optional(environment, "MPI_LOCALNRANKS"), port=_port_of_name(environment.get("PMI_JOBID")))
+    return Place("mpiexec (PMI)", _evidence(environment, "PMI_RANK", "PMI_SIZE"), _number(environment, "PMI_RANK"),
+                 _optional(environment, "PMI_SIZE"), _optional(environment, "MPI_LOCALRANKID"),
+                 _optional(environment, "MPI_LOCALNRANKS"), port=_port_of_name(environment.get("PMI_JOBID")))
 
 
 def _port_of_name(name: str | None) -> int | None:

@@ -52,7 +52,8 @@ def _gib(count: float) -> str:
 def _said(command: List[str], seconds: float = 60) -> Tuple[int, str]:
     """Exit status and output of a command; 127 when the command cannot be started."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False,
+                              stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return 124, f"no answer in {seconds:.0f} s"
     except OSError as error:
@@ -97,7 +98,8 @@ def _last_json(text: str) -> Optional[Dict[str, object]]:
 def _python() -> Iterator[Check]:
     version = platform.python_version()
     if sys.version_info < (3, 10):
-        yield Check("FAIL", "python", f"{version} at {sys.executable} is too old", "use Python 3.10 or newer: PYTHON=/path/to/python ./run ...")
+        yield Check("FAIL", "python", f"{version} at {sys.executable} is too old",
+                    "use Python 3.10 or newer: PYTHON=/path/to/python ./run ...")
     else:
         yield Check("OK", "python", f"{version} at {sys.executable}")
 
@@ -115,7 +117,8 @@ def _torch() -> Iterator[Check]:
         )
         return
     if not facts["c10d"]:
-        yield Check("FAIL", "torch", f"{facts['version']} was built without torch.distributed", "use another torch: ./run --torch pip setup")
+        yield Check("FAIL", "torch", f"{facts['version']} was built without torch.distributed",
+                    "use another torch: ./run --torch pip setup")
         return
     yield Check("OK", "torch", f"{facts['version']} in {facts['folder']}, CUDA {facts['cuda'] or 'none'}")
     status, text = _said([sys.executable, "-c", _RENDEZVOUS])
@@ -129,10 +132,12 @@ def _torch() -> Iterator[Check]:
             "launch with python -m shardwire.launch -n N script.py, or set USE_LIBUV=0",
         )
     else:
-        yield Check("WARN", "rendezvous", f"no TCPStore on 127.0.0.1: {(text.splitlines() or [''])[-1]}", "use init_method='file:///path/on/this/host'")
+        yield Check("WARN", "rendezvous", f"no TCPStore on 127.0.0.1: {(text.splitlines() or [''])[-1]}",
+                    "use init_method='file:///path/on/this/host'")
 
 
-_FIND = "import importlib.util as u, sys; s = u.find_spec('shardwire'); print(s.origin if s else ''); sys.exit(0 if s else 3)"
+_FIND = ("import importlib.util as u, sys; s = u.find_spec('shardwire'); print(s.origin if s else ''); sys.exit(0 if s "
+         "else 3)")
 
 
 def _built_for(package: str) -> str:
@@ -145,15 +150,18 @@ def _built_for(package: str) -> str:
 def _module() -> Iterator[Check]:
     status, place = _said([sys.executable, "-c", _FIND])
     if status == 3:
-        yield Check("WARN", "module", f"shardwire is not built for {sys.executable}", "./run setup builds it, and so does ./run demo")
+        yield Check("WARN", "module", f"shardwire is not built for {sys.executable}",
+                    "./run setup builds it, and so does ./run demo")
         return
     status, text = _said([sys.executable, "-c", _MODULE], 180)
     facts = _last_json(text) if status == 0 else None
     if facts is None:
         reason = (text.splitlines() or ["no output"])[-1]
-        yield Check("FAIL", "module", f"import shardwire fails{_built_for(place)}: {reason}", "build it for this torch: ./run setup (./run clean first if it was built for another)")
+        yield Check("FAIL", "module", f"import shardwire fails{_built_for(place)}: {reason}",
+                    "build it for this torch: ./run setup (./run clean first if it was built for another)")
     else:
-        yield Check("OK", "module", f"shardwire {facts['version']} at {facts['file']} loads with torch {facts['torch']}{_built_for(place)}")
+        yield Check("OK", "module", f"shardwire {facts['version']} at {facts['file']} loads with torch "
+                                    f"{facts['torch']}{_built_for(place)}")
         yield from _built_transports(facts)
 
 
@@ -175,18 +183,24 @@ def _built_transports(facts: Dict[str, object]) -> Iterator[Check]:
     built = facts.get("transports")
     again = "./run setup, or pip install --force-reinstall --no-deps --no-build-isolation ."
     if not isinstance(built, list):
-        yield Check("WARN", "transports", "the module is older than this doctor and does not say which transports it has", f"build it again: {again}")
+        yield Check("WARN", "transports", "the module is older than this doctor and does not say which transports it "
+                                          "has", f"build it again: {again}")
         return
     yield Check("OK", "transports", f"built with {', '.join(built)}")
     if facts.get("mpi"):
-        yield Check("WARN", "mpi transport", f"it was built, but does not load: {facts['mpi']}", f"as root: apt-get install libopenmpi-dev, or the MPI it was built with; else build it again: {again}")
-    for name, package, sign in (("mpi", "libopenmpi-dev", _signs_of_mpi()), ("rdma", "libibverbs-dev", _signs_of_rdma())):
+        yield Check("WARN", "mpi transport", f"it was built, but does not load: {facts['mpi']}",
+                    "as root: apt-get install libopenmpi-dev, or the MPI it was built with; else build it again: "
+                    f"{again}")
+    for name, package, sign in (("mpi", "libopenmpi-dev", _signs_of_mpi()),
+                                ("rdma", "libibverbs-dev", _signs_of_rdma())):
         if name in built:
             continue
         if sign:
-            yield Check("WARN", f"{name} transport", f"missing from the built module, though this machine has it ({sign})", f"as root: apt-get install {package}; then {again}")
+            yield Check("WARN", f"{name} transport", "missing from the built module, though this machine has it "
+                                                     f"({sign})", f"as root: apt-get install {package}; then {again}")
         else:
-            yield Check("OK", f"{name} transport", f"not in the built module, nor is there anything of it on this machine (to have it: apt-get install {package}, then {again})")
+            yield Check("OK", f"{name} transport", "not in the built module, nor is there anything of it on this "
+                                                   f"machine (to have it: apt-get install {package}, then {again})")
 
 
 def _number(text: str) -> Tuple[int, ...]:
@@ -227,9 +241,11 @@ def _cores() -> Iterator[Check]:
     usable = len(os.sched_getaffinity(0))
     quota = _cgroup_limit("cpu.max").split()
     share = int(quota[0]) / int(quota[1]) if len(quota) == 2 else float(usable)
-    text = f"{usable} of {os.cpu_count()} usable" + (f", of which this container may use {share:.1f} at a time" if share < usable else "")
+    text = f"{usable} of {os.cpu_count()} usable" + (f", of which this container may use {share:.1f} at a time"
+                                                     if share < usable else "")
     if min(share, usable) < 2:
-        yield Check("WARN", "cores", text + ": ranks take turns, so nothing overlaps", "give the process two cores or more")
+        yield Check("WARN", "cores", text + ": ranks take turns, so nothing overlaps",
+                    "give the process two cores or more")
     else:
         yield Check("OK", "cores", text)
 
@@ -253,7 +269,8 @@ def _memory() -> Iterator[Check]:
             "ulimit -v unlimited, or SHARDWIRE_HEAP_BYTES=" + str(max(space // 4, MIB)),
         )
     if _read("/proc/sys/vm/overcommit_memory") == "2":
-        yield Check("WARN", "overcommit", "vm.overcommit_memory is 2: large reservations may be refused", "sysctl vm.overcommit_memory=0, or a small SHARDWIRE_HEAP_BYTES")
+        yield Check("WARN", "overcommit", "vm.overcommit_memory is 2: large reservations may be refused",
+                    "sysctl vm.overcommit_memory=0, or a small SHARDWIRE_HEAP_BYTES")
 
 
 def _shared_memory() -> Iterator[Check]:
@@ -266,14 +283,16 @@ def _shared_memory() -> Iterator[Check]:
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
-        yield Check("FAIL", "shared memory", f"an anonymous shared file (memfd) cannot be made: {error}", "allow memfd_create in the container's seccomp profile; ulimit -f unlimited")
+        yield Check("FAIL", "shared memory", f"an anonymous shared file (memfd) cannot be made: {error}",
+                    "allow memfd_create in the container's seccomp profile; ulimit -f unlimited")
         return
     yield Check("OK", "shared memory", "anonymous shared files (memfd) work")
     chosen = re.search(r"\[(\w+)\]", _read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     pages = chosen.group(1) if chosen else "unknown"
     text = f"for shared memory: {pages}"
     if pages in ("never", "deny", "unknown"):
-        text += " (the first touch of large shared tensors is slower; as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+        text += (" (the first touch of large shared tensors is slower; as root: echo advise > "
+                 "/sys/kernel/mm/transparent_hugepage/shmem_enabled)")
     yield Check("OK", "huge pages", text)
 
 
@@ -319,7 +338,8 @@ def _siblings_can_read(allow: bool) -> Tuple[bool, str]:
         code = 255
         try:
             local, remote = (_Iovec(ctypes.addressof(word), 16) for _ in range(2))
-            count = libc.process_vm_readv(owner, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0))
+            count = libc.process_vm_readv(owner, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote),
+                                          ctypes.c_ulong(1), ctypes.c_ulong(0))
             code = 0 if count == 16 and word.value == b"from peer" else min(ctypes.get_errno() or 254, 254)
         finally:
             os._exit(code)
@@ -334,27 +354,32 @@ def _cross_memory() -> Iterator[Check]:
     for allow in (False, True):
         works, why = _siblings_can_read(allow)
         if works:
-            yield Check("OK", "cross-memory copy", "process_vm_readv works between ranks" + (" that allow it (ptrace_scope 1)" if allow else ""))
+            yield Check("OK", "cross-memory copy",
+                        "process_vm_readv works between ranks" + (" that allow it (ptrace_scope 1)" if allow else ""))
             return
     scope = _read("/proc/sys/kernel/yama/ptrace_scope")
     yield Check(
         "WARN",
         "cross-memory copy",
-        f"process_vm_readv between ranks is refused ({why}; ptrace_scope {scope or 'unknown'}): ordinary tensors take the staged ring, which copies twice",
-        "use shardwire.empty() or shardwire.enable_cpu_allocator(); or docker run --cap-add=SYS_PTRACE; or sysctl kernel.yama.ptrace_scope=0",
+        f"process_vm_readv between ranks is refused ({why}; ptrace_scope {scope or 'unknown'}): ordinary tensors take "
+        "the staged ring, which copies twice",
+        "use shardwire.empty() or shardwire.enable_cpu_allocator(); or docker run --cap-add=SYS_PTRACE; or sysctl "
+        "kernel.yama.ptrace_scope=0",
     )
 
 
 def _limits() -> Iterator[Check]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files[0] < 256:
-        yield Check("FAIL", "open files", f"limit {files[0]}", f"ulimit -n {min(4096, files[1]) if files[1] > 0 else 4096}")
+        yield Check("FAIL", "open files", f"limit {files[0]}",
+                    f"ulimit -n {min(4096, files[1]) if files[1] > 0 else 4096}")
     elif files[0] < 1024:
         yield Check("WARN", "open files", f"limit {files[0]}: enough for small groups only", "ulimit -n 4096")
     else:
         yield Check("OK", "open files", f"limit {files[0]} (hard {files[1]})")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    yield Check("OK", "locked memory", "no limit" if locked == resource.RLIM_INFINITY else f"limit {locked // 1024} KiB (matters for RDMA)")
+    yield Check("OK", "locked memory",
+                "no limit" if locked == resource.RLIM_INFINITY else f"limit {locked // 1024} KiB (matters for RDMA)")
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if processes != resource.RLIM_INFINITY and processes < 512:
         yield Check("WARN", "processes", f"limit {processes} for this user, threads included", "ulimit -u 4096")
@@ -371,7 +396,8 @@ def _network() -> Iterator[Check]:
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
-        yield Check("WARN", "loopback", f"127.0.0.1 works, but the host's own name {name!r} does not resolve ({error}); gloo may fail", f"echo '127.0.1.1 {name}' >> /etc/hosts")
+        yield Check("WARN", "loopback", f"127.0.0.1 works, but the host's own name {name!r} does not resolve "
+                                        f"({error}); gloo may fail", f"echo '127.0.1.1 {name}' >> /etc/hosts")
         return
     yield Check("OK", "loopback", f"127.0.0.1 works; {name} is {address}")
 
@@ -389,22 +415,27 @@ def _wires() -> Iterator[Check]:
 def _environment() -> Iterator[Check]:
     ours = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("SHARDWIRE_"))
     yield Check("OK", "settings", ", ".join(ours) or "no SHARDWIRE_* variable is set")
-    rank_words = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name in os.environ]
+    rank_words = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+                  if name in os.environ]
     if rank_words and "RANK" not in rank_words:
-        yield Check("WARN", "launch variables", f"{', '.join(rank_words)} set in this shell without RANK: left over from an earlier job?", "unset " + " ".join(rank_words))
+        yield Check("WARN", "launch variables", f"{', '.join(rank_words)} set in this shell without RANK: left over "
+                                                "from an earlier job?", "unset " + " ".join(rank_words))
 
 
 def _stale() -> Iterator[Check]:
     """Leftovers of killed jobs: shared files that no process maps, and orphaned ranks."""
     try:
-        names = [path for path in pathlib.Path("/dev/shm").iterdir() if re.match(r"(torch_|shardwire)", path.name) and path.stat().st_uid == os.getuid()]
+        names = [path for path in pathlib.Path("/dev/shm").iterdir()
+                 if re.match(r"(torch_|shardwire)", path.name) and path.stat().st_uid == os.getuid()]
     except OSError:
         names = []
     # torch_<pid>_...: the process of this pid made the file, and is gone
-    dead = [path for path in names if (found := re.match(r"torch_(\d+)_", path.name)) and not os.path.exists(f"/proc/{found.group(1)}")]
+    dead = [path for path in names
+            if (found := re.match(r"torch_(\d+)_", path.name)) and not os.path.exists(f"/proc/{found.group(1)}")]
     dead += [path for path in names if path.name.startswith("shardwire")]
     if dead:
-        yield Check("WARN", "left over", f"{len(dead)} files in /dev/shm whose maker is gone", "rm -f " + " ".join(str(path) for path in dead[:8]))
+        yield Check("WARN", "left over", f"{len(dead)} files in /dev/shm whose maker is gone",
+                    "rm -f " + " ".join(str(path) for path in dead[:8]))
     orphans = []
     for status in pathlib.Path("/proc").glob("[0-9]*/status"):
         text = _read(str(status))
@@ -413,7 +444,8 @@ def _stale() -> Iterator[Check]:
             if re.search(r"python\S* .*shardwire\.(launch|demo)", command):
                 orphans.append(status.parent.name)
     if orphans:
-        yield Check("WARN", "left over", f"{len(orphans)} ranks run without the launcher that started them", "kill " + " ".join(orphans[:16]))
+        yield Check("WARN", "left over", f"{len(orphans)} ranks run without the launcher that started them",
+                    "kill " + " ".join(orphans[:16]))
     if not dead and not orphans:
         yield Check("OK", "left over", "nothing of earlier jobs")
 
@@ -449,7 +481,8 @@ def examine() -> List[Check]:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m shardwire.doctor", description="Is this machine fit for shardwire? Changes nothing.")
+    parser = argparse.ArgumentParser(prog="python -m shardwire.doctor",
+                                     description="Is this machine fit for shardwire? Changes nothing.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     checks = examine()

@@ -15,7 +15,8 @@ class ShardwireError(RuntimeError):
     """Something went wrong between the ranks of a group, or below it."""
 
 
-class TimeoutError(ShardwireError, builtins.TimeoutError):  # noqa: A001: the same meaning as the builtin, and caught as it
+# the same meaning as the builtin, and caught as it
+class TimeoutError(ShardwireError, builtins.TimeoutError):  # noqa: A001
     """Ranks did not arrive in time; the text names these ranks. When raised by a wait with its own timeout, the
     operation continues."""
 
@@ -63,5 +64,5 @@ class InternalError(ShardwireError):
     """An invariant of shardwire itself does not hold: please report it, with the text."""
 
 
-__all__ = ["AbortedError", "CheckpointError", "ClosedError", "GapError", "InternalError", "KernelError", "MismatchError", "PeerFailedError", "ShardwireError", "SystemFailure", "TimeoutError",
-           "UnsupportedError"]
+__all__ = ["AbortedError", "CheckpointError", "ClosedError", "GapError", "InternalError", "KernelError",
+           "MismatchError", "PeerFailedError", "ShardwireError", "SystemFailure", "TimeoutError", "UnsupportedError"]

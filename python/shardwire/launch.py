@@ -49,7 +49,8 @@ from typing import BinaryIO
 try:
     from ._launchers import FIRST_PORT, NUM_PORTS, Place, address_of, recognise, why_none, without_mpi
 except ImportError:  # run as a file: Python looks first into the file's folder
-    from _launchers import FIRST_PORT, NUM_PORTS, Place, address_of, recognise, why_none, without_mpi  # type: ignore[import-not-found,no-redef]
+    from _launchers import (FIRST_PORT, NUM_PORTS, Place, address_of,  # type: ignore[import-not-found,no-redef]
+                            recognise, why_none, without_mpi)
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
@@ -65,7 +66,8 @@ def free_port() -> int:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
-    raise OSError(f"none of {_MOST_TRIES} ports from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1}, taken at random, was free on this host: give --master-port PORT")
+    raise OSError(f"none of {_MOST_TRIES} ports from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1}, taken at random, "
+                  "was free on this host: give --master-port PORT")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class Job:
     def environment(self, index: int, base: Mapping[str, str]) -> dict[str, str]:
         """``base`` with the variables that ``init_method="env://"`` reads on the rank of this index."""
         environment = dict(base)
-        environment.update(RANK=str(self.first + index), WORLD_SIZE=str(self.size or self.count), MASTER_ADDR=self.address, MASTER_PORT=str(self.port))
+        environment.update(RANK=str(self.first + index), WORLD_SIZE=str(self.size or self.count),
+                           MASTER_ADDR=self.address, MASTER_PORT=str(self.port))
         for name, value in (("LOCAL_RANK", None if self.first_local is None else self.first_local + index),
                             ("LOCAL_WORLD_SIZE", self.count if self.local_size == 0 else self.local_size)):
             environment.pop(name, None)
@@ -106,7 +109,8 @@ def job_of(place: Place, count: int, address: str | None, port: int, environment
     if place.size is None:
         lacking.append("how many ranks there are (start the ranks by srun or mpirun)")
     if not host:
-        lacking.append("where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR; init_method='mpi://' in the script needs neither this program nor that)")
+        lacking.append("where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR; init_method='mpi://' in the "
+                       "script needs neither this program nor that)")
     if not chosen:
         lacking.append("which port rank 0's store can have (give --master-port PORT, or set MASTER_PORT)")
     if place.local_rank is None and count > 1:
@@ -114,11 +118,14 @@ def job_of(place: Place, count: int, address: str | None, port: int, environment
     if lacking:
         raise ValueError(f"{place.describe()}, but not {'; nor '.join(lacking)}")
     assert place.size is not None and host is not None and chosen is not None
-    return Job(count, place.rank * count, place.size * count, None if place.local_rank is None else place.local_rank * count,
-               None if place.local_size is None else place.local_size * count, host, chosen, max(1, (place.cpus or 1) // count))
+    return Job(count, place.rank * count, place.size * count,
+               None if place.local_rank is None else place.local_rank * count,
+               None if place.local_size is None else place.local_size * count, host, chosen,
+               max(1, (place.cpus or 1) // count))
 
 
-def job_of_nodes(nodes: int, node: int | None, count: int, address: str | None, port: int, environment: Mapping[str, str]) -> Job:
+def job_of_nodes(nodes: int, node: int | None, count: int, address: str | None, port: int,
+                 environment: Mapping[str, str]) -> Job:
     """The job of ``count`` ranks on each of ``nodes`` hosts, of which this is number ``node``. ValueError where an
     option is missing or wrong."""
     if nodes < 1:
@@ -126,11 +133,13 @@ def job_of_nodes(nodes: int, node: int | None, count: int, address: str | None, 
     node = 0 if node is None and nodes == 1 else node
     if node is None or not 0 <= node < nodes:
         given = "is not given" if node is None else f"is {node}"
-        raise ValueError(f"--node-rank {given}; with --nnodes {nodes} each host has a number of its own, from 0 to {nodes - 1}, and rank 0 is on host 0")
+        raise ValueError(f"--node-rank {given}; with --nnodes {nodes} each host has a number of its own, from 0 to "
+                         f"{nodes - 1}, and rank 0 is on host 0")
     host = address or environment.get("MASTER_ADDR") or ("127.0.0.1" if nodes == 1 else None)
     chosen = port or _port(environment)
-    lacking = [what for what, known in (("where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR)", host),
-                                        ("which port its store can have (give --master-port PORT, or set MASTER_PORT)", chosen or nodes == 1)) if not known]
+    lacking = [what for what, known in (("where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR)", host), (
+        "which port its store can have (give --master-port PORT, or set MASTER_PORT)", chosen or nodes == 1))
+               if not known]
     if lacking:
         raise ValueError(f"--nnodes {nodes} does not determine {', nor '.join(lacking)}; the same on all hosts")
     assert host is not None
@@ -147,7 +156,8 @@ def _port(environment: Mapping[str, str]) -> int:
 class Launcher:
     """The ranks of one job on this host. Used by one thread; signal handlers run on it too."""
 
-    def __init__(self, command: Sequence[str], job: Job, environment: Mapping[str, str], prefix: bool = False, grace: float = 5.0) -> None:
+    def __init__(self, command: Sequence[str], job: Job, environment: Mapping[str, str], prefix: bool = False,
+                 grace: float = 5.0) -> None:
         self._command = list(command)
         self._job = job if job.port else replace(job, port=free_port())
         self._environment = dict(environment)
@@ -180,12 +190,14 @@ class Launcher:
 
     def _start(self, index: int) -> None:
         pipe = subprocess.PIPE if self._prefix else None
-        process = subprocess.Popen(self._command, env=self._job.environment(index, self._environment), stdout=pipe, stderr=pipe,
-                                   stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
+        process = subprocess.Popen(self._command, env=self._job.environment(index, self._environment), stdout=pipe,
+                                   stderr=pipe, stdin=subprocess.DEVNULL, start_new_session=True,
+                                   preexec_fn=_die_with_parent)
         self._ranks.append(process)
         if process.stdout is not None and process.stderr is not None:
             for source, target in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
-                printer = threading.Thread(target=self._print_lines, args=(self._job.first + index, source, target), daemon=True)
+                printer = threading.Thread(target=self._print_lines, args=(self._job.first + index, source, target),
+                                           daemon=True)
                 printer.start()
                 self._printers.append(printer)
         threading.Thread(target=self._watch, args=(index, process), daemon=True).start()
@@ -271,16 +283,23 @@ def _parser() -> argparse.ArgumentParser:
   the option, else the environment's, else 127.0.0.1 on one host or the first host of Slurm's list, and a port made of
   the job's name.""")
     parser.add_argument("-n", "--nproc", "--nproc-per-node", type=int, default=None, metavar="N",
-                        help="how many ranks to start here; under srun and mpirun: for each task (default there: the task becomes the rank)")
+                        help="how many ranks to start here; under srun and mpirun: for each task (default there: the "
+                             "task becomes the rank)")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as in python -m")
     parser.add_argument("--prefix", action="store_true", help="put [rank k] before each line of output")
-    parser.add_argument("--standalone", action="store_true", help="take no notice of srun and mpirun: N ranks on this host are the whole job")
-    parser.add_argument("--nnodes", type=int, default=None, metavar="N", help="so many hosts, on each of which this program is started with its --node-rank and "
-                        "the same -n, --master-addr and --master-port; takes no notice of srun and mpirun")
-    parser.add_argument("--node-rank", type=int, default=None, metavar="K", help="this host's number, from 0 to nnodes - 1")
-    parser.add_argument("--master-addr", default=None, help="host of rank 0's store (default: see below; 127.0.0.1 on one host)")
-    parser.add_argument("--master-port", type=int, default=0, help="its port (default: see below; a free one on one host)")
-    parser.add_argument("--grace", type=float, default=5.0, help="seconds between asking ranks to stop and killing them (default: %(default)s)")
+    parser.add_argument("--standalone", action="store_true",
+                        help="take no notice of srun and mpirun: N ranks on this host are the whole job")
+    parser.add_argument("--nnodes", type=int, default=None, metavar="N",
+                        help="so many hosts, on each of which this program is started with its --node-rank and the "
+                             "same -n, --master-addr and --master-port; takes no notice of srun and mpirun")
+    parser.add_argument("--node-rank", type=int, default=None, metavar="K",
+                        help="this host's number, from 0 to nnodes - 1")
+    parser.add_argument("--master-addr", default=None,
+                        help="host of rank 0's store (default: see below; 127.0.0.1 on one host)")
+    parser.add_argument("--master-port", type=int, default=0,
+                        help="its port (default: see below; a free one on one host)")
+    parser.add_argument("--grace", type=float, default=5.0,
+                        help="seconds between asking ranks to stop and killing them (default: %(default)s)")
     parser.add_argument("script", help="the Python file (or module, with -m) to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     return parser
@@ -306,7 +325,8 @@ def _port_trouble(job: Job) -> str | None:
         try:
             probe.bind(("", job.port))
         except OSError as error:
-            return f"rank 0's store cannot have port {job.port} of this host: {error.strerror}. Give --master-port, or set MASTER_PORT, for all ranks"
+            return (f"rank 0's store cannot have port {job.port} of this host: {error.strerror}. Give --master-port, "
+                    "or set MASTER_PORT, for all ranks")
     return None
 
 
@@ -330,11 +350,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.nnodes is not None and options.standalone:
             parser.error("--standalone is this host alone, --nnodes several: leave one of them out")
         if options.nnodes is not None and options.nproc is not None:
-            job = job_of_nodes(options.nnodes, options.node_rank, options.nproc, options.master_addr, options.master_port, environment)
+            job = job_of_nodes(options.nnodes, options.node_rank, options.nproc, options.master_addr,
+                               options.master_port, environment)
         elif place is not None:
             job = job_of(place, options.nproc or 1, options.master_addr, options.master_port, environment)
         elif options.nproc is None:
-            parser.error("give -n N, how many ranks to start on this host" + ("" if options.standalone or options.nnodes else f"; {why_none(environment)}"))
+            parser.error("give -n N, how many ranks to start on this host"
+                         + ("" if options.standalone or options.nnodes else f"; {why_none(environment)}"))
         else:
             job = Job(options.nproc, address=options.master_addr or "127.0.0.1", port=options.master_port)
     except ValueError as error:

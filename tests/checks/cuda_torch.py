@@ -35,14 +35,15 @@ def make_environment():
     subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
     # A machine's own settings of pip may lead to a CPU build.
     plain = {**os.environ, "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": ""}
-    subprocess.run([PYTHON, "-m", "pip", "install", f"torch=={VERSION}", "numpy", "pytest", "pytest-xdist", "setuptools", "wheel"], check=True, env=plain)
+    subprocess.run([PYTHON, "-m", "pip", "install", f"torch=={VERSION}", "numpy", "pytest", "pytest-xdist",
+                    "setuptools", "wheel"], check=True, env=plain)
     (VENV / ".installed").touch()
 
 
 def our_run(*words):
     """./run with the CUDA torch: the status and the output."""
-    done = subprocess.run([ROOT / "run", *words], env={**os.environ, "PYTHON": str(PYTHON)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run([ROOT / "run", *words], env={**os.environ, "PYTHON": str(PYTHON)}, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     print(done.stdout, flush=True)
     return done.returncode, done.stdout
 

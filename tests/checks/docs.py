@@ -23,10 +23,11 @@ from typing import NamedTuple
 
 LONGEST = 40
 # Packages with an __all__ that must be in docs/api.md, by their names there.
-PACKAGES = {"": "__init__.py", "symm.": "symm/__init__.py", "distributed.": "distributed/__init__.py", "distributed.fft.": "distributed/fft.py",
-            "distributed.reshape.": "distributed/reshape.py"}
+PACKAGES = {"": "__init__.py", "symm.": "symm/__init__.py", "distributed.": "distributed/__init__.py",
+            "distributed.fft.": "distributed/fft.py", "distributed.reshape.": "distributed/reshape.py"}
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-MARK = re.compile(r"<!-- (?:run: (?P<sizes>\d+(?: and \d+)*) ranks?(?:, torch (?P<torch>\d+\.\d+))?|(?P<how>run by|excerpt of) (?P<test>\S+\.py))"
+MARK = re.compile(r"<!-- (?:run: (?P<sizes>\d+(?: and \d+)*) ranks?(?:, torch (?P<torch>\d+\.\d+))?|(?P<how>run "
+                  r"by|excerpt of) (?P<test>\S+\.py))"
                   r" -->\n\Z")
 
 
@@ -61,19 +62,23 @@ def examples(root):
                 yield None, name, line
                 continue
             sizes = tuple(int(size) for size in re.findall(r"\d+", mark["sizes"] or ""))
-            yield Example(name, line, block[3], sizes, mark["torch"] or "", mark["test"] or "", mark["how"] or "run"), name, line
+            yield Example(name, line, block[3], sizes, mark["torch"] or "", mark["test"] or "",
+                          mark["how"] or "run"), name, line
 
 
 def example_findings(root):
     for example, name, line in examples(root):
         if example is None:
-            yield f"{name}:{line}: a Python block without a line above it that names the test that runs the block; tests/checks/docs.py lists the forms"
+            yield (f"{name}:{line}: a Python block without a line above it that names the test that runs the block; "
+                   "tests/checks/docs.py lists the forms")
         elif example.test and not (root / example.test).is_file():
             yield f"{name}:{line}: there is no {example.test}"
-        elif example.how == "run by" and pathlib.PurePath(name).name not in (root / example.test).read_text(encoding="utf-8"):
+        elif (example.how == "run by"
+              and pathlib.PurePath(name).name not in (root / example.test).read_text(encoding="utf-8")):
             yield f"{name}:{line}: {example.test} does not name this page"
         elif example.how == "excerpt of" and not re.match(r"# Continues [^\n]+\.\n", example.code):
-            yield f"{name}:{line}: an excerpt begins with a line that says which program it is of: # Continues server.py above."
+            yield (f"{name}:{line}: an excerpt begins with a line that says which program it is of: # Continues "
+                   "server.py above.")
         else:
             try:
                 program = ast.parse(example.code)
@@ -87,8 +92,11 @@ def example_findings(root):
 def undefined(program):
     """Names that a program uses and nowhere defines."""
     nodes = list(ast.walk(program))
-    defined = {name.asname or name.name.partition(".")[0] for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
-    defined |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name} | {node.arg for node in nodes if isinstance(node, ast.arg)}
+    defined = {name.asname or name.name.partition(".")[0] for node in nodes
+               if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
+    defined |= {node.name for node in nodes
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler))
+                   and node.name} | {node.arg for node in nodes if isinstance(node, ast.arg)}
     names = [node for node in nodes if isinstance(node, ast.Name)]
     defined |= {name.id for name in names if not isinstance(name.ctx, ast.Load)} | set(dir(builtins))
     return {name.id for name in names} - defined
@@ -96,8 +104,11 @@ def undefined(program):
 
 def error_findings(root):
     """The error words in docs/errors.md occur in the sources."""
-    said = re.findall(r"^\| `([^`]+)` \|", (root / "docs" / "errors.md").read_text(encoding="utf-8").partition("## The types")[0], re.MULTILINE)
-    sources = [path for folder in ("backend", "ops", "python") for path in sorted((root / folder).rglob("*")) if path.suffix in (".cc", ".h", ".py")]
+    said = re.findall(r"^\| `([^`]+)` \|",
+                      (root / "docs" / "errors.md").read_text(encoding="utf-8").partition("## The types")[0],
+                      re.MULTILINE)
+    sources = [path for folder in ("backend", "ops", "python") for path in sorted((root / folder).rglob("*"))
+               if path.suffix in (".cc", ".h", ".py")]
     # Strings that go on in the next line are one.
     whole = "\n".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8")) for path in sources)
     for words in said:
@@ -126,7 +137,9 @@ def links(path):
 
 
 def link_findings(root):
-    anchors = {path: {slug(title) for title in re.findall(r"^#+ (.*)$", without_code(path.read_text(encoding="utf-8")), re.MULTILINE)} for path in pages(root)}
+    anchors = {path: {
+        slug(title) for title in re.findall(r"^#+ (.*)$", without_code(path.read_text(encoding="utf-8")), re.MULTILINE)}
+               for path in pages(root)}
     reached = set()
     for path in pages(root):
         for line, link in links(path):
@@ -154,14 +167,18 @@ def exported(path):
 
 def api_findings(root):
     listed = re.findall(r"^\* `([\w.]+)`:", (root / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
-    wanted = {prefix + name for prefix, module in PACKAGES.items() for name in exported(root / "python" / "shardwire" / module)}
+    wanted = {prefix + name for prefix, module in PACKAGES.items()
+              for name in exported(root / "python" / "shardwire" / module)}
     for name in sorted(wanted.difference(listed)):
         yield f"docs/api.md:1: does not have shardwire.{name}, which is exported"
     # In tables, without docstrings: the docstrings of NVSHMEM4Py hold for the names.
     text, package = (root / "docs" / "api.md").read_text(encoding="utf-8"), root / "python" / "shardwire"
     tables = "".join(re.findall(r"^\|.*$", text, re.MULTILINE))
-    commands = {f"python -m shardwire.{path.parent.name}" for path in package.glob("*/__main__.py")} | {f"python -m shardwire.{path.stem}" for path in package.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
-    for name in sorted({name for name in exported(package / "nvshmem" / "core" / "__init__.py") if f"`{name}`" not in tables} | {name for name in commands if f"* `{name}`:" not in text}):
+    commands = {f"python -m shardwire.{path.parent.name}" for path in package.glob("*/__main__.py")} | {
+        f"python -m shardwire.{path.stem}" for path in package.glob("*.py")
+        if "__main__" in path.read_text(encoding="utf-8")}
+    for name in sorted({name for name in exported(package / "nvshmem" / "core" / "__init__.py")
+                        if f"`{name}`" not in tables} | {name for name in commands if f"* `{name}`:" not in text}):
         yield f"docs/api.md:1: does not have {name}"
     for name in sorted({name for name in listed if listed.count(name) > 1}):
         yield f"docs/api.md:1: has shardwire.{name} twice"
@@ -184,13 +201,16 @@ def sentence_findings(root):
         for line, sentence in sentences(path.read_text(encoding="utf-8")):
             words = len(re.findall(r"[^\W\d][\w'-]*", sentence))
             if words > LONGEST and not sentence.startswith("#"):
-                yield f"{path.relative_to(root)}:{line}: a sentence of {words} words, the limit is {LONGEST}: {' '.join(sentence.split())[:60]} ..."
+                yield (f"{path.relative_to(root)}:{line}: a sentence of {words} words, the limit is {LONGEST}: "
+                       f"{' '.join(sentence.split())[:60]} ...")
 
 
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
-    found = [*link_findings(root), *api_findings(root), *error_findings(root), *example_findings(root), *sentence_findings(root)]
-    print("\n".join([*found, f"{len(pages(root))} pages, {sum(1 for _ in examples(root))} Python examples, {len(found)} findings"]))
+    found = [*link_findings(root), *api_findings(root), *error_findings(root), *example_findings(root),
+             *sentence_findings(root)]
+    print("\n".join(
+        [*found, f"{len(pages(root))} pages, {sum(1 for _ in examples(root))} Python examples, {len(found)} findings"]))
     return 1 if found else 0
 
 

@@ -48,7 +48,8 @@ def main():
     command = [path, f"--style=file:{ROOT / '.clang-format'}"]
     if "--fix" in sys.argv:
         return subprocess.run([*command, "-i", *map(str, files)], check=False).returncode
-    said = subprocess.run([*command, "--dry-run", "-Werror", *map(str, files)], capture_output=True, text=True, check=False)
+    said = subprocess.run([*command, "--dry-run", "-Werror", *map(str, files)], capture_output=True, text=True,
+                          check=False)
     # One line a file: the first difference.
     first = {}
     for place in re.findall(r"^(\S+?):(\d+):\d+: error", said.stderr, flags=re.M):
@@ -57,7 +58,8 @@ def main():
         print(f"{os.path.relpath(name, ROOT)}:{line}: not as clang-format 14 writes it")
     if said.returncode and not first:
         print(said.stderr)
-    print(f"{len(files)} files, {len(first)} to format" + ("" if said.returncode == 0 else "; do it: python3 tests/checks/format.py --fix"))
+    print(f"{len(files)} files, {len(first)} to format"
+          + ("" if said.returncode == 0 else "; do it: python3 tests/checks/format.py --fix"))
     return 1 if said.returncode else 0
 
 

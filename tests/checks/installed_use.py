@@ -20,11 +20,13 @@ def main():
     home = os.path.realpath(sys.argv[1])
     place = os.path.realpath(shardwire.__file__)
     assert place.startswith(home + os.sep), f"imported {place}, which is not in {home}"
-    assert os.path.exists(os.path.join(os.path.dirname(place), "py.typed")), "the installed package is not marked as typed"
+    assert os.path.exists(
+        os.path.join(os.path.dirname(place), "py.typed")), "the installed package is not marked as typed"
     version = importlib.metadata.version("shardwire")
     assert version == shardwire.__version__, f"installed as {version}, calls itself {shardwire.__version__}"
     described = importlib.metadata.metadata("shardwire")
-    assert described["License"] == "MIT" and described.get_all("Project-URL") and described.get_all("Classifier"), described.items()
+    assert (described["License"] == "MIT" and described.get_all("Project-URL")
+            and described.get_all("Classifier")), described.items()
     broken = re.findall(r"\]\((?!https?:|#)[^)]*\)", described.get_payload() or described["Description"])
     assert not broken, f"links of the description that lead nowhere from a package index: {broken}"
     with tempfile.TemporaryDirectory() as folder:

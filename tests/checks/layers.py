@@ -46,7 +46,8 @@ ROOMS = {
 }
 ALL_BELOW_TORCH = sorted(ROOMS)
 # The public headers that show torch: for a C++ program on libtorch. Only public headers of ours are installed.
-PUBLIC_TORCH = [f"include/shardwire/{name}.h" for name in ("c10d", "stream_gate", "tensor_fft", "tensor_op", "torch_backend")]
+PUBLIC_TORCH = [f"include/shardwire/{name}.h"
+                for name in ("c10d", "stream_gate", "tensor_fft", "tensor_op", "torch_backend")]
 ROOMS.update({header: CORE + PUBLIC_TORCH for header in PUBLIC_TORCH})
 ROOMS["backend/c10d"] = ALL_BELOW_TORCH + PUBLIC_TORCH
 ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d"]
@@ -63,9 +64,12 @@ SEES_TORCH = ("backend/c10d", *PUBLIC_TORCH, "python/csrc", "docs/examples", "te
 
 # (pattern of the include line, name of the header, test for the files that may include the header)
 OUTSIDE = [
-    (re.compile(r"(torch|c10|ATen|caffe2|pybind11)/|Python\.h$"), "torch, pybind11 or Python", lambda path, room: room in SEES_TORCH),
-    (re.compile(r"(infiniband|rdma)/"), "an RDMA header", lambda path, room: path.startswith("backend/transport/rdma/")),
-    (re.compile(r"openssl/"), "OpenSSL", lambda path, room: path in ("backend/base/digest.cc", "backend/fabric/proof.cc")),
+    (re.compile(r"(torch|c10|ATen|caffe2|pybind11)/|Python\.h$"), "torch, pybind11 or Python",
+     lambda path, room: room in SEES_TORCH),
+    (re.compile(r"(infiniband|rdma)/"), "an RDMA header",
+     lambda path, room: path.startswith("backend/transport/rdma/")),
+    (re.compile(r"openssl/"), "OpenSSL",
+     lambda path, room: path in ("backend/base/digest.cc", "backend/fabric/proof.cc")),
     (re.compile(r"mpi\.h$"), "mpi.h", lambda path, room: path.startswith("backend/transport/mpi/") or room == "bench"),
     (
         re.compile(r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nvml|nccl)\.h$|(c10|ATen)/cuda/"),
@@ -74,8 +78,10 @@ OUTSIDE = [
     ),
     (
         re.compile(
-            r"(thread|mutex|shared_mutex|condition_variable|future|semaphore|barrier|latch|stop_token|chrono|ctime|time\.h|iostream|fstream|sstream"
-            r"|filesystem|cstdio|stdio\.h|fcntl\.h|unistd\.h|pthread\.h|poll\.h|sys/(?!types\.h).*|linux/.*|netinet/.*)$"
+            r"(thread|mutex|shared_mutex|condition_variable|future|semaphore|barrier|latch|stop_token|chrono|ctime|"
+            r"time\.h|iostream|fstream|sstream"
+            r"|filesystem|cstdio|stdio\.h|fcntl\.h|unistd\.h|pthread\.h|poll\.h|sys/(?!types\.h).*|linux/.*|netinet/"
+            r".*)$"
         ),
         "I/O, threads or clocks",
         lambda path, room: not path.startswith("ops/"),
@@ -151,7 +157,8 @@ def python_findings(path, text):
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
-            base = (*package[:len(package) - node.level + 1], *(node.module or "").split(".")) if node.level else tuple((node.module or "").split("."))
+            base = ((*package[:len(package) - node.level + 1], *(node.module or "").split(".")) if node.level
+                    else tuple((node.module or "").split(".")))
             imported = [(*filter(None, base), alias.name) for alias in node.names]
         else:
             imported = [tuple(alias.name.split(".")) for alias in node.names] if isinstance(node, ast.Import) else []
@@ -161,7 +168,8 @@ def python_findings(path, text):
                 continue
             if target not in PYTHON_ROOMS[room]:
                 found.append(f"{path}:{node.lineno}: {room} may not import {target}")
-            found += [f"{path}:{node.lineno}: {part} belongs to {target} alone" for part in name[2:] if part.startswith("_")]
+            found += [f"{path}:{node.lineno}: {part} belongs to {target} alone" for part in name[2:]
+                      if part.startswith("_")]
     return found
 
 
@@ -176,7 +184,8 @@ def not_installed_with_torch(rules):
     """install.cmake installs the public headers that show torch with the c10d library, by a separate list."""
     listed = re.search(r"set\(SHARDWIRE_TORCH_HEADERS ([^)]*)\)", rules)
     if listed is None or sorted(listed[1].split()) != sorted(pathlib.PurePath(header).name for header in PUBLIC_TORCH):
-        yield "install.cmake:1: SHARDWIRE_TORCH_HEADERS and PUBLIC_TORCH of tests/checks/layers.py must name the same headers"
+        yield ("install.cmake:1: SHARDWIRE_TORCH_HEADERS and PUBLIC_TORCH of tests/checks/layers.py must name the same "
+               "headers")
 
 
 def main():
@@ -184,7 +193,8 @@ def main():
     files = list(sources(root))
     found = [words for path in files for words in findings_of(path.relative_to(root).as_posix(), path.read_text())]
     modules = sorted((root / "python" / "shardwire").rglob("*.py"))
-    found += [words for path in modules for words in python_findings(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))]
+    found += [words for path in modules
+              for words in python_findings(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))]
     found += not_installed_with_torch((root / "install.cmake").read_text())
     for words in found:
         print(words)

@@ -55,14 +55,16 @@ TOKEN = re.compile(
       | R"(?P<mark>[^()\s]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\])*" | (?<![0-9a-fA-F])'(?:\\.|[^'\\])*'""",
     re.X | re.S | re.M,
 )
-TYPE = re.compile(r"(?:class|struct|union|enum(?: class| struct)?) (?:[A-Z_]+\([^()]*\) )?([\w:]+(?: ?<.*>)?) ?(?:final ?)?(?::(?!:).*)?$")
+TYPE = re.compile(r"(?:class|struct|union|enum(?: class| struct)?) (?:[A-Z_]+\([^()]*\) )?([\w:]+(?: ?<.*>)?) "
+                  r"?(?:final ?)?(?::(?!:).*)?$")
 TEMPLATE = re.compile(r"template\s*<")
 FUNCTION = re.compile(r"([\w:~]*(?:operator\s*(?:\(\)|[^\s(]+|\w+))?)\s*\(")
 
 
 def blanked(text):
     """The text with comments, literals and preprocessor lines emptied; all other text keeps its place."""
-    return TOKEN.sub(lambda match: re.sub(r"[^\n]", " ", match.group()) if match.group()[0] not in "\"'R" else '""' + "\n" * match.group().count("\n"), text)
+    return TOKEN.sub(lambda match: re.sub(r"[^\n]", " ", match.group()) if match.group()[0] not in "\"'R"
+                                   else '""' + "\n" * match.group().count("\n"), text)
 
 
 def without_template(head):
@@ -81,7 +83,8 @@ def parameters(head):
     parameters.
     """
     # Not what stands in a template's brackets, as in std::function<void()> next().
-    starts = (match for match in FUNCTION.finditer(head) if head.count("<", 0, match.start()) <= head.count(">", 0, match.start()))
+    starts = (match for match in FUNCTION.finditer(head)
+              if head.count("<", 0, match.start()) <= head.count(">", 0, match.start()))
     start = next(starts, None)
     if start is None or not start.group(1):
         return None
@@ -101,7 +104,8 @@ def parameters(head):
     for each in pieces:
         words = " ".join(each.partition("=")[0].split())
         named = re.match(r"(.*[\w>&*\])]\s*[\s&*])(\w+)((?:\s*\[\])?)$", words)
-        if named and named.group(2) not in ("int", "long", "char", "short", "bool", "double", "float", "const") and named.group(1).strip() not in ("const", "unsigned"):
+        if (named and named.group(2) not in ("int", "long", "char", "short", "bool", "double", "float", "const")
+                and named.group(1).strip() not in ("const", "unsigned")):
             words = named.group(1) + named.group(3)
         types.append(re.sub(r"\s*([&*<>,])\s*", r"\1", words).strip())
     return start.group(1), ", ".join(types)
@@ -111,9 +115,11 @@ def named_by(head, closer):
     """(kind, name) of a definition at namespace scope, None for what has no external linkage or is none. closer: the
     '{' or ';' behind the head.
     """
-    head = re.sub(r"(__attribute__\(\(.*?\)\)|SHARDWIRE_EXPORT|\[\[.*?\]\]|\balignas\(\w+\))+\)? ?", "", without_template(" ".join(head.split())))
+    head = re.sub(r"(__attribute__\(\(.*?\)\)|SHARDWIRE_EXPORT|\[\[.*?\]\]|\balignas\(\w+\))+\)? ?", "",
+                  without_template(" ".join(head.split())))
     head = re.sub(r"^(?:[A-Z][A-Z0-9]*_[A-Z0-9_]+ )+(?=\w)", "", head)  # a macro on a separate line
-    if re.match(r"(static|using|typedef|friend|extern|static_assert|namespace)\b", head) or re.match(r"[A-Z][A-Z0-9_]+ ?\(", head):
+    if (re.match(r"(static|using|typedef|friend|extern|static_assert|namespace)\b", head)
+            or re.match(r"[A-Z][A-Z0-9_]+ ?\(", head)):
         return None
     is_type = TYPE.match(head)
     if is_type:
@@ -122,7 +128,8 @@ def named_by(head, closer):
     declared = head[: value.start()] if value and "(" not in head[: value.start()] else head
     variable = re.match(r"(inline\b)?[\w:<>,&* ]*[\s&*>]([\w:]+) ?(?:\[.*)?$", declared.rstrip())
     if variable and not re.search(r"\boperator\b", head):  # constants without 'inline' are the unit's own
-        return ("variable", variable.group(2)) if variable.group(1) or not re.search(r"\b(const|constexpr)\b", declared) else None
+        return (("variable", variable.group(2))
+                if variable.group(1) or not re.search(r"\b(const|constexpr)\b", declared) else None)
     is_function = parameters(head) if closer == "{" else None
     return ("function", f"{is_function[0]}({is_function[1]})") if is_function else None
 
@@ -207,7 +214,8 @@ def sections_of(data):
     start, entry_bytes, count = struct.unpack_from("<Q", data, 0x28)[0], *struct.unpack_from("<HH", data, 0x3A)
     count = count or struct.unpack_from("<Q", data, start + 32)[0]
     for number in range(count):
-        _, kind, _, _, offset, size, link, info, _, _ = struct.unpack_from("<IIQQQQIIQQ", data, start + number * entry_bytes)
+        _, kind, _, _, offset, size, link, info, _, _ = struct.unpack_from(
+            "<IIQQQQIIQQ", data, start + number * entry_bytes)
         yield kind, offset, size, link, info
 
 
@@ -216,7 +224,8 @@ def text_at(data, offset):
 
 
 # The functions that clean-up after an exception needs: destructors, operator delete, the unwinder.
-CLEANING = re.compile(r"_ZN.*D[012]Ev$|_Zd[la]P|_Unwind_|__cxa_|__gxx_|_ZSt9terminatev|_ZSt10terminate|__stack_chk_fail")
+CLEANING = re.compile(
+    r"_ZN.*D[012]Ev$|_Zd[la]P|_Unwind_|__cxa_|__gxx_|_ZSt9terminatev|_ZSt10terminate|__stack_chk_fail")
 
 
 def weak_symbols(data):
@@ -240,15 +249,20 @@ def weak_symbols(data):
     for number, (name, bits, _, where, value, size) in enumerate(symbols):
         if where == 0xFFFF and extended is not None:
             where = struct.unpack_from("<I", data, extended + 4 * number)[0]
-        if bits >> 4 not in (2, 10) or bits & 15 not in (1, 2) or where in (0, 0xFFF1, 0xFFF2) or where >= len(sections):  # weak or unique; object or function; defined
+        # weak or unique; object or function; defined
+        if (bits >> 4 not in (2, 10) or bits & 15 not in (1, 2) or where in (0, 0xFFF1, 0xFFF2)
+                or where >= len(sections)):
             continue
         kind, offset = sections[where][:2]
         is_data = bits & 15 == 1
-        digest = hashlib.sha1(data[offset + value : offset + value + size] if is_data and kind != 8 else b"", usedforsecurity=False)  # 8: SHT_NOBITS
+        # 8: SHT_NOBITS
+        digest = hashlib.sha1(data[offset + value: offset + value + size] if is_data and kind != 8 else b"",
+                              usedforsecurity=False)
         named = []
         for place, what, addend in relocations[where]:
             target = symbols[what >> 32]
-            if not target[1] >> 4 and what & 0xFFFFFFFF in (2, 4):  # R_X86_64_PC32, PLT32: calls a function defined in this unit
+            # R_X86_64_PC32, PLT32: calls a function defined in this unit
+            if not target[1] >> 4 and what & 0xFFFFFFFF in (2, 4):
                 target = functions.get((target[3], target[4] + addend + 4), target)
             # A unit's own places (texts, tables of jumps) lie elsewhere in each unit.
             if value <= place < value + size and target[1] >> 4:
@@ -265,18 +279,21 @@ def object_findings(objects):
     for source, named, data in objects:
         for name, digest in weak_symbols(data):
             if FOR_SOME_PROCESSORS.search(named):
-                yield f"{named}: {name} may be kept for processors that cannot run it: in ops/reduce/kernels*.h everything belongs into the namespace of the instruction set"
+                yield (f"{named}: {name} may be kept for processors that cannot run it: in ops/reduce/kernels*.h "
+                       "everything belongs into the namespace of the instruction set")
             elif "9shardwire" in name:
                 places[name][digest].append(source)
     by_sources = collections.defaultdict(list)
     for name, digests in places.items():
         kinds = [sorted(set(found)) for found in digests.values()]
-        clash = [(a, b) for one, some in enumerate(kinds) for others in kinds[one + 1 :] for a in some for b in others if may_meet(a, b)]
+        clash = [(a, b) for one, some in enumerate(kinds) for others in kinds[one + 1 :] for a in some for b in others
+                 if may_meet(a, b)]
         if clash:
             by_sources[tuple(kinds[0][:1] + kinds[1][:1])].append(name)
     for (one, other), names in sorted(by_sources.items()):
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        yield f"{one} and {other}, among others, were compiled from different definitions of: {', '.join(sorted(names)[:4])}{more}"
+        yield (f"{one} and {other}, among others, were compiled from different definitions of: "
+               f"{', '.join(sorted(names)[:4])}{more}")
 
 
 def objects_of(build, root):
@@ -284,7 +301,8 @@ def objects_of(build, root):
         named = re.search(r" -o (\S+\.o)\b", entry["command"]).group(1)
         path = pathlib.Path(entry["directory"]) / named
         if "/Unity/" in named:
-            sys.exit(f"{build} has merged units, in which the compiler sees one definition only: configure it with -DSHARDWIRE_MERGE=OFF")
+            sys.exit(f"{build} has merged units, in which the compiler sees one definition only: configure it with "
+                     "-DSHARDWIRE_MERGE=OFF")
         if path.exists():
             source = os.path.relpath(entry["file"], root)
             # Written by CMake, of sources of ours: part of the library.

@@ -26,7 +26,8 @@ def main():
     if shutil.which("shellcheck") is None:
         print(f"{len(files)} scripts read by bash; no shellcheck here")
         return 0
-    status = subprocess.run(["shellcheck", "--shell=bash", f"--exclude={LEFT_OUT}", "--format=gcc", *files], check=False).returncode
+    status = subprocess.run(["shellcheck", "--shell=bash", f"--exclude={LEFT_OUT}", "--format=gcc", *files],
+                            check=False).returncode
     print(f"{len(files)} scripts read by bash and shellcheck")
     return status
 

@@ -24,7 +24,8 @@ WIDTH = 120
 FOLDERS = ("include", "ops", "backend", "python", "tests", "bench", "docs", ".ci")
 CPP, PYTHON, OTHER, PAGES = {".h", ".cc", ".cu", ".cpp"}, {".py", ".pyi"}, {".cmake", ".sh", ".txt"}, {".md"}
 FENCE = re.compile(r"^( *)(```+)[^\n`]*\n.*?^\1\2$", re.MULTILINE | re.DOTALL)
-NOT_A_FUNCTION = re.compile(r"^\s*(if|for|while|switch|else|do|try|catch|namespace|class|struct|enum|union|extern|case|default|return|\}|//|#)\b|^\s*[})]")
+NOT_A_FUNCTION = re.compile(r"^\s*(if|for|while|switch|else|do|try|catch|namespace|class|struct|enum|union|extern|case|"
+                            r"default|return|\}|//|#)\b|^\s*[})]")
 
 
 def statement_start(lines, number):
@@ -33,7 +34,8 @@ def statement_start(lines, number):
     """
     while number > 0:
         before = lines[number - 1].strip()
-        if not before or before.endswith((";", "}", "{")) or before.startswith(("//", "#", "template")) or re.match(r"(public|private|protected):$", before):
+        if (not before or before.endswith((";", "}", "{")) or before.startswith(("//", "#", "template"))
+                or re.match(r"(public|private|protected):$", before)):
             return number
         number -= 1
     return number
@@ -45,7 +47,8 @@ def cpp_functions(text):
     while number < len(lines):
         start = statement_start(lines, number) if lines[number].rstrip().endswith("{") else number
         head = lines[start]
-        if start <= number and lines[number].rstrip().endswith("{") and not NOT_A_FUNCTION.match(head) and ")" in " ".join(lines[start : number + 1]):
+        if (start <= number and lines[number].rstrip().endswith("{") and not NOT_A_FUNCTION.match(head)
+                and ")" in " ".join(lines[start: number + 1])):
             closing = re.compile(re.match(r"\s*", head).group() + r"\}")
             for end in range(number + 1, len(lines)):
                 if closing.match(lines[end]):
@@ -96,14 +99,16 @@ def measure(path, text):
         found.append(f"{path}: {count} lines, the limit is {limit}")
     functions = list(cpp_functions(text) if suffix in CPP else python_functions(text) if suffix in PYTHON else [])
     if not is_test:
-        found += [f"{path}:{line}: a function of {lines} lines, the limit is {FUNCTION_LIMIT}" for line, lines in functions if lines > FUNCTION_LIMIT]
+        found += [f"{path}:{line}: a function of {lines} lines, the limit is {FUNCTION_LIMIT}"
+                  for line, lines in functions if lines > FUNCTION_LIMIT]
     return found + width_findings(path, text), count, [lines for _, lines in functions]
 
 
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2])
     wanted = CPP | PYTHON | OTHER
-    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*")) if path.suffix in wanted and path.is_file()]
+    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*"))
+             if path.suffix in wanted and path.is_file()]
     files += [path for name in ("run", "CMakeLists.txt") if (path := root / name).exists()]
     pages = [*root.glob("*.md"), *root.glob("*.py"), *(root / ".github").rglob("*.md")]
     pages += [path for folder in FOLDERS for path in (root / folder).rglob("*.md")]
@@ -122,8 +127,8 @@ def main():
         return 1
     long_files, long_functions = sum(n > FILE_AIM for n in counts), sum(n > FUNCTION_AIM for n in lengths)
     print(
-        f"{len(files)} files, {sum(counts)} lines; {long_files} files over {FILE_AIM}, {long_functions} of {len(lengths)} functions over {FUNCTION_AIM};"
-        f" {len(found)} findings"
+        f"{len(files)} files, {sum(counts)} lines; {long_files} files over {FILE_AIM}, {long_functions} of "
+        f"{len(lengths)} functions over {FUNCTION_AIM}; {len(found)} findings"
     )
     return 1 if found else 0
 

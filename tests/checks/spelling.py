@@ -10,7 +10,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SKIPPED = 77
 FOLDERS = (".ci", ".github", "backend", "bench", "docs", "include", "ops", "python", "tests")
-SUFFIXES = {"", ".cc", ".cmake", ".cpp", ".cu", ".h", ".json", ".md", ".py", ".pyi", ".sh", ".supp", ".toml", ".txt", ".yaml", ".yml"}
+SUFFIXES = {"", ".cc", ".cmake", ".cpp", ".cu", ".h", ".json", ".md", ".py", ".pyi", ".sh", ".supp", ".toml", ".txt",
+            ".yaml", ".yml"}
 # Names in code are no words: theirOwn, their_own, COO.
 NAMES = r"\b(\w*[a-z][A-Z]\w*|[A-Z]{2,}\w*|\w*_\w*)\b"
 # Words of ours that codespell takes for mistakes, in small letters: names of variables, and what tests misspell on
@@ -19,8 +20,10 @@ OURS = ("inflight", "nd", "ptd", "brodcast")
 
 
 def sources():
-    found = [path for path in ROOT.iterdir() if path.is_file()] + [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
-    return sorted(str(path.relative_to(ROOT)) for path in found if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
+    found = ([path for path in ROOT.iterdir() if path.is_file()]
+             + [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()])
+    return sorted(str(path.relative_to(ROOT)) for path in found
+                  if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
 
 
 def main():
@@ -28,7 +31,8 @@ def main():
         print("NOT CHECKED: no codespell here")
         return SKIPPED
     files = sys.argv[1:] or sources()
-    status = subprocess.run(["codespell", f"--ignore-regex={NAMES}", f"--ignore-words-list={','.join(OURS)}", *files], cwd=ROOT, check=False).returncode
+    status = subprocess.run(["codespell", f"--ignore-regex={NAMES}", f"--ignore-words-list={','.join(OURS)}", *files],
+                            cwd=ROOT, check=False).returncode
     print(f"{len(files)} files")
     return status
 

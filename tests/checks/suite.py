@@ -34,10 +34,12 @@ PASS, FAIL, SKIP = Count(1, 0, 0), Count(0, 1, 0), Count(0, 0, 1)
 # Some tests ask for more memory than there is.
 SANITIZERS = {
     "asan": {
-        "ASAN_OPTIONS": "allocator_may_return_null=1:halt_on_error=1:abort_on_error=0:detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
+        "ASAN_OPTIONS": ("allocator_may_return_null=1:halt_on_error=1:abort_on_error=0:detect_leaks=1:"
+                         "strict_string_checks=1:detect_stack_use_after_return=1"),
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     },
-    "tsan": {"TSAN_OPTIONS": f"allocator_may_return_null=1:halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT / 'tests' / 'support' / 'tsan.supp'}"},
+    "tsan": {"TSAN_OPTIONS": "allocator_may_return_null=1:halt_on_error=1:second_deadlock_stack=1:"
+                             f"suppressions={ROOT / 'tests' / 'support' / 'tsan.supp'}"},
 }
 
 
@@ -55,7 +57,8 @@ def say(text):
 
 
 durations = []  # (seconds, test) of every counted test
-complaints = []  # printed once more at the end: a reader of a long log reads the end, and some viewers show nothing else
+# printed once more at the end: a reader of a long log reads the end, and some viewers show nothing else
+complaints = []
 
 
 def complain(text):
@@ -66,9 +69,9 @@ def complain(text):
 def clean_environment(**more):
     """The caller's environment without what would change a test: launchers' and our own tunables."""
     kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not re.match(r"(SHARDWIRE_(?!JOBS|APT|WERROR|ORACLE_SEED)|OMPI_|PMIX_|PMI_|MASTER_|TORCHELASTIC_|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$)", name)
+        name: value for name, value in os.environ.items()
+        if not re.match(r"(SHARDWIRE_(?!JOBS|APT|WERROR|ORACLE_SEED)|OMPI_|PMIX_|PMI_|MASTER_|TORCHELASTIC_|(LOCAL_|"
+                        r"GROUP_)?(RANK|WORLD_SIZE)$)", name)
     }
     kept.update({name: str(value) for name, value in more.items()})
     return kept
@@ -128,7 +131,8 @@ def show_end(log, lines=60):
 def build(folder, target, title, *options):
     """One build folder, by the rules of ./run. Returns whether the build succeeded."""
     child = subprocess.run(
-        [str(ROOT / "run"), "_build", str(ROOT / "build" / folder), target, title, *options], stdin=subprocess.DEVNULL, check=False
+        [str(ROOT / "run"), "_build", str(ROOT / "build" / folder), target, title, *options], stdin=subprocess.DEVNULL,
+        check=False
     )
     if child.returncode != 0:
         complain(f"  FAIL {title}: it does not build")
@@ -172,7 +176,8 @@ def say_outcome(counted, failed, skips):
 
 
 def part_checks(options):
-    python_files = [str(path) for folder in ("python", "tests", "bench", "docs") for path in sorted((ROOT / folder).rglob("*.py"))]
+    python_files = [str(path) for folder in ("python", "tests", "bench", "docs")
+                    for path in sorted((ROOT / folder).rglob("*.py"))]
     one_line = "import sys\nfor path in sys.argv[1:]: compile(open(path, encoding='utf-8').read(), path, 'exec')"
     checks = [
         ("layers", [sys.executable, CHECKS / "layers.py"]),
@@ -217,7 +222,8 @@ def compiled_commands():
 def cpp_options(folder, *more):
     # The benches run once, with little to do, beside the tests of the plain build.
     benches = "ON" if folder == "cpp" else "OFF"
-    return ["-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF", f"-DSHARDWIRE_BENCH={benches}", "-DSHARDWIRE_TESTS=ON", *more]
+    return ["-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF", f"-DSHARDWIRE_BENCH={benches}", "-DSHARDWIRE_TESTS=ON",
+            *more]
 
 
 def cpp(folder, env, options, *more, target="all", only="."):
@@ -233,7 +239,8 @@ def cpp(folder, env, options, *more, target="all", only="."):
     oracle = {"SHARDWIRE_ORACLE_CASES": cases if folder == "cpp" else min(cases, 5000)}
     status, log = run(
         f"ctest-{folder}",
-        [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure", "--no-tests=error", "-R", only, "--parallel", AT_A_TIME, "--timeout", 900, "--output-junit", programs],
+        [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure",
+         "--no-tests=error", "-R", only, "--parallel", AT_A_TIME, "--timeout", 900, "--output-junit", programs],
         clean_environment(GTEST_OUTPUT=f"xml:{reports}/", GTEST_COLOR="no", **oracle, **env),
     )
     counts, failed, skips, with_failures = [], [], collections.Counter(), set()
@@ -248,7 +255,8 @@ def cpp(folder, env, options, *more, target="all", only="."):
     # A program that died or hung has written no report, or a report without a failure: the program counts as one
     # failure.
     if status != 0:
-        ended_badly = [name.splitlines()[0].rpartition(".")[2] for name in (junit(programs)[1] if programs.exists() else [])]
+        ended_badly = [name.splitlines()[0].rpartition(".")[2]
+                       for name in (junit(programs)[1] if programs.exists() else [])]
         dead = [name for name in ended_badly if name not in with_failures]
         if not failed and not dead:
             dead = ["ctest"]
@@ -280,11 +288,12 @@ def part_alone(options):
     """
     # -O0, where nothing is inlined. By GCC: clang's objects of one and the same definition differ
     # (docs/architecture.md).
-    how = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DSHARDWIRE_MERGE=OFF", "-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF",
-           "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_TESTS=OFF"]
+    how = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DSHARDWIRE_MERGE=OFF", "-DSHARDWIRE_C10D=OFF",
+           "-DSHARDWIRE_PYTHON=OFF", "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_TESTS=OFF"]
     if not build("alone", "shardwire_core", "compiling each file of the core alone", *how):
         return FAIL
-    return add([PASS, check("one-definition-objects", [sys.executable, CHECKS / "one_definition.py", "--objects", ROOT / "build" / "alone"])])
+    return add([PASS, check("one-definition-objects",
+                            [sys.executable, CHECKS / "one_definition.py", "--objects", ROOT / "build" / "alone"])])
 
 
 def part_asan(options):
@@ -295,7 +304,8 @@ def part_asan(options):
 
 def part_tsan(options):
     """The programs with threads."""
-    return cpp("tsan", SANITIZERS["tsan"], options, "-DSHARDWIRE_SANITIZE=thread", target="tests_with_threads", only="^tests_(backend|multiprocess|oracle)")
+    return cpp("tsan", SANITIZERS["tsan"], options, "-DSHARDWIRE_SANITIZE=thread", target="tests_with_threads",
+               only="^tests_(backend|multiprocess|oracle)")
 
 
 def part_tidy(options):
@@ -325,7 +335,8 @@ def pytest(name, where, options, python, env, *more):
     if status != 0:
         show_end(log, 80)
         if counted.failed == 0:
-            complain(f"  FAIL {name}: pytest ended with status {status}" + (" (it found no test)" if status == 5 else ""))
+            complain(f"  FAIL {name}: pytest ended with status {status}"
+                     + (" (it found no test)" if status == 5 else ""))
             counted = add([counted, FAIL])
     return counted
 
@@ -347,7 +358,8 @@ def part_python(options):
     if importlib.util.find_spec("xdist") is None:
         say(f"  {sys.executable} has no pytest-xdist: the test files run one after the other")
         workers = []
-    return pytest(f"pytest-{BUILD.name}", ROOT / "tests" / "python", options, sys.executable, env, *workers, *options.pytest)
+    return pytest(f"pytest-{BUILD.name}", ROOT / "tests" / "python", options, sys.executable, env, *workers,
+                  *options.pytest)
 
 
 def part_docs(options):
@@ -361,7 +373,8 @@ def part_docs(options):
     if not build_package():
         return FAIL
     command = [sys.executable, ROOT / "docs" / "site" / "build.py", ROOT / "build" / "docs"]
-    status, log = run("docs", command, clean_environment(PYTHONPATH=package_path(), PYTHONDONTWRITEBYTECODE=1), limit=600)
+    status, log = run("docs", command, clean_environment(PYTHONPATH=package_path(), PYTHONDONTWRITEBYTECODE=1),
+                      limit=600)
     if status != 0:
         remember("docs", log, 40)
         show_end(log)
@@ -378,7 +391,8 @@ def part_torch_suite(options):
     report.unlink(missing_ok=True)
     script = ROOT / "tests" / "torch_suite" / "run_suite.py"
     command = [sys.executable, script, "--world", 3, "--backend", "shardwire", "--report", report]
-    status, log = run(f"torch-suite-{BUILD.name}", command, clean_environment(PYTHONPATH=package_path(), SHARDWIRE_TAG=BUILD.name))
+    status, log = run(f"torch-suite-{BUILD.name}", command,
+                      clean_environment(PYTHONPATH=package_path(), SHARDWIRE_TAG=BUILD.name))
     counted = Count(**json.loads(report.read_text())) if report.exists() else FAIL
     for line in log.read_text(errors="replace").splitlines():
         say(line)
@@ -394,14 +408,15 @@ def part_example(options):
     with tempfile.TemporaryDirectory(prefix="shardwire-example-") as scratch:
         prefix, out = pathlib.Path(scratch) / "prefix", pathlib.Path(scratch) / "build"
         torch = [sys.executable, "-c", "import os, torch; print(os.path.dirname(torch.__file__))"]
-        torch_folder = subprocess.run(torch, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout.strip()
+        torch_folder = subprocess.run(torch, capture_output=True, text=True, check=True,
+                                      stdin=subprocess.DEVNULL).stdout.strip()
         paths = f"{prefix};{torch_folder}"
         steps = [
             ("install", ["cmake", "--install", BUILD, "--prefix", prefix]),
             (
                 "configure",
-                ["cmake", "-S", ROOT / "docs" / "examples" / "cpp", "-B", out, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={paths}"]
-                + [f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}"],
+                ["cmake", "-S", ROOT / "docs" / "examples" / "cpp", "-B", out, "-G", "Ninja",
+                 f"-DCMAKE_PREFIX_PATH={paths}"] + [f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}"],
             ),
             ("build", ["cmake", "--build", out, "--parallel", os.environ.get("SHARDWIRE_JOBS", "2")]),
         ]
@@ -411,7 +426,8 @@ def part_example(options):
                 complain(f"  FAIL docs/examples/cpp: {step}")
                 show_end(log)
                 return FAIL
-        both_ways = [run_example(out / name, pathlib.Path(scratch) / f"store-{name}") for name in ("transpose", "fft", "collectives")]
+        both_ways = [run_example(out / name, pathlib.Path(scratch) / f"store-{name}")
+                     for name in ("transpose", "fft", "collectives")]
         status, log = run("example-forked", [out / "collectives", 3], limit=120)
         if status != 0:
             complain(f"  FAIL docs/examples/cpp: collectives 3: status {status}")
@@ -424,10 +440,14 @@ def debian_packages(folder):
     if shutil.which("dpkg-deb") is None:
         say("  skipped: there is no dpkg here")
         return SKIP
-    status, log = run("example-deb", ["cpack", "-G", "DEB", "-B", folder, "--config", BUILD / "CPackConfig.cmake"], cwd=BUILD, limit=300)
-    said = [subprocess.run(["dpkg-deb", "-f", package], capture_output=True, text=True, check=False).stdout for package in sorted(folder.glob("libshardwire*.deb"))]
-    version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout.strip()
-    if status == 0 and len(said) == 2 and f"built for torch {version}" in said[1] and not any("localhost" in text for text in said):
+    status, log = run("example-deb", ["cpack", "-G", "DEB", "-B", folder, "--config", BUILD / "CPackConfig.cmake"],
+                      cwd=BUILD, limit=300)
+    said = [subprocess.run(["dpkg-deb", "-f", package], capture_output=True, text=True, check=False).stdout
+            for package in sorted(folder.glob("libshardwire*.deb"))]
+    version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], capture_output=True,
+                             text=True, check=True, stdin=subprocess.DEVNULL).stdout.strip()
+    if (status == 0 and len(said) == 2 and f"built for torch {version}" in said[1]
+            and not any("localhost" in text for text in said)):
         return PASS
     complain("  FAIL the Debian packages do not name their torch and a maintainer")
     say("\n".join(said))
@@ -497,7 +517,8 @@ def part_pip_install(options):
             status, log = run("pip-install", install, env, limit=1200)
         if status == 0:
             script = CHECKS / "installed_use.py"
-            status, log = run("pip-install-use", [venv / "bin" / "python", script, venv], clean_environment(), cwd=scratch, limit=180)
+            status, log = run("pip-install-use", [venv / "bin" / "python", script, venv], clean_environment(),
+                              cwd=scratch, limit=180)
         if status != 0:
             complain("  FAIL pip install --no-build-isolation .")
             show_end(log)
@@ -534,14 +555,16 @@ def part_cuda_torch(options):
 
 def part_mpi(options):
     """Ranks started by mpirun, joined by the mpi transport."""
-    return with_cpp("mpi", [ROOT / "tests" / "mpi" / "run_mpi.py", ROOT / "build" / "cpp", *([] if options.oracle else ["--quick"])], 1800)
+    return with_cpp("mpi", [ROOT / "tests" / "mpi" / "run_mpi.py", ROOT / "build" / "cpp",
+                            *([] if options.oracle else ["--quick"])], 1800)
 
 
 def part_rdma(options):
     """Small machines with soft-RoCE devices, since the verbs need a kernel with soft-RoCE."""
     budget = 480  # the first parts take most; a part without time left is skipped, and says so
     command = [ROOT / "tests" / "rig" / "run_rdma.py", "--build", ROOT / "build" / "cpp", "--budget", budget]
-    command += [] if options.oracle else ["--quick"]  # emulated processors: a fifth of the random cases unless --oracle is given
+    # emulated processors: a fifth of the random cases unless --oracle is given
+    command += [] if options.oracle else ["--quick"]
     if (BUILD / "python").exists():  # built by an earlier part
         command += ["--python", sys.executable, "--package", BUILD / "python"]
     return with_cpp("rdma", command, budget + 900)
@@ -569,10 +592,13 @@ SLOW = ("docs", "alone", "asan", "tsan", "mpi", "rdma", "torch-suite", "example"
 
 def arguments():
     parser = argparse.ArgumentParser(prog="./run test", description="All checks and tests of shardwire.")
-    parser.add_argument("--quick", action="store_true", help="leave out " + ", ".join(SLOW) + " and shorten the random tests")
+    parser.add_argument("--quick", action="store_true",
+                        help="leave out " + ", ".join(SLOW) + " and shorten the random tests")
     parser.add_argument("--only", default="", metavar="PART[,PART]", help="some of: " + ", ".join(PARTS))
-    parser.add_argument("--oracle", type=int, default=0, metavar="N", help="random specs in the C++ oracle (100000, with --quick 20000; the long run is 1000000)")
-    parser.add_argument("--pytest", action="append", default=[], metavar="ARG", help="one more argument for the Python tests' pytest")
+    parser.add_argument("--oracle", type=int, default=0, metavar="N",
+                        help="random specs in the C++ oracle (100000, with --quick 20000; the long run is 1000000)")
+    parser.add_argument("--pytest", action="append", default=[], metavar="ARG",
+                        help="one more argument for the Python tests' pytest")
     options = parser.parse_args()
     named = [word for word in options.only.split(",") if word]
     unknown = [word for word in named if word not in PARTS]
@@ -591,7 +617,8 @@ def main():
         begun = time.monotonic()
         counted = PARTS[name](options)
         total = add([total, counted])
-        lines.append(f"{name:<12} {time.monotonic() - begun:7.1f} s   {counted.passed} passed, {counted.failed} failed, {counted.skipped} skipped")
+        lines.append(f"{name:<12} {time.monotonic() - begun:7.1f} s   {counted.passed} passed, {counted.failed} "
+                     f"failed, {counted.skipped} skipped")
         say("   " + lines[-1])
     if complaints:
         say("== what failed")

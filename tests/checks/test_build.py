@@ -36,7 +36,8 @@ class Machine:
         self.bin.mkdir()
         self.root.mkdir()
         self.packages.write_text("")
-        self.program("cmake", f'echo configured >>{folder}/calls; mkdir -p {self.root}/build/one; touch {self.root}/build/one/build.ninja; cat {folder}/said')
+        self.program("cmake", f'echo configured >>{folder}/calls; mkdir -p {self.root}/build/one; touch '
+                              f'{self.root}/build/one/build.ninja; cat {folder}/said')
         self.program("ninja", f"echo built >>{folder}/calls")
         self.program("dpkg-query", f"cat {self.packages}; exit 1")  # 1: some packages are unknown
         self.program("c++", "echo 'g++ (Debian) 12.2.0'")
@@ -51,10 +52,12 @@ class Machine:
     def build(self, **env):
         """(the calls, in order, and the output)"""
         self.calls.write_text("")
-        kept = {name: value for name, value in os.environ.items() if name not in ("CXX", "CXXFLAGS", "LDFLAGS", "CPATH", "CMAKE_PREFIX_PATH", "MPI_HOME")}
+        kept = {name: value for name, value in os.environ.items()
+                if name not in ("CXX", "CXXFLAGS", "LDFLAGS", "CPATH", "CMAKE_PREFIX_PATH", "MPI_HOME")}
         kept.update(PATH=f"{self.bin}:/usr/bin:/bin", HOME=str(self.root), **env)
         command = ["bash", "-c", SCRIPT.replace("{root}", str(ROOT)), "build", str(self.root)]
-        done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120, check=False,
+                              stdin=subprocess.DEVNULL)
         assert done.returncode == 0, done.stderr
         return self.calls.read_text().split(), done.stderr
 
@@ -68,9 +71,11 @@ def machine(tmp_path):
 
 
 def test_a_long_build_says_something_every_minute_where_there_is_no_terminal(machine):
-    machine.program("ninja", "echo '[1/9] Building CXX object one.cc.o'; echo '[2/9] Building CXX object two.cc.o'; sleep 4")
+    machine.program("ninja",
+                    "echo '[1/9] Building CXX object one.cc.o'; echo '[2/9] Building CXX object two.cc.o'; sleep 4")
     lines = machine.build(say_every="1")[1].splitlines()
-    assert any(re.fullmatch(r"shardwire: building one: \d+ s so far  \[2/9\] Building CXX object two.cc.o", line) for line in lines), lines
+    assert any(re.fullmatch(r"shardwire: building one: \d+ s so far  \[2/9\] Building CXX object two.cc.o", line)
+               for line in lines), lines
 
 
 def test_an_optional_package_that_comes_goes_or_is_upgraded_configures_again(machine):
@@ -114,18 +119,21 @@ def test_what_is_left_out_is_said_with_the_package_that_brings_it(machine):
     machine.said.write_text("-- without the mpi transport: no MPI was found (Debian: libopenmpi-dev)\n-- Found fmt\n")
     machine.packages.write_text("libgtest-dev 1 installed\n")
     said = machine.build()[1]
-    assert "build/one: without the mpi transport: no MPI was found (Debian: libopenmpi-dev)" in said and "fmt" not in said
+    assert ("build/one: without the mpi transport: no MPI was found (Debian: libopenmpi-dev)" in said
+            and "fmt" not in said)
 
 
 def test_the_words_that_are_looked_for_are_those_of_cmake_lists():
     """build_dir and setup.py find the words by 'without the'."""
     for file, package in (("CMakeLists.txt", "libibverbs-dev"), ("backend/transport/mpi/mpi.cmake", "libopenmpi-dev")):
-        assert re.search(rf'message\(STATUS "without the \w+ transport: .*\(Debian: {package}\)"\)', (ROOT / file).read_text()), file
+        assert re.search(rf'message\(STATUS "without the \w+ transport: .*\(Debian: {package}\)"\)',
+                         (ROOT / file).read_text()), file
 
 
 def test_every_build_gets_the_headers_of_all_transports():
     """`./run demo` on a bare machine builds with mpi and rdma; so do the parts of the tests."""
-    script = f'root={ROOT} torch_choice=debian python=/usr/bin/python3; . {ROOT}/.ci/machine.sh; for group in core demo cpp bench; do echo $group: $(packages_of $group); done'
+    script = (f'root={ROOT} torch_choice=debian python=/usr/bin/python3; . {ROOT}/.ci/machine.sh; for group in core '
+              'demo cpp bench; do echo $group: $(packages_of $group); done')
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=60)
     for line in done.stdout.splitlines():
         assert {"libopenmpi-dev", "libibverbs-dev"} <= set(line.split()), line
@@ -146,7 +154,8 @@ def compiled(folder, *options):
     python = folder / "python"
     python.write_text(A_TORCH.format(folder))
     python.chmod(0o755)
-    command = ["cmake", "-S", ROOT, "-B", folder / "build", "-G", "Ninja", f"-DSHARDWIRE_PYTHON_EXECUTABLE={python}", "-DSHARDWIRE_BENCH=OFF", *options]
+    command = ["cmake", "-S", ROOT, "-B", folder / "build", "-G", "Ninja", f"-DSHARDWIRE_PYTHON_EXECUTABLE={python}",
+               "-DSHARDWIRE_BENCH=OFF", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
     if "Could NOT find GTest" in done.stderr or "GTestConfig" in done.stderr:
         pytest.skip("no GoogleTest here")
@@ -160,7 +169,8 @@ def compiled(folder, *options):
 
 def sources_of(units):
     """How often each source of ours is compiled."""
-    found = [source.relative_to(ROOT) for sources in units.values() for source in sources if source.is_relative_to(ROOT)]
+    found = [source.relative_to(ROOT) for sources in units.values() for source in sources
+             if source.is_relative_to(ROOT)]
     return collections.Counter(map(str, found))
 
 
@@ -174,7 +184,8 @@ def merged(tmp_path_factory):
 def test_every_source_is_compiled_once(merged):
     counts = sources_of(merged)
     assert [name for name, count in counts.items() if count != 1] == []
-    there = {str(path.relative_to(ROOT)) for folder in ("ops", "backend", "python", "tests") for path in (ROOT / folder).rglob("*.cc")}
+    there = {str(path.relative_to(ROOT)) for folder in ("ops", "backend", "python", "tests")
+             for path in (ROOT / folder).rglob("*.cc")}
     # Sources without headers on this machine, and the stand-ins.
     left_out = re.compile(r"(backend/transport/(rdma|mpi/module)|tests/(backend/transport/rdma|mpi))/")
     assert sorted(name for name in there - set(counts) if not left_out.match(name)) == []
@@ -190,7 +201,8 @@ def test_the_files_of_a_folder_are_few_units(merged):
         if folder.is_relative_to(ROOT):
             units[str(folder.relative_to(ROOT))] += 1
     assert units["backend/c10d"] <= 3 and units["python/csrc"] == 1 and units["tests/python/device"] == 1, units
-    core = {folder: count for folder, count in units.items() if folder.startswith(("ops/", "backend")) and folder not in ("backend/c10d", "ops/reduce")}
+    core = {folder: count for folder, count in units.items()
+            if folder.startswith(("ops/", "backend")) and folder not in ("backend/c10d", "ops/reduce")}
     assert set(core.values()) == {1}, core
 
 
@@ -204,7 +216,8 @@ def test_the_clang_checks_read_every_source_of_the_core(merged):
     """Whether merged or not: thread_safety.py reads the units, tidy.py the files."""
     commands = next(iter(merged)).parents[3] / "compile_commands.json"
     assert commands.exists()
-    files = {str(source.relative_to(ROOT)) for source, words in each_source.core_commands(commands) if "-std=c++20" in words}
+    files = {str(source.relative_to(ROOT)) for source, words in each_source.core_commands(commands)
+             if "-std=c++20" in words}
     units = [source for _, sources, _ in each_source.core_units(commands) for source in sources]
     core = {name for name in sources_of(merged) if name.startswith(("ops/", "backend/"))}
     assert files == core and len(units) == len(core)
@@ -223,8 +236,10 @@ def test_ccache_shares_units_between_folders_and_copies_of_the_tree(tmp_path):
     tree, copy = tmp_path / "tree", tmp_path / "copy"
     (tree / "room").mkdir(parents=True)
     (tree / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(small LANGUAGES CXX)\nset(CMAKE_CXX_COMPILER_LAUNCHER ccache)\nset(CMAKE_CXX_FLAGS -g1)\n"
-        "include(merged.cmake)\nadd_library(small OBJECT room/one.cc room/two.cc)\ntarget_include_directories(small PRIVATE ${PROJECT_SOURCE_DIR})\nshardwire_merge(small)\n"
+        "cmake_minimum_required(VERSION 3.25)\nproject(small LANGUAGES CXX)\nset(CMAKE_CXX_COMPILER_LAUNCHER "
+        "ccache)\nset(CMAKE_CXX_FLAGS -g1)\n"
+        "include(merged.cmake)\nadd_library(small OBJECT room/one.cc room/two.cc)\ntarget_include_directories(small "
+        "PRIVATE ${PROJECT_SOURCE_DIR})\nshardwire_merge(small)\n"
     )
     shutil.copy(ROOT / "merged.cmake", tree)
     for name in ("one", "two"):
@@ -232,11 +247,15 @@ def test_ccache_shares_units_between_folders_and_copies_of_the_tree(tmp_path):
     shutil.copytree(tree, copy)
     hits = []
     for root, folder in ((tree, "cpp"), (tree, "torch"), (copy, "temp")):
-        env = {**os.environ, "CCACHE_DIR": str(tmp_path / "cache"), "CCACHE_BASEDIR": str(root), "CCACHE_NOHASHDIR": "1"}
+        env = {**os.environ, "CCACHE_DIR": str(tmp_path / "cache"), "CCACHE_BASEDIR": str(root),
+               "CCACHE_NOHASHDIR": "1"}
         env.pop("CCACHE_DISABLE", None)
-        for command in (["cmake", "-S", root, "-B", root / "build" / folder, "-G", "Ninja"], ["ninja", "-C", root / "build" / folder]):
+        for command in (["cmake", "-S", root, "-B", root / "build" / folder, "-G", "Ninja"],
+                        ["ninja", "-C", root / "build" / folder]):
             subprocess.run(command, env=env, check=True, capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
-        said = subprocess.run(["ccache", "--print-stats"], env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+        said = subprocess.run(["ccache", "--print-stats"], env=env, check=True, capture_output=True, text=True,
+                              timeout=60).stdout
         counts = dict(line.split("\t") for line in said.splitlines())
-        hits.append((int(counts["cache_miss"]), int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])))
+        hits.append(
+            (int(counts["cache_miss"]), int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])))
     assert hits == [(1, 0), (1, 1), (1, 2)]

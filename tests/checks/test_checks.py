@@ -19,8 +19,10 @@ import thread_safety
 import variables
 
 ALLOWED = [
-    ("ops/plan/plan.cc", '#include "ops/plan/plan.h"\n#include <vector>\n#include "shardwire/types.h"\n#include <fmt/format.h>\n'),
-    ("backend/exec/executor.cc", '#include "ops/plan/plan.h"\n#include "backend/memory/shared_heap.h"\n#include <thread>\n'),
+    ("ops/plan/plan.cc",
+     '#include "ops/plan/plan.h"\n#include <vector>\n#include "shardwire/types.h"\n#include <fmt/format.h>\n'),
+    ("backend/exec/executor.cc",
+     '#include "ops/plan/plan.h"\n#include "backend/memory/shared_heap.h"\n#include <thread>\n'),
     ("backend/communicator/communicator.cc", '#include "backend/exec/executor.h"\n'),
     ("backend/c10d/process_group.cc", "#include <torch/csrc/distributed/c10d/Backend.hpp>\n"),
     ("backend/c10d/torch_compat.h", "#if TORCH_VERSION_MAJOR < 2\n#endif\n"),
@@ -30,7 +32,8 @@ ALLOWED = [
     ("backend/fabric/proof.cc", "#include <openssl/hmac.h>\n"),
     ("backend/exec/stream_cuda.cc", "#include <cuda_runtime.h>\n"),
     ("ops/plan/plan.cc", "// #include <thread>\n/* #include <torch/torch.h>\n*/\n"),
-    ("include/shardwire/c10d.h", '#include "shardwire/tensor_op.h"\n#include <torch/csrc/distributed/c10d/Store.hpp>\n'),
+    ("include/shardwire/c10d.h",
+     '#include "shardwire/tensor_op.h"\n#include <torch/csrc/distributed/c10d/Store.hpp>\n'),
     ("docs/examples/cpp/a.cc", "#include <shardwire/c10d.h>\n#include <torch/torch.h>\n"),
     ("backend/bootstrap/own_ends.cc", '#include "backend/fabric/fabric.h"\n#include "backend/transport/endpoint.h"\n'),
     ("backend/transport/shm/ring.cc", '#include "backend/memory/shared_heap.h"\n#include "ops/wire/byte_codec.h"\n'),
@@ -83,11 +86,13 @@ def test_layers_refuses(path, text, words):
 
 
 def test_layers_names_the_line_behind_a_comment():
-    assert layers.findings_of("ops/plan/plan.cc", "/* a\n b */\n\n#include <thread>\n")[0].startswith("ops/plan/plan.cc:4: ")
+    assert layers.findings_of("ops/plan/plan.cc", "/* a\n b */\n\n#include <thread>\n")[0].startswith(
+        "ops/plan/plan.cc:4: ")
 
 
 @pytest.mark.parametrize("path, text, words", [
-    ("python/shardwire/queues/queue.py", "from ..groups.lookup import store_of\nfrom .. import _C\nfrom ..errors import ClosedError\nfrom ._own import _private", ""),
+    ("python/shardwire/queues/queue.py", ("from ..groups.lookup import store_of\nfrom .. import _C\nfrom ..errors "
+                                          "import ClosedError\nfrom ._own import _private"), ""),
     ("python/shardwire/nvshmem/core/init_finalize.py", "from ... import symm", ""),
     ("python/shardwire/plain/read.py", "def f():\n    from ..queues import Queue", "plain may not import queues"),
     ("python/shardwire/kernels/a.py", "from ..weights.movement import Movement", "kernels may not import weights"),
@@ -122,7 +127,8 @@ def test_sizes_measures_functions_and_files():
 
 
 def test_sizes_measures_a_constructor_with_initialisers():
-    text = "A::A(int a)\n    : a_(a),\n      b_(a) {\n  if (a) {\n    b_ = 2;\n  }\n}\n\nint g(int a,\n      int b) {\n  return a;\n}\n"
+    text = ("A::A(int a)\n    : a_(a),\n      b_(a) {\n  if (a) {\n    b_ = 2;\n  }\n}\n\nint g(int a,\n      int b) "
+            "{\n  return a;\n}\n")
     assert list(sizes.cpp_functions(text)) == [(1, 7), (9, 4)]
 
 
@@ -157,17 +163,22 @@ INSIDE = "namespace shardwire::internal {\n%s\n}\n"
 ONE_NAME = [
     # a pair of files, the text of each, the finding
     ("ops/a.h", "backend/b.h", "class X {\n int a;\n};", "type shardwire::internal::X"),
-    ("ops/a.h", "backend/b.cc", "template <typename T>\nstruct [[nodiscard]] X final : Y<T> {};", "type shardwire::internal::X"),
-    ("ops/a.h", "python/csrc/b.h", "SW_BEGIN\nclass SHARDWIRE_EXPORT X final : public ::c10::Y {};", "type shardwire::internal::X"),
+    ("ops/a.h", "backend/b.cc", "template <typename T>\nstruct [[nodiscard]] X final : Y<T> {};",
+     "type shardwire::internal::X"),
+    ("ops/a.h", "python/csrc/b.h", "SW_BEGIN\nclass SHARDWIRE_EXPORT X final : public ::c10::Y {};",
+     "type shardwire::internal::X"),
     ("ops/a.h", "tests/support/b.h", "enum class X : std::uint8_t { kA = 1 };", "type shardwire::internal::X"),
     ("ops/a.h", "tests/x/b_test.cc", "inline constexpr int kX = int{1} << 3;", "variable shardwire::internal::kX"),
-    ("tests/x/a_test.cc", "tests/x/b_test.cc", "std::string f(const Dims& a, int b = 2) { return {}; }", "function shardwire::internal::f(const Dims&, int)"),
+    ("tests/x/a_test.cc", "tests/x/b_test.cc", "std::string f(const Dims& a, int b = 2) { return {}; }",
+     "function shardwire::internal::f(const Dims&, int)"),
     ("tests/x/a_test.cc", "tests/x/b_test.cc", "X::X(int a) : a_{a} {\n}", "function shardwire::internal::X::X(int)"),
     ("bench/a.h", "bench/b.h", "struct X {\n};", "type shardwire::internal::X"),
     ("ops/a.h", "backend/b.cc", "class X;\nX* f(Y y = {});\nusing Z = X;\nextern int i;", None),
     ("ops/a.h", "backend/b.cc", "namespace {\nclass X {};\nint f() { return 1; }\n}", None),
-    ("ops/a.h", "backend/b.cc", "static int f(int a) { return a; }\nconstexpr int kA = 3;\nconst int kB[] = {1, 2};", None),
-    ("ops/a.h", "backend/b.cc", "// class X {};\n#define Y class X {};\nconst char* const kText = \"class X {};\";", None),
+    ("ops/a.h", "backend/b.cc", "static int f(int a) { return a; }\nconstexpr int kA = 3;\nconst int kB[] = {1, 2};",
+     None),
+    ("ops/a.h", "backend/b.cc", "// class X {};\n#define Y class X {};\nconst char* const kText = \"class X {};\";",
+     None),
     ("tests/x/a_test.cc", "tests/y/b_test.cc", "class X {};", None),
     ("bench/a.h", "tests/x/b_test.cc", "class X {};", None),
     ("backend/transport/rdma/no_verbs.cc", "backend/transport/rdma/a.cc", "int f() { return 1; }", None),
@@ -189,31 +200,38 @@ def test_one_definition_distinguishes_overloads():
 def compiled(folder, name, text, *options):
     """The object of one unit, -O0."""
     (folder / f"{name}.cc").write_text(INSIDE % text)
-    subprocess.run([shutil.which("g++") or shutil.which("c++"), "-O0", "-c", *options, folder / f"{name}.cc", "-o", folder / f"{name}.o"], check=True)
+    subprocess.run([shutil.which("g++") or shutil.which("c++"), "-O0", "-c", *options, folder / f"{name}.cc", "-o",
+                    folder / f"{name}.o"], check=True)
     return (folder / f"{name}.o").read_bytes()
 
 
 def test_one_definition_looks_past_the_brackets_of_a_return_type():
     texts = ["std::function<void()> A::f() { return {}; }", "std::function<void()> B::f() { return {}; }"]
-    assert list(one_definition.source_findings([("ops/a.cc", INSIDE % texts[0]), ("ops/b.cc", INSIDE % texts[1])])) == []
-    assert len(list(one_definition.source_findings([("ops/a.cc", INSIDE % texts[0]), ("ops/b.cc", "// other\n" + INSIDE % texts[0])]))) == 1
+    assert (list(one_definition.source_findings([("ops/a.cc", INSIDE % texts[0]), ("ops/b.cc", INSIDE % texts[1])]))
+            == [])
+    assert len(list(one_definition.source_findings(
+        [("ops/a.cc", INSIDE % texts[0]), ("ops/b.cc", "// other\n" + INSIDE % texts[0])]))) == 1
 
 
 def test_one_definition_reads_objects(tmp_path):
     text = "int g(); int h();\nstruct X { int f(int a) { return %s() + a; } };\nint %s(int a) { return X().f(a); }"
-    objects = {name: compiled(tmp_path, name, text % (called, name)) for name, called in (("one", "g"), ("same", "g"), ("other", "h"))}
+    objects = {name: compiled(tmp_path, name, text % (called, name))
+               for name, called in (("one", "g"), ("same", "g"), ("other", "h"))}
     named = [("ops/one.cc", "one.o", objects["one"]), ("ops/same.cc", "same.o", objects["same"])]
     assert list(one_definition.object_findings(named)) == []
     found = list(one_definition.object_findings([*named, ("backend/other.cc", "other.o", objects["other"])]))
     assert len(found) == 1 and "_ZN9shardwire8internal1X1fEi" in found[0] and "backend/other.cc" in found[0], found
     # In two test programs each has a separate definition.
-    assert list(one_definition.object_findings([("tests/x/one.cc", "one.o", objects["one"]), ("tests/y/other.cc", "other.o", objects["other"])])) == []
+    assert list(one_definition.object_findings(
+        [("tests/x/one.cc", "one.o", objects["one"]), ("tests/y/other.cc", "other.o", objects["other"])])) == []
 
 
 def test_one_definition_compares_variables_and_virtual_functions(tmp_path):
     for text in ("inline int kX = %d;\nconst int* %s() { return &kX; }", "struct X { %s };\nX* %s() { return new X; }"):
-        bodies = (1, 2) if "%d" in text else ("virtual int f() { return 1; }", "virtual int f() { return 1; } virtual int g() { return 1; }")
-        objects = [(f"ops/{name}.cc", f"{name}.o", compiled(tmp_path, name, text % (body, name))) for name, body in zip(("one", "other"), bodies)]
+        bodies = (1, 2) if "%d" in text else ("virtual int f() { return 1; }",
+                                              "virtual int f() { return 1; } virtual int g() { return 1; }")
+        objects = [(f"ops/{name}.cc", f"{name}.o", compiled(tmp_path, name, text % (body, name)))
+                   for name, body in zip(("one", "other"), bodies)]
         assert len(list(one_definition.object_findings(objects))) == 1, text
 
 
@@ -228,25 +246,30 @@ def test_one_definition_knows_a_function_of_the_unit_itself(tmp_path):
     """-fno-semantic-interposition calls the function by place, not by name."""
     text = "int g(); int h();\nstruct X { int f(int a) { return g() + a; } };\n%s\nint %s(int a) { return X().f(a); }"
     options = ["-fPIC", "-fno-semantic-interposition"]
-    objects = [(f"ops/{name}.cc", f"{name}.o", compiled(tmp_path, name, text % (own, name), *options)) for name, own in (("one", ""), ("other", "int g() { return 1; }"))]
+    objects = [(f"ops/{name}.cc", f"{name}.o", compiled(tmp_path, name, text % (own, name), *options))
+               for name, own in (("one", ""), ("other", "int g() { return 1; }"))]
     assert list(one_definition.object_findings(objects)) == []
     # Another function of the unit itself is a different one.
     text = text.replace("return g()", "return h()")
-    objects.append(("ops/third.cc", "third.o", compiled(tmp_path, "third", text % ("int h() { return 1; }\nint g() { return 1; }", "third"), *options)))
+    objects.append(("ops/third.cc", "third.o", compiled(
+        tmp_path, "third", text % ("int h() { return 1; }\nint g() { return 1; }", "third"), *options)))
     assert len(list(one_definition.object_findings(objects))) == 1
 
 
 def test_one_definition_refuses_weak_symbols_for_some_processors(tmp_path):
     data = compiled(tmp_path, "kernels", "inline int f(int a) { return a; }\nint g() { return f(1); }")
-    found = list(one_definition.object_findings([("ops/reduce/kernels.cc", "CMakeFiles/shardwire_kernels_avx2.dir/kernels_avx2.cc.o", data)]))
+    found = list(one_definition.object_findings(
+        [("ops/reduce/kernels.cc", "CMakeFiles/shardwire_kernels_avx2.dir/kernels_avx2.cc.o", data)]))
     assert len(found) == 1 and "_ZN9shardwire8internal1fEi may be kept" in found[0]
 
 
 def test_suite_counts_reports(tmp_path):
     report = tmp_path / "r.xml"
     report.write_text(
-        '<testsuites><testsuite><testcase classname="a" name="b"/><testcase classname="a" name="c"><failure message="no"/></testcase>'
-        '<testcase classname="a" name="d"><skipped message="no torch"/></testcase><testcase classname="a" name="e" status="notrun"/>'
+        '<testsuites><testsuite><testcase classname="a" name="b"/><testcase classname="a" name="c"><failure '
+        'message="no"/></testcase>'
+        '<testcase classname="a" name="d"><skipped message="no torch"/></testcase><testcase classname="a" name="e" '
+        'status="notrun"/>'
         "</testsuite></testsuites>"
     )
     counted, failed, skips = suite.junit(report)
@@ -279,16 +302,19 @@ def test_suite_states_what_failed_once_more_at_the_end(monkeypatch, capsys):
 
 def test_thread_safety_reads_every_c10d_source_whose_class_guards_something():
     read = {path.stem for path in thread_safety.locking_sources()}
-    guarding = {path.stem for path in (thread_safety.ROOT / "backend/c10d").glob("*.h") if "SW_GUARDED_BY" in path.read_text()}
+    guarding = {path.stem for path in (thread_safety.ROOT / "backend/c10d").glob("*.h")
+                if "SW_GUARDED_BY" in path.read_text()}
     assert guarding and guarding <= read, guarding - read
 
 
-NAMED_WRONGLY = ("int Count();", "struct small {};", "enum class E { none };", "class C {\n  int member = 0;\n};", "constexpr int limit = 3;", "void call(int A_b);")
+NAMED_WRONGLY = ("int Count();", "struct small {};", "enum class E { none };", "class C {\n  int member = 0;\n};",
+                 "constexpr int limit = 3;", "void call(int A_b);")
 
 
 @pytest.mark.skipif(shutil.which(names.TIDY) is None, reason="needs clang-tidy 14")
-@pytest.mark.parametrize("text, found", [("enum class Kind { kNone };\nclass C {\n  int member_ = 0;\n};\nconstexpr int kLimit = 3;\n", 0), ("\n".join(NAMED_WRONGLY) + "\n", 6),
-                                         ("void call() {\n" + "  ;\n" * 101 + "}\n", 1)])
+@pytest.mark.parametrize(
+    "text, found", [("enum class Kind { kNone };\nclass C {\n  int member_ = 0;\n};\nconstexpr int kLimit = 3;\n", 0),
+                    ("\n".join(NAMED_WRONGLY) + "\n", 6), ("void call() {\n" + "  ;\n" * 101 + "}\n", 1)])
 def test_names_finds_names_and_long_functions(tmp_path, text, found):
     source = tmp_path / "x.cc"
     source.write_text(text)
@@ -307,7 +333,8 @@ def test_thread_safety_finds_what_is_read_without_its_lock(tmp_path, lock, statu
         " private:\n  Mutex mutex_;\n  int count_ SW_GUARDED_BY(mutex_) = 0;\n};\n}\n"
     )
     words = ["-std=c++20", "-I", str(thread_safety.ROOT), "-I", str(thread_safety.ROOT / "include")]
-    command = [thread_safety.find_clang("clang++"), "-fsyntax-only", *thread_safety.WARNINGS, "-Werror=thread-safety", *words, str(source)]
+    command = [thread_safety.find_clang("clang++"), "-fsyntax-only", *thread_safety.WARNINGS, "-Werror=thread-safety",
+               *words, str(source)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == status
 
 
@@ -323,7 +350,8 @@ HEADER = """struct Options {
 
 
 def library(root, page, source):
-    for name, text in (("include/shardwire/options.h", HEADER), ("docs/variables.md", page), ("backend/base/options.cc", source)):
+    for name, text in (("include/shardwire/options.h", HEADER), ("docs/variables.md", page),
+                       ("backend/base/options.cc", source)):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -370,32 +398,45 @@ def docs_findings(root, **changed):
     for name, text in {**A_TREE, **changed}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    return [*docs.link_findings(root), *docs.api_findings(root), *docs.error_findings(root), *docs.example_findings(root), *docs.sentence_findings(root)]
+    return [*docs.link_findings(root), *docs.api_findings(root), *docs.error_findings(root),
+            *docs.example_findings(root), *docs.sentence_findings(root)]
 
 
 def test_docs_takes_what_is_whole(tmp_path):
     assert docs_findings(tmp_path) == []
     (example, name, line), = docs.examples(tmp_path)
-    assert (example.sizes, example.torch, example.code, name, line) == ((1, 3), "2.6", "import a\na()\n", "docs/page.md", 6)
+    assert (example.sizes, example.torch, example.code, name, line) == (
+        (1, 3), "2.6", "import a\na()\n", "docs/page.md", 6)
 
 
 @pytest.mark.parametrize("name, text, words", [
     ("README.md", "[page](docs/gone.md)", "docs/gone.md leads nowhere"),
     ("README.md", "[page](docs/page.md#part)", "no heading there has this name"),
     ("docs/more.md", "# M\n", "does not lead to more.md"),
-    ("docs/api.md", "* `one`: x.\n\n| x | `three` |\n\n* `python -m shardwire.run`: x.\n", "does not have shardwire.symm.two"),
-    ("docs/api.md", "* `one`: x.\n* `one`: x.\n* `symm.two`: x.\n\n| x | `three` |\n\n* `python -m shardwire.run`: x.\n", "has shardwire.one twice"),
+    ("docs/api.md", "* `one`: x.\n\n| x | `three` |\n\n* `python -m shardwire.run`: x.\n",
+     "does not have shardwire.symm.two"),
+    ("docs/api.md",
+     "* `one`: x.\n* `one`: x.\n* `symm.two`: x.\n\n| x | `three` |\n\n* `python -m shardwire.run`: x.\n",
+     "has shardwire.one twice"),
     ("docs/api.md", "* `one`: x.\n* `symm.two`: `three`.\n* `python -m shardwire.run`: x.\n", "does not have three"),
     ("docs/api.md", "* `one`: x.\n* `symm.two`: x.\n\n| x | `three` |\n", "does not have python -m shardwire.run"),
     ("docs/errors.md", "| `is right` | x |\n", "which no source does"),
-    ("docs/page.md", "# P\n\n## A part 2\n\n```python\na()\n```\n", "docs/page.md:5: a Python block without a line above it"),
-    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run by tests/gone.py -->\n```python\na()\n```\n", "there is no tests/gone.py"),
-    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run by backend/a.cc -->\n```python\na()\n```\n", "without a line above it"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n```python\na()\n```\n",
+     "docs/page.md:5: a Python block without a line above it"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run by tests/gone.py -->\n```python\na()\n```\n",
+     "there is no tests/gone.py"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run by backend/a.cc -->\n```python\na()\n```\n",
+     "without a line above it"),
     ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run: 1 rank -->\n```python\na(\n```\n", "docs/page.md:7: "),
-    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run: 1 rank -->\n```python\nimport a\nb = [c for c in a.d]\nprint(b, f(e=1))\n```\n", "docs/page.md:6: no whole program: nothing defines f"),
-    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run: 1 rank; before:\nimport a\n-->\n```python\na()\n```\n", "without a line above it"),
-    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- excerpt of python/shardwire/run.py -->\n```python\na()\n```\n", "says which program it is of"),
-    ("docs/page.md", "# P\n\n## A part 2\n\n* A point.\n* " + "`a b` word " * 20 + "\n  and one more. Short.\n", "docs/page.md:6: a sentence of 43 words"),
+    ("docs/page.md",
+     "# P\n\n## A part 2\n\n<!-- run: 1 rank -->\n```python\nimport a\nb = [c for c in a.d]\nprint(b, f(e=1))\n```\n",
+     "docs/page.md:6: no whole program: nothing defines f"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run: 1 rank; before:\nimport a\n-->\n```python\na()\n```\n",
+     "without a line above it"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- excerpt of python/shardwire/run.py -->\n```python\na()\n```\n",
+     "says which program it is of"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n* A point.\n* " + "`a b` word " * 20 + "\n  and one more. Short.\n",
+     "docs/page.md:6: a sentence of 43 words"),
 ])
 def test_docs_finds_what_is_not(tmp_path, name, text, words):
     found = docs_findings(tmp_path, **{name: text})
@@ -404,5 +445,6 @@ def test_docs_finds_what_is_not(tmp_path, name, text, words):
 
 def test_docs_counts_no_words_of_code_and_ends_sentences_where_they_end(tmp_path):
     words = "word " * 25
-    text = f"# P\n\n## A part 2\n\n{words} `a. b`. {words}\n\n{words}\n\n* {words}\n* {words}\n\n| {words} | {words} |\n|---|---|\n| {words} |\n\n```\n{words}{words}\n```\n"
+    text = (f"# P\n\n## A part 2\n\n{words} `a. b`. {words}\n\n{words}\n\n* {words}\n* {words}\n\n| {words} | {words} "
+            f"|\n|---|---|\n| {words} |\n\n```\n{words}{words}\n```\n")
     assert docs_findings(tmp_path, **{"docs/page.md": text}) == []

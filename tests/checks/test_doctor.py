@@ -16,7 +16,8 @@ def doctor(*words, limits=(), python=sys.executable, env=None):
         for which, value in limits:
             resource.setrlimit(which, (value, value))
 
-    done = subprocess.run([python, str(DOCTOR), *words], capture_output=True, text=True, preexec_fn=hold if limits else None, check=False, env=env)
+    done = subprocess.run([python, str(DOCTOR), *words], capture_output=True, text=True,
+                          preexec_fn=hold if limits else None, check=False, env=env)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -31,7 +32,8 @@ def test_says_one_line_a_check_and_how_to_fix():
     lines = text.splitlines()
     assert all(line.startswith(("OK   ", "WARN ", "FAIL ", "     -> ")) for line in lines[:-1]), text
     assert status == (1 if any(line.startswith("FAIL") for line in lines) else 0)
-    for name in ("python", "torch", "compiler", "cores", "memory", "shared memory", "huge pages", "/dev/shm", "cross-memory copy", "open files", "interfaces", "loopback speed", "rdma", "mpi"):
+    for name in ("python", "torch", "compiler", "cores", "memory", "shared memory", "huge pages", "/dev/shm",
+                 "cross-memory copy", "open files", "interfaces", "loopback speed", "rdma", "mpi"):
         assert any(line[5:].startswith(name + ": ") for line in lines), name
 
 
@@ -45,7 +47,8 @@ def test_json_agrees_with_the_exit_status():
 def test_few_open_files_are_a_failure_that_names_ulimit():
     status, text = doctor("--json", limits=[(resource.RLIMIT_NOFILE, 64)])
     ok, checks = levels(text)
-    assert status == 1 and not ok and checks["open files"]["level"] == "FAIL" and "ulimit -n" in checks["open files"]["fix"]
+    assert (status == 1 and not ok and checks["open files"]["level"] == "FAIL"
+            and "ulimit -n" in checks["open files"]["fix"])
 
 
 def test_no_room_for_shared_memory_is_a_failure():
@@ -54,7 +57,8 @@ def test_no_room_for_shared_memory_is_a_failure():
 
 
 def test_a_python_without_torch_is_a_failure_that_says_what_to_install(tmp_path):
-    made = subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], capture_output=True, check=False)
+    made = subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], capture_output=True,
+                          check=False)
     if made.returncode != 0:
         pytest.skip("this interpreter cannot make a virtual environment")
     status, text = doctor("--json", python=str(tmp_path / "v" / "bin" / "python"), env={"PATH": "/usr/bin:/bin"})
@@ -80,19 +84,22 @@ def with_module(tmp_path, transports, programs=(), broken=False, **env):
     (package / "__init__.py").write_text("from . import _C\n__version__ = '0'\n")
     (package / "_C.py").write_text("" if transports is None else f"transports = {transports!r}\n")
     if "mpi" in (transports or ()):
-        library = next(line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+        library = next(line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines()
+                       if "libc.so" in line)
         (package / "libshardwire_mpi.so").symlink_to(tmp_path / "nothing" if broken else library)
     for name in programs:
         (programs_folder / name).write_text("#!/bin/sh\necho it\n")
         (programs_folder / name).chmod(0o755)
-    return levels(doctor("--json", env={"PATH": str(programs_folder), "PYTHONPATH": str(tmp_path / "path"), **env})[1])[1]
+    return (levels(
+        doctor("--json", env={"PATH": str(programs_folder), "PYTHONPATH": str(tmp_path / "path"), **env})[1])[1])
 
 
 def test_a_module_without_mpi_on_a_machine_that_has_it_is_reported_with_the_fix(tmp_path):
     checks = with_module(tmp_path, ("shm", "rdma", "tcp"), ["mpicxx"])
     mpi = checks["mpi transport"]
     assert checks["module"]["level"] == "OK" and checks["transports"]["text"] == "built with shm, rdma, tcp"
-    assert mpi["level"] == "WARN" and "mpicxx" in mpi["text"] and "libopenmpi-dev" in mpi["fix"] and "./run setup" in mpi["fix"]
+    assert (mpi["level"] == "WARN" and "mpicxx" in mpi["text"] and "libopenmpi-dev" in mpi["fix"]
+            and "./run setup" in mpi["fix"])
     assert "rdma transport" not in checks
 
 
@@ -120,7 +127,8 @@ def test_a_module_that_does_not_say_its_transports_is_older(tmp_path):
 def test_interfaces_that_do_not_exist_are_a_failure_that_lists_those_that_do():
     status, text = doctor("--json", env={"PATH": "/usr/bin:/bin", "SHARDWIRE_SOCKET_IFNAME": "nosuch"})
     interfaces = levels(text)[1]["interfaces"]
-    assert status == 1 and interfaces["level"] == "FAIL" and "SHARDWIRE_SOCKET_IFNAME=nosuch" in interfaces["text"] and "lo" in interfaces["text"]
+    assert (status == 1 and interfaces["level"] == "FAIL" and "SHARDWIRE_SOCKET_IFNAME=nosuch" in interfaces["text"]
+            and "lo" in interfaces["text"])
 
 
 def test_an_rdma_port_is_listed_with_its_gid(tmp_path):
@@ -143,6 +151,7 @@ def test_an_rdma_port_is_listed_with_its_gid(tmp_path):
         (port / name).parent.mkdir(parents=True, exist_ok=True)
         (port / name).write_text(text + "\n")
     text, works = _doctor_wires._describe_port(port)
-    assert works and text == "mlx5_0:1 Ethernet, 100 Gb/sec (4X EDR), active, GID 1 of 2 (0000:0000:0000:0000:0000:ffff:0a00:0001, RoCE v2)"
+    assert (works and text == "mlx5_0:1 Ethernet, 100 Gb/sec (4X EDR), active, GID 1 of 2 "
+                              "(0000:0000:0000:0000:0000:ffff:0a00:0001, RoCE v2)")
     (port / "state").write_text("1: DOWN\n")
     assert not _doctor_wires._describe_port(port)[1]

@@ -22,8 +22,9 @@ def bad(results, reference=None, rules=()):
     return verdict.bad, verdict.excused
 
 
-@pytest.mark.parametrize("ours, gloos, expected", [
-    (PASSED, PASSED, 0), (PASSED, FAILED, 0), (SKIPPED, SKIPPED, 0), (FAILED, PASSED, 1), (FAILED, FAILED, 0), (FAILED, None, 1), (SKIPPED, PASSED, 1)])
+@pytest.mark.parametrize("ours, gloos, expected",
+                         [(PASSED, PASSED, 0), (PASSED, FAILED, 0), (SKIPPED, SKIPPED, 0), (FAILED, PASSED, 1),
+                          (FAILED, FAILED, 0), (FAILED, None, 1), (SKIPPED, PASSED, 1)])
 def test_a_test_is_bad(ours, gloos, expected):
     assert bad({"t": ours}, None if gloos is None else {"t": gloos}) == (expected, 0)
 
@@ -46,16 +47,20 @@ def test_the_list_can_be_read():
             assert rule.test.startswith("test_") and rule.reason
     # An exception for one version of Python excuses no torch with another Python.
     assert "test_gather_object" in run_suite.read_rules("2.6", "3.13")
-    assert not any("test_gather_object" in run_suite.read_rules(*pair) for pair in (("2.6", "3.11"), ("2.13", "3.13"), ("1.13", "3.11")))
+    assert not any("test_gather_object" in run_suite.read_rules(*pair)
+                   for pair in (("2.6", "3.11"), ("2.13", "3.13"), ("1.13", "3.11")))
     # Where shardwire stands in for gloo no test gets another name.
-    assert "test_ddp_logging_data_cpu" not in run_suite.read_rules("2.13", alias="gloo") and "test_gather_object" in run_suite.read_rules("2.6", "3.13", "gloo")
-    assert "test_ddp_logging_data_cpu" not in run_suite.read_rules("1.13") and "test_ddp_logging_data_cpu" in run_suite.read_rules("2.13")
+    assert ("test_ddp_logging_data_cpu" not in run_suite.read_rules("2.13", alias="gloo")
+            and "test_gather_object" in run_suite.read_rules("2.6", "3.13", "gloo"))
+    assert ("test_ddp_logging_data_cpu" not in run_suite.read_rules("1.13")
+            and "test_ddp_logging_data_cpu" in run_suite.read_rules("2.13"))
 
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_hang_is_a_failure_with_a_name_and_the_rest_goes_on(alive):
     events = iter([["start", "a"], ["end", "a", "passed", ""], ["start", "b"], None])
-    child = types.SimpleNamespace(event=lambda seconds: next(events), process=types.SimpleNamespace(poll=lambda: None if alive else -6))
+    child = types.SimpleNamespace(event=lambda seconds: next(events),
+                                  process=types.SimpleNamespace(poll=lambda: None if alive else -6))
     left, results = ["a", "b", "c"], {}
     run_suite.run_child(child, left, 100, results)
     assert results["a"].outcome == "passed" and results["b"].outcome == "failed" and left == ["c"]

@@ -43,13 +43,16 @@ def test_a_free_clause_is_refused(text):
     assert [line for line in findings("a.cc", text) if line.startswith("a sentence without a subject")], text
 
 
-@pytest.mark.parametrize("text", ["// Who is late?\n", "// A rank that is late waits. Decides what is sent, and who sends.\n", 'f("what a text");\n', "// whoPlans is copied.\n"])
+@pytest.mark.parametrize("text",
+                         ["// Who is late?\n", "// A rank that is late waits. Decides what is sent, and who sends.\n",
+                          'f("what a text");\n', "// whoPlans is copied.\n"])
 def test_a_question_a_name_and_a_clause_inside_a_sentence_are_not(text):
     assert findings("a.cc", text) == []
 
 
 def test_the_line_of_a_finding_is_that_of_its_sentence():
-    assert words.measure("a.cc", "int x;\n// One line.\n// What follows is\n// no sentence.\n")[0][0].startswith("a.cc:3: ")
+    assert words.measure("a.cc", "int x;\n// One line.\n// What follows is\n// no sentence.\n")[0][0].startswith(
+        "a.cc:3: ")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,9 @@ def test_a_metaphor_is_refused_with_the_word_of_the_field(path, text, word):
     assert [line for line in findings(path, text) if word in line], text
 
 
-@pytest.mark.parametrize("text", ['open("doors");\n', '#include "backend/bootstrap/doors.h"\n', "// `doors` and buryAll(), told_ and door_.close() are names.\n", "int door = 1;\n", "// doors.h has the list\n"])
+@pytest.mark.parametrize("text", ['open("doors");\n', '#include "backend/bootstrap/doors.h"\n',
+                                  "// `doors` and buryAll(), told_ and door_.close() are names.\n", "int door = 1;\n",
+                                  "// doors.h has the list\n"])
 def test_names_in_code_are_no_metaphors(text):
     assert findings("a.cc", text) == []
 

@@ -17,18 +17,21 @@ import tempfile
 from each_source import ROOT, SKIPPED, core_units, find_clang, on_each
 
 WARNINGS = ["-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Wthread-safety", "-Wthread-safety-beta"]
-ERRORS = ["-Werror"] if os.environ.get("SHARDWIRE_WERROR") == "ON" else ["-Werror=thread-safety", "-Werror=thread-safety-beta"]
+ERRORS = (["-Werror"] if os.environ.get("SHARDWIRE_WERROR") == "ON"
+          else ["-Werror=thread-safety", "-Werror=thread-safety-beta"])
 
 
 def torch_words(python=sys.executable):
     """The words by which clang finds the torch of `python`; None without torch."""
-    said = subprocess.run([python, str(ROOT / "backend/c10d/query_torch.py")], capture_output=True, text=True, check=False)
+    said = subprocess.run([python, str(ROOT / "backend/c10d/query_torch.py")], capture_output=True, text=True,
+                          check=False)
     facts = dict(line.split("=", 1) for line in said.stdout.splitlines() if "=" in line)
     if said.returncode != 0:
         return None
     # fmt as a header: torch brings a separate fmt, which need not fit the system's library.
     words = ["-std=c++20", "-DFMT_HEADER_ONLY=1", "-I", str(ROOT), "-I", str(ROOT / "include")]
-    return words + [word for folder in facts["TORCH_INCLUDE_DIRS"].split(";") if folder for word in ("-isystem", folder)]
+    return (words
+            + [word for folder in facts["TORCH_INCLUDE_DIRS"].split(";") if folder for word in ("-isystem", folder)])
 
 
 def locking_sources(folder=ROOT / "backend/c10d"):
@@ -57,7 +60,8 @@ def main():
         # The long one first.
         commands = ([c10d] if c10d else []) + [(file, words) for file, _, words in units]
         _, failed = on_each(
-            commands, lambda file, words: [clang, "-fsyntax-only", *WARNINGS, *ERRORS, "-Wno-unknown-warning-option", *words, str(file)]
+            commands, lambda file, words: [clang, "-fsyntax-only", *WARNINGS, *ERRORS, "-Wno-unknown-warning-option",
+                                           *words, str(file)]
         )
     for text in failed:
         print(text)

@@ -14,7 +14,8 @@ def main():
     if tidy is None:
         print("NOT CHECKED: no clang-tidy here")
         return SKIPPED
-    count, failed = on_each(core_commands(sys.argv[1]), lambda source, words: [tidy, "--quiet", str(source), "--", *words])
+    count, failed = on_each(core_commands(sys.argv[1]),
+                            lambda source, words: [tidy, "--quiet", str(source), "--", *words])
     for text in failed:
         print(text)
     print(f"{count} sources, {len(failed)} with findings")

@@ -16,9 +16,11 @@ def main():
     if mypy is None:
         print("NOT CHECKED: no mypy here")
         return SKIPPED
-    options = ["--no-site-packages", "--ignore-missing-imports", "--check-untyped-defs", "--no-incremental", "--cache-dir=/dev/null"]
+    options = ["--no-site-packages", "--ignore-missing-imports", "--check-untyped-defs", "--no-incremental",
+               "--cache-dir=/dev/null"]
     for what in (["-p", "shardwire"], [str(ROOT / "tests" / "checks" / "user_types.py")]):
-        status = subprocess.run([mypy, *options, *what], cwd=ROOT / "python", check=False, stdin=subprocess.DEVNULL).returncode
+        status = subprocess.run([mypy, *options, *what], cwd=ROOT / "python", check=False,
+                                stdin=subprocess.DEVNULL).returncode
         if status:
             return status
     return 0

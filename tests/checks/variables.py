@@ -22,15 +22,20 @@ def rows(header):
         if named is None:
             continue
         fallback = ", ".join(dict.fromkeys(re.findall(r"\b(?:NCCL|GLOO|TORCH)_[A-Z_]+", comment)))
-        meaning = re.sub(r"\s*SHARDWIRE_[A-Z_]+(=[a-z01_|]+)?(, else (?:NCCL|GLOO|TORCH)_[A-Z_]+)*[.;]?", "", comment).strip()
-        yield named.group(0).partition("=")[0], named.group(1) or "", "0" if named.group(1) == "=0|1" else default_of(member["default"]), fallback, meaning
+        meaning = re.sub(r"\s*SHARDWIRE_[A-Z_]+(=[a-z01_|]+)?(, else (?:NCCL|GLOO|TORCH)_[A-Z_]+)*[.;]?", "",
+                         comment).strip()
+        yield (named.group(0).partition("=")[0], named.group(1) or "",
+               "0" if named.group(1) == "=0|1" else default_of(member["default"]), fallback, meaning)
 
 
 def default_of(written):
     """A member's default in common words: "30 min", "1 MiB", "auto"."""
-    for pattern, say in ((r"std::chrono::(minutes|seconds)\((\d+)\)", lambda m: f"{m[2]} {'min' if m[1] == 'minutes' else 's'}"),
-                         (r"std::size_t\{(\d+)\} << (10|20|30)", lambda m: f"{m[1]} {dict([('10', 'KiB'), ('20', 'MiB'), ('30', 'GiB')])[m[2]]}"),
-                         (r"\w+::k([A-Z]\w*)", lambda m: m[1].lower()), (r"std::chrono::nanoseconds\(-1\)|-1|0", lambda m: "chosen"), (r"false", lambda m: "default")):
+    for pattern, say in (
+            (r"std::chrono::(minutes|seconds)\((\d+)\)", lambda m: f"{m[2]} {'min' if m[1] == 'minutes' else 's'}"),
+            (r"std::size_t\{(\d+)\} << (10|20|30)",
+             lambda m: f"{m[1]} {dict([('10', 'KiB'), ('20', 'MiB'), ('30', 'GiB')])[m[2]]}"),
+            (r"\w+::k([A-Z]\w*)", lambda m: m[1].lower()), (r"std::chrono::nanoseconds\(-1\)|-1|0", lambda m: "chosen"),
+            (r"false", lambda m: "default")):
         matched = re.fullmatch(pattern, written or "")
         if matched:
             return say(matched)
@@ -55,7 +60,8 @@ def findings(root):
     wanted = table((root / "include" / "shardwire" / "options.h").read_text())
     _, found, rest = page.partition(BEGIN)
     if not found or rest.partition(END)[0].strip() != wanted:
-        yield "docs/variables.md:1: its first table is not what include/shardwire/options.h says: run tests/checks/variables.py --fix"
+        yield ("docs/variables.md:1: its first table is not what include/shardwire/options.h says: run "
+               "tests/checks/variables.py --fix")
     listed = set(re.findall(r"^\| `(SHARDWIRE_[A-Z0-9_]+)", page, re.MULTILINE))
     read = {}
     for place in LIBRARY:
@@ -75,7 +81,8 @@ def main():
     if "--fix" in sys.argv:
         page = root / "docs" / "variables.md"
         before, _, rest = page.read_text().partition(BEGIN)
-        page.write_text(f"{before}{BEGIN}\n{table((root / 'include' / 'shardwire' / 'options.h').read_text())}\n{END}{rest.partition(END)[2]}")
+        page.write_text(f"{before}{BEGIN}\n{table((root / 'include' / 'shardwire' / 'options.h').read_text())}\n"
+                        f"{END}{rest.partition(END)[2]}")
     found = list(findings(root))
     print("\n".join([*found, f"{len(found)} findings"]))
     return 1 if found else 0

@@ -35,7 +35,8 @@ ROOTS = ("README.md", "backend", "bench", "docs", "include", "ops", "python", "t
 EXAMPLES = "tests/checks/test_words.py"  # has sentences with findings, as examples
 
 REFERENCE = frozenset(
-    "it its itself they them their theirs themselves that those one's ones such others who whom whose whoever nobody anybody somebody nobody's anybody's somebody's it's that's who's".split()
+    "it its itself they them their theirs themselves that those one's ones such others who whom whose whoever nobody "
+    "anybody somebody nobody's anybody's somebody's it's that's who's".split()
 )
 METAPHORS = {
     r"doors?": "endpoint, listener or entry point",
@@ -50,12 +51,14 @@ METAPHORS = {
     r"lets? go( of)?": "release",
     r"in\s+good\s+order": "normally, without an error",
 }
-METAPHOR = re.compile(r"\b(?:" + "|".join(f"(?P<m{number}>{pattern})" for number, pattern in enumerate(METAPHORS)) + r")\b(?![(_.:-]\w|\()", re.IGNORECASE)
+METAPHOR = re.compile(r"\b(?:" + "|".join(f"(?P<m{number}>{pattern})" for number, pattern in enumerate(METAPHORS))
+                      + r")\b(?![(_.:-]\w|\()", re.IGNORECASE)
 SUGGESTIONS = list(METAPHORS.values())
 FREE = re.compile(r"(?:who|whoever|whose|whom|what|whatever)\b", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 CPP, PYTHON = {".h", ".cc", ".cu"}, {".py", ".pyi"}
-TOKEN = re.compile(r'(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>R"(?P<fence>\w*)\(.*?\)(?P=fence)"|"(?:[^"\\\n]|\\.)*")|\'(?:[^\'\\\n]|\\.)+\'', re.DOTALL)
+TOKEN = re.compile(r'(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>R"(?P<fence>\w*)\(.*?\)(?P=fence)"|"(?:[^"\\\n]|\\.)*")|'
+                   r'\'(?:[^\'\\\n]|\\.)+\'', re.DOTALL)
 
 
 class Prose(NamedTuple):
@@ -90,7 +93,8 @@ def python_prose(source):
     """Comments, docstrings, and strings."""
     docstrings = {}
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body and isinstance(node.body[0], ast.Expr):
+        if (isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body
+                and isinstance(node.body[0], ast.Expr)):
             value = node.body[0].value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 docstrings[value.lineno] = value.value
@@ -105,13 +109,15 @@ def python_prose(source):
                 found.append(Prose(line, words))
             last = line if alone else -1
         elif token.type == tokenize.STRING:
-            found.append(Prose(line, docstrings[line]) if line in docstrings else Prose(line, token.string, printed=True))
+            found.append(Prose(line, docstrings[line]) if line in docstrings
+                         else Prose(line, token.string, printed=True))
     return found
 
 
 def page_prose(source):
     """Paragraphs, items and cells of a page: no blocks of code, no headings."""
-    source = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->", lambda match: re.sub(r"[^\n]", "", match[0]), source, flags=re.DOTALL | re.MULTILINE)
+    source = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->", lambda match: re.sub(r"[^\n]", "", match[0]), source,
+                    flags=re.DOTALL | re.MULTILINE)
     found, last = [], -1
     for number, line in enumerate(source.split("\n"), 1):
         if re.match(r"\s*(#|$|\|[ :|-]+\|?$)", line):
@@ -120,7 +126,8 @@ def page_prose(source):
         if found and last == number - 1 and not begins:
             found[-1] = Prose(found[-1].line, found[-1].text + "\n" + line)
         else:
-            found += [Prose(number, cell) for cell in (line.split("|") if line.lstrip().startswith("|") else [re.sub(r"^\s*([*-]|\d+\.) ", "", line)])]
+            found += [Prose(number, cell) for cell in (line.split("|") if line.lstrip().startswith("|")
+                                                       else [re.sub(r"^\s*([*-]|\d+\.) ", "", line)])]
         last = number
     return found
 
@@ -166,7 +173,8 @@ def measure(path, source):
             for offset, sentence in sentences(text):
                 if FREE.match(sentence.lstrip("(*_")) and not sentence.rstrip(")*_").endswith("?"):
                     line = piece.line + text.count("\n", 0, offset)
-                    found.append(f"{path}:{line}: a sentence without a subject, name the rank, caller or thing: {' '.join(sentence.split())[:80]}")
+                    found.append(f"{path}:{line}: a sentence without a subject, name the rank, caller or thing: "
+                                 f"{' '.join(sentence.split())[:80]}")
         elif " " not in text:
             continue
         for match in METAPHOR.finditer(text):
@@ -174,7 +182,8 @@ def measure(path, source):
             suggestion = next(SUGGESTIONS[number] for number in range(len(SUGGESTIONS)) if match[f"m{number}"])
             found.append(f"{path}:{line}: {match[0]!r}: {suggestion}")
     if without_story(path, source):
-        found.append(f"{path}:1: {STORY_LINES} lines or more, and no comment at the head that says what the file does and in which order")
+        found.append(f"{path}:1: {STORY_LINES} lines or more, and no comment at the head that says what the file does "
+                     "and in which order")
     return found, words, references
 
 
@@ -185,7 +194,8 @@ def room_of(path):
 
 
 def too_many(name, words, references):
-    return f"{name}: {100 * references / words:.1f} reference words per 100 ({references} of {words}), the limit is {LIMIT:g}" if 100 * references > LIMIT * words else None
+    return (f"{name}: {100 * references / words:.1f} reference words per 100 ({references} of {words}), the limit is "
+            f"{LIMIT:g}" if 100 * references > LIMIT * words else None)
 
 
 def measure_tree(root):
@@ -194,7 +204,8 @@ def measure_tree(root):
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         room = room_of(name)
-        if room is None or path.suffix not in CPP | PYTHON | {".md"} or not path.is_file() or "__pycache__" in path.parts:
+        if (room is None or path.suffix not in CPP | PYTHON | {".md"} or not path.is_file()
+                or "__pycache__" in path.parts):
             continue
         bad, words, references = measure(name, path.read_text(encoding="utf-8"))
         found += bad

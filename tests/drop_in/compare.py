@@ -52,7 +52,8 @@ JOBS = [
     Job("fabric", "Fabric, DDP", "with_fabric.py", packages=("lightning",)),
     Job("accelerate", "accelerate", "with_accelerate.py", packages=("accelerate",)),
     Job("trainer", "Hugging Face's Trainer", "with_trainer.py", packages=("transformers", "accelerate")),
-    *(Job(f"zero{stage}", f"DeepSpeed, ZeRO {stage}", "with_deepspeed.py", (str(stage),), packages=("deepspeed",)) for stage in (1, 2, 3)),
+    *(Job(f"zero{stage}", f"DeepSpeed, ZeRO {stage}", "with_deepspeed.py", (str(stage),), packages=("deepspeed",))
+      for stage in (1, 2, 3)),
     Job("torchtitan", "torchtitan's Llama 3, FSDP2 x TP", "with_torchtitan.py", ranks=4, packages=("torchtitan",)),
     Job("ray", "Ray Train", "with_ray.py", ("2",), packages=("ray",), torchrun=False),
 ]
@@ -93,13 +94,15 @@ def run(job: Job, backend: str, steps: int, reports: Path, limit: float, plugins
     """
     reports.mkdir()
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.ranks)] if job.torchrun else []
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(plugins), *filter(None, sys.path)]), "OMP_NUM_THREADS": "1", "JOB_REPORTS": str(reports), "JOB_STEPS": str(steps),
-            "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(plugins), *filter(None, sys.path)]),
+           "OMP_NUM_THREADS": "1", "JOB_REPORTS": str(reports), "JOB_STEPS": str(steps),
+           "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     env.pop("SHARDWIRE_AS", None)
     env.update(BACKENDS[backend])
     try:
-        done = subprocess.run([sys.executable, *start, str(HERE / "jobs" / job.program), *job.words], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit, check=False, cwd=reports)
+        done = subprocess.run([sys.executable, *start, str(HERE / "jobs" / job.program), *job.words], env=env,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              errors="replace", timeout=limit, check=False, cwd=reports)
     except subprocess.TimeoutExpired as late:
         raise JobFailed(f"{job.name} over {backend} took more than {limit:.0f} s\n{_end(late.output)}") from None
     if done.returncode != 0:
@@ -110,12 +113,14 @@ def _end(said: Any) -> str:
     """The last words of the ranks, without torchrun's later report."""
     text = said.decode(errors="replace") if isinstance(said, bytes) else said or ""
     lines = text.splitlines()
-    end = next((number for number, line in enumerate(lines) if number and re.match(r"[EW]\d{4} .*torch/distributed/elastic/", line)), len(lines))
+    end = next((number for number, line in enumerate(lines)
+                if number and re.match(r"[EW]\d{4} .*torch/distributed/elastic/", line)), len(lines))
     return "\n".join("    " + line for line in lines[:end][-40:])
 
 
 def read(job: Job, backend: str, reports: Path) -> list[dict[str, Any]]:
-    """The reports of one run by rank. JobFailed when one is missing, or when another backend than the one asked for did the work."""
+    """The reports of one run by rank. JobFailed when one is missing, or when another backend than the one asked for did
+    the work."""
     import torch
 
     found = []
@@ -140,7 +145,8 @@ def difference(wanted: list[dict[str, Any]], found: list[dict[str, Any]]) -> str
             return f"rank {rank}: the names of the weights"
         for name, tensor in one["weights"].items():
             twin = other["weights"][name]
-            if tensor.dtype != twin.dtype or tensor.shape != twin.shape or not torch.equal(tensor.reshape(-1).view(torch.uint8), twin.reshape(-1).view(torch.uint8)):
+            if (tensor.dtype != twin.dtype or tensor.shape != twin.shape
+                    or not torch.equal(tensor.reshape(-1).view(torch.uint8), twin.reshape(-1).view(torch.uint8))):
                 return f"rank {rank}: {name}"
     return ""
 
@@ -167,7 +173,8 @@ def row(job: Job, outcome: Outcome) -> str:
     over_gloo, over_us = outcome.milliseconds["gloo"], outcome.milliseconds["shardwire"]
     weights = f"DIFFER ({outcome.differs})" if outcome.differs else "equal"
     framework = f"{job.packages[0] if job.packages else 'torch'} {version(job)}"
-    return f"| {job.title} | {framework} | {job.ranks} | {over_gloo:.1f} | {over_us:.1f} | {over_us / over_gloo:.2f} | {weights} |"
+    return (f"| {job.title} | {framework} | {job.ranks} | {over_gloo:.1f} | {over_us:.1f} | {over_us / over_gloo:.2f} "
+            f"| {weights} |")
 
 
 HEAD = "| | version | ranks | gloo, ms a step | shardwire, ms a step | ratio | weights |\n|---|---|---|---|---|---|---|"
@@ -175,7 +182,9 @@ HEAD = "| | version | ranks | gloo, ms a step | shardwire, ms a step | ratio | w
 
 def main(words: list[str] | None = None) -> int:
     """The exit status: 0 when every job that ran gave equal weights, else 1."""
-    parser = argparse.ArgumentParser(prog="./run frameworks jobs", description="Frameworks over gloo and over shardwire in its place: equal weights, time of a step.")
+    parser = argparse.ArgumentParser(prog="./run frameworks jobs",
+                                     description="Frameworks over gloo and over shardwire in its place: equal weights, "
+                                                 "time of a step.")
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="some of: " + ", ".join(job.name for job in JOBS))
     parser.add_argument("--runs", type=int, default=3, help="runs of each job over each backend, in turns (3)")
     parser.add_argument("--steps", type=int, default=20, help="timed steps of a run (20)")
@@ -185,7 +194,8 @@ def main(words: list[str] | None = None) -> int:
     if unknown or chosen.runs < 1 or chosen.steps < 1:
         parser.error(f"no job named {', '.join(sorted(unknown))}" if unknown else "--runs and --steps are at least 1")
     wanted = [job for job in JOBS if not chosen.jobs or job.name in chosen.jobs]
-    print(f"torch {importlib.metadata.version('torch')}, Python {platform.python_version()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}; {chosen.runs} runs of {chosen.steps} steps each\n")
+    print(f"torch {importlib.metadata.version('torch')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
+          f"{time.strftime('%Y-%m-%d')}; {chosen.runs} runs of {chosen.steps} steps each\n")
     print(HEAD, flush=True)
     failures, ran = [], 0
     for job in wanted:

@@ -41,7 +41,8 @@ def data(rows_per_step: int) -> torch.utils.data.TensorDataset:
     """All ranks' rows of all steps, for frameworks that take a data set."""
     generator = torch.Generator().manual_seed(7)
     count = rows_per_step * len(steps())
-    return torch.utils.data.TensorDataset(torch.randn(count, WIDTH, generator=generator), torch.randn(count, WIDTH, generator=generator))
+    return torch.utils.data.TensorDataset(torch.randn(count, WIDTH, generator=generator),
+                                          torch.randn(count, WIDTH, generator=generator))
 
 
 def loss(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,8 @@ def finish(weights: dict[str, torch.Tensor]) -> None:
     seconds = [end - begin for begin, end in zip(_ticks[WARM_UP - 1:], _ticks[WARM_UP:])]
     assert len(seconds) == STEPS, f"{len(seconds)} steps were timed, not {STEPS}"
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    report = {"weights": {name: _local(tensor) for name, tensor in weights.items()}, "seconds": seconds, "backend": type(backend).__module__.split(".")[0]}
+    report = {"weights": {name: _local(tensor) for name, tensor in weights.items()}, "seconds": seconds,
+              "backend": type(backend).__module__.split(".")[0]}
     torch.save(report, Path(os.environ["JOB_REPORTS"]) / f"rank{dist.get_rank()}.pt")
 
 

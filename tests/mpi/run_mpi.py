@@ -72,15 +72,16 @@ def run(title, program, ranks, limit, mpi_options=(), may_die=(), prefix=(), **e
     """How many tests passed, failed and were skipped; says which failed."""
     with tempfile.TemporaryDirectory(prefix="shardwire-mpi-") as folder:
         env = {**os.environ, "SHARDWIRE_TEST_FOLDER": folder, "SHARDWIRE_TRANSPORTS": "mpi", **environment}
-        child = subprocess.Popen([*prefix, *mpirun(ranks, *mpi_options), "sh", "-c", WRAPPER, "sh", str(program)], env=env, stdout=subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, start_new_session=True)
+        child = subprocess.Popen([*prefix, *mpirun(ranks, *mpi_options), "sh", "-c", WRAPPER, "sh", str(program)],
+                                 env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             output = child.communicate(timeout=limit)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, 9)
             output = child.communicate()[0].decode(errors="replace") + f"\n{title}: still running after {limit} s\n"
         logs = {f"rank{rank}": (pathlib.Path(folder) / f"rank{rank}.log") for rank in range(1, ranks)}
-        outcomes, missing = gtest_results.read([pathlib.Path(folder) / f"rank{rank}.xml" for rank in range(ranks) if rank not in may_die])
+        outcomes, missing = gtest_results.read(
+            [pathlib.Path(folder) / f"rank{rank}.xml" for rank in range(ranks) if rank not in may_die])
         passed, failed, skipped = gtest_results.count(outcomes)
         lost = bool(missing) or not outcomes or (child.returncode != 0 and not may_die and not failed)
         if lost or failed:
@@ -109,9 +110,11 @@ def main():
         # No earlier test may have made the pair.
         ("pairs left behind", "tests_mpi", 2, 120, {"GTEST_FILTER": "MpiPairs.*"}),
         # By default mpirun ends all ranks when one dies.
-        ("death", "tests_mpi", 2, 60, {"GTEST_FILTER": "MpiDeath.*", "mpi_options": ["--mca", "orte_enable_recovery", "1"], "may_die": [1]}),
+        ("death", "tests_mpi", 2, 60,
+         {"GTEST_FILTER": "MpiDeath.*", "mpi_options": ["--mca", "orte_enable_recovery", "1"], "may_die": [1]}),
         ("compile_op", "tests_oracle", 6, 1800, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", **cases}),
-        ("collectives", "tests_oracle", 5, 1800, {"GTEST_FILTER": "Paths/CollectivesOracleTest.*:-*copied*:*_processes", **cases}),
+        ("collectives", "tests_oracle", 5, 1800,
+         {"GTEST_FILTER": "Paths/CollectivesOracleTest.*:-*copied*:*_processes", **cases}),
     ]
     counts = [0, 0, 0]
     for title, name, ranks, limit, environment in programs:
@@ -124,10 +127,12 @@ def main():
     # The pairs' test works on one host only. Then shared memory on each host and MPI between them in one group.
     for title, name, ranks, environment in [
         ("contract, two hosts", "tests_mpi", 4, {"GTEST_FILTER": "-MpiDeath.*:MpiPairs.*:*EveryPair*"}),
-        ("compile_op, two hosts", "tests_oracle", 6, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", "SHARDWIRE_TRANSPORTS": "shm,mpi", **cases}),
+        ("compile_op, two hosts", "tests_oracle", 6,
+         {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", "SHARDWIRE_TRANSPORTS": "shm,mpi", **cases}),
     ]:
         if (build / "tests" / name).exists():
-            counts = [sum(pair) for pair in zip(counts, run_on_two_hosts(title, build / "tests" / name, ranks, 600, **environment))]
+            counts = [sum(pair) for pair in zip(
+                counts, run_on_two_hosts(title, build / "tests" / name, ranks, 600, **environment))]
     print("{} passed, {} failed, {} skipped".format(*counts))
     return 1 if counts[1] else 0
 

@@ -39,8 +39,8 @@ def build() -> None:
         pytest.skip("the test device is built in a build folder, and this package is installed")
     with open(folder / ".test_device.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        built = subprocess.run(["ninja", "-C", str(folder), "-j", "2", "shardwire_test_device"], stdin=subprocess.DEVNULL, capture_output=True,
-                               text=True, timeout=900)
+        built = subprocess.run(["ninja", "-C", str(folder), "-j", "2", "shardwire_test_device"],
+                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900)
     assert built.returncode == 0, built.stdout[-3000:]
 
 

@@ -1,4 +1,5 @@
-"""Random tensors of every dtype in random memory, and reductions by their definition: for tests of collectives against plain torch."""
+"""Random tensors of every dtype in random memory, and reductions by their definition: for tests of collectives against
+plain torch."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ NARROW = existing("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m
 COMPLEX = [torch.complex64, torch.complex128]
 BYTES = [torch.bool, *INTEGERS, *FLOATS]  # weighs the usual dtypes more
 DTYPES = [*BYTES, *BYTES, *UNSIGNED, *NARROW, *COMPLEX]
-RAW = existing("bits8", "bits16", "float4_e2m1fn_x2", "float8_e8m0fnu") if TORCH >= (2, 3) else []  # dtypes that are moved and never computed with
+# dtypes that are moved and never computed with
+RAW = existing("bits8", "bits16", "float4_e2m1fn_x2", "float8_e8m0fnu") if TORCH >= (2, 3) else []
 
 
 # Puts some tensors elsewhere, with the same strides; set by test_device_oracle.py.
@@ -48,7 +50,8 @@ def random_values(seed: str, shape: tuple[int, ...], dtype: torch.dtype) -> torc
         return torch.complex(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)).to(dtype)
     if dtype.is_floating_point:
         return (torch.randn(shape, generator=generator, dtype=torch.float64) * 3).to(dtype)
-    whole = torch.randint(-(2**62), 2**62, shape, generator=generator, dtype=torch.int64) * 2 + torch.randint(0, 2, shape, generator=generator)
+    whole = torch.randint(-(2**62), 2**62, shape, generator=generator, dtype=torch.int64) * 2 + torch.randint(
+        0, 2, shape, generator=generator)
     return whole.view(dtype) if dtype in UNSIGNED[2:] else whole.to(dtype)
 
 
@@ -59,7 +62,8 @@ def in_memory(rng: random.Random, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def empty(shape: Any) -> torch.Tensor:
-        return shardwire.empty(tuple(shape), dtype=values.dtype) if heap else torch.empty(tuple(shape), dtype=values.dtype)
+        return (shardwire.empty(tuple(shape), dtype=values.dtype) if heap
+                else torch.empty(tuple(shape), dtype=values.dtype))
 
     kind = rng.randrange(5)
     if kind == 0 and values.dim() >= 2:
@@ -84,8 +88,9 @@ def higher(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "SUM": torch.add, "AVG": torch.add, "PREMUL_SUM": torch.add, "PRODUCT": torch.mul, "MIN": lambda a, b: torch.where(lower(a, b), a, b),
-    "MAX": lambda a, b: torch.where(higher(a, b), a, b), "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+    "SUM": torch.add, "AVG": torch.add, "PREMUL_SUM": torch.add, "PRODUCT": torch.mul,
+    "MIN": lambda a, b: torch.where(lower(a, b), a, b), "MAX": lambda a, b: torch.where(higher(a, b), a, b),
+    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
 
 
 def reduced(op: str, values: list[torch.Tensor], factor: float) -> torch.Tensor:
@@ -97,8 +102,10 @@ def reduced(op: str, values: list[torch.Tensor], factor: float) -> torch.Tensor:
         return values[0]
     if dtype == torch.bool:
         op = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "AVG": "BAND"}.get(op, op)
-    flip = -(2**63) if dtype in UNSIGNED[2:] and op in ("MIN", "MAX") else 0  # order of unsigned numbers in signed numbers
-    wide = torch.float32 if dtype.is_floating_point and values[0].element_size() < 4 else dtype if dtype not in UNSIGNED else torch.int64
+    # order of unsigned numbers in signed numbers
+    flip = -(2**63) if dtype in UNSIGNED[2:] and op in ("MIN", "MAX") else 0
+    wide = (torch.float32 if dtype.is_floating_point and values[0].element_size() < 4 else dtype
+            if dtype not in UNSIGNED else torch.int64)
     same = [value.view(torch.int64) ^ flip if dtype in UNSIGNED[2:] else value.to(wide) for value in values]
     result = same[0]
     for value in same[1:]:

@@ -1,4 +1,5 @@
-"""The fixture run_ranks: `run_ranks(n, body)` runs `body(rank, size)` in n forks of this process (fork_ranks.py), each with a default shardwire group.
+"""The fixture run_ranks: `run_ranks(n, body)` runs `body(rank, size)` in n forks of this process (fork_ranks.py), each
+with a default shardwire group.
 
 PYTHONPATH must hold the build's `python` folder.
 """
@@ -24,7 +25,8 @@ from fork_ranks import ForkedRanks
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from entry_points import write_entry_points  # noqa: E402, F401  for the tests
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # set by a shell for background jobs: tests of Ctrl-C, and their ranks, need Python's handler
+# set by a shell for background jobs: tests of Ctrl-C, and their ranks, need Python's handler
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -45,7 +47,8 @@ def run_ranks():
 def _rank_main(rank, body, args, group_timeout):
     def joined():
         if group_timeout is not None:
-            dist.init_process_group("shardwire", init_method=f"file://{rank.store}", rank=rank.number, world_size=rank.size, timeout=group_timeout)
+            dist.init_process_group("shardwire", init_method=f"file://{rank.store}", rank=rank.number,
+                                    world_size=rank.size, timeout=group_timeout)
         result = body(rank.number, rank.size, *args)
         if group_timeout is not None and dist.is_initialized():
             # Ranks still at work would take a rank that leaves at once for failed.
@@ -75,5 +78,6 @@ def launcher():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of devices come last: they load an accelerator into the process, and torch then synchronises it also in tests of the CPU."""
+    """Tests of devices come last: they load an accelerator into the process, and torch then synchronises it also in
+    tests of the CPU."""
     items.sort(key=lambda item: "test_device" in item.nodeid)

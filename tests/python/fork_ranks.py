@@ -60,7 +60,8 @@ class Rank:
 class ForkedRanks:
     """The ranks, for a with statement, or followed by a call of end(), which ends the remaining ranks."""
 
-    _parents_ends: set[Connection] = set()  # of all pipes: while a rank keeps an end open, the other ranks cannot see the end of the parent
+    # of all pipes: while a rank keeps an end open, the other ranks cannot see the end of the parent
+    _parents_ends: set[Connection] = set()
 
     def __init__(self, size: int, main: Callable[..., Any], *args: Any, title: str = "rank") -> None:
         self.size, self._title = size, title
@@ -136,7 +137,8 @@ class ForkedRanks:
                 self.reports[rank].append(pickle.loads(self._from[rank].recv_bytes()))
         except (EOFError, OSError):
             if self.ended[rank] is None:
-                self.kill(rank)  # the rank's end of the pipe is closed: a rank that still runs could report nothing more
+                # the rank's end of the pipe is closed: a rank that still runs could report nothing more
+                self.kill(rank)
                 self.ended[rank] = os.waitpid(self.pids[rank], 0)[1]
 
     def answers(self, seconds: float, to_the_end: bool = False, may_die: Collection[int] = ()) -> list[Any]:
@@ -145,7 +147,8 @@ class ForkedRanks:
         """
         start, failed = time.monotonic(), False
         limit = start + seconds
-        while (late := [rank for rank in self.running() if to_the_end or self._last(rank)[0] not in ("result", "error")]) and time.monotonic() < limit:
+        while (late := [rank for rank in self.running()
+                        if to_the_end or self._last(rank)[0] not in ("result", "error")]) and time.monotonic() < limit:
             self.poll(max(0.0, limit - time.monotonic()))
             if not failed and any(self._failure(rank, may_die) for rank in range(self.size)):
                 failed, limit = True, min(limit, time.monotonic() + GRACE_S)
@@ -169,7 +172,8 @@ class ForkedRanks:
             return ""
         code = os.waitstatus_to_exitcode(status)
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
-        return f"the process ended with exit code {code}{name} {'after its' if last[0] == 'result' else 'without a'} result"
+        return (f"the process ended with exit code {code}{name} {'after its' if last[0] == 'result' else 'without a'} "
+                "result")
 
     def _stacks_of(self, rank: int) -> Path:
         return Path(self._folder.name, f"stacks{rank}")
@@ -184,7 +188,8 @@ class ForkedRanks:
         while not all(path.exists() and path.stat().st_size for path in paths.values()) and time.monotonic() < limit:
             time.sleep(0.05)
         time.sleep(0.2)  # no event reports that a rank has written all stacks
-        return {rank: path.exists() and path.read_text() or "it wrote no stacks (is it stopped?)" for rank, path in paths.items()}
+        return {rank: path.exists() and path.read_text() or "it wrote no stacks (is it stopped?)"
+                for rank, path in paths.items()}
 
     def kill(self, *ranks: int, number: int = signal.SIGKILL) -> None:
         """Kills the named ranks that have not ended; all ranks when none is named."""

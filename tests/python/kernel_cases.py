@@ -19,7 +19,8 @@ from shardwire.kernels import machine
 AOTI = machine.HAS_AOTI
 NO_AOTI = f"torch {torch.__version__} has no AOTInductor; it needs torch 2.6"
 
-CHEAP = {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}  # for torch's inductor: half of a compile is the wrapper around so small a kernel
+# for torch's inductor: half of a compile is the wrapper around so small a kernel
+CHEAP = {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}
 
 
 def example(a, b):
@@ -122,15 +123,18 @@ def reports(output):
 def compile_examples(folder: Path) -> dict[tuple[str, int], list[str]]:
     """Runs the documents' examples, first together and then alone; afterwards ``folder`` has the packages."""
     environment = {**os.environ, "SHARDWIRE_KERNEL_DIR": str(folder / "kernels"), **CHEAP}
-    blocks = {"tests": str(Path(__file__).parent), "spmd": SPMD, "mpmd": MPMD, "opt_out": OPT_OUT, "mpmd_alone": MPMD_ALONE, "alone": ALONE}
+    blocks = {"tests": str(Path(__file__).parent), "spmd": SPMD, "mpmd": MPMD, "opt_out": OPT_OUT,
+              "mpmd_alone": MPMD_ALONE, "alone": ALONE}
     found = {}
-    for name, script, command in (("together.py", _TOGETHER, ["-m", "shardwire.launch", "-n", "2"]), ("apart.py", _APART, [])):
+    for name, script, command in (("together.py", _TOGETHER, ["-m", "shardwire.launch", "-n", "2"]),
+                                  ("apart.py", _APART, [])):
         (folder / name).write_text(script.format(**blocks))
         if name == "apart.py":  # the first script compiled its kernels: the graphs are the same
             for source in (folder / "kernels" / "spmd").iterdir():
                 (folder / "kernels" / "rank_1").mkdir(exist_ok=True)
                 shutil.copy(source, folder / "kernels" / "rank_1")
-        done = subprocess.run([sys.executable, *command, str(folder / name)], env=environment, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run([sys.executable, *command, str(folder / name)], env=environment, capture_output=True,
+                              text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         found.update(reports(done.stdout))
     return found

@@ -8,7 +8,8 @@ from shardwire import Layout, Replicate, Shard
 
 
 def layouts(size, rows=6):
-    return {"inputs": [Layout(torch.arange(size), [Shard(0)], [rows, 4], torch.float32)], "outputs": [Layout(torch.arange(size), [Replicate()], [rows, 4], torch.float32)]}
+    return {"inputs": [Layout(torch.arange(size), [Shard(0)], [rows, 4], torch.float32)],
+            "outputs": [Layout(torch.arange(size), [Replicate()], [rows, 4], torch.float32)]}
 
 
 def run_op(op, rank, size, rows=6):

@@ -30,7 +30,8 @@ def group() -> Any:
     return _group
 
 
-def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60, join: bool = True, default_group: bool = False) -> list[Any]:
+def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60, join: bool = True,
+              default_group: bool = False) -> list[Any]:
     """Results of ``fn(rank, *args)`` by rank.
 
     timeout: seconds for the whole case. join=False: no group is made (the function makes a group). default_group=True:
@@ -41,7 +42,8 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60, j
         return ranks.answers(timeout)
 
 
-def _rank_main(rank: Rank, fn: Callable[..., Any], args: tuple[Any, ...], timeout: float, join: bool, default_group: bool) -> None:
+def _rank_main(rank: Rank, fn: Callable[..., Any], args: tuple[Any, ...], timeout: float, join: bool,
+               default_group: bool) -> None:
     def joined() -> Any:
         if join:
             join_group(rank, timeout, default_group)
@@ -58,7 +60,8 @@ def join_group(rank: Rank, timeout: float, default_group: bool = False) -> None:
     import shardwire
     limit = datetime.timedelta(seconds=timeout)
     if default_group:
-        dist.init_process_group("shardwire", init_method=f"file://{rank.store}", rank=rank.number, world_size=rank.size, timeout=limit)
+        dist.init_process_group("shardwire", init_method=f"file://{rank.store}", rank=rank.number, world_size=rank.size,
+                                timeout=limit)
         _group = dist.group.WORLD
     else:
         _group = shardwire.create_process_group(dist.FileStore(rank.store, rank.size), rank.number, rank.size, limit)
@@ -87,7 +90,8 @@ def killed_in_the_middle(write: Callable[..., Any], *args: Any, after: float) ->
         writer.poll(60)
         threading.Event().wait(after)
         writer.kill()
-    assert writer.reports[0] and os.WIFSIGNALED(writer.ended[0] or 0), f"the writer ended before it was killed: {writer.ended[0]}"
+    assert (writer.reports[0]
+            and os.WIFSIGNALED(writer.ended[0] or 0)), f"the writer ended before it was killed: {writer.ended[0]}"
 
 
 def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[Exception], str]:

@@ -13,7 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-NO_LIBUV = {"use_libuv": False} if torch.__version__.startswith("2.6.") else {}  # Debian 13's torch asks for libuv by default, and was built without libuv
+# Debian 13's torch asks for libuv by default, and was built without libuv
+NO_LIBUV = {"use_libuv": False} if torch.__version__.startswith("2.6.") else {}
 
 
 class _Blocked(dist.Store):
@@ -54,7 +55,8 @@ def silent_store(kind: str) -> Iterator[dist.Store]:
                         threading.Thread(target=_forward, args=(one, other, swallows), daemon=True).start()
 
         threading.Thread(target=serve, daemon=True).start()
-        store = dist.TCPStore("127.0.0.1", listener.getsockname()[1], None, False, timedelta(seconds=60), wait_for_workers=False, **NO_LIBUV)
+        store = dist.TCPStore("127.0.0.1", listener.getsockname()[1], None, False, timedelta(seconds=60),
+                              wait_for_workers=False, **NO_LIBUV)
         store.set("before", "the end")
         assert store.get("before") == b"the end"
         swallows.set()

@@ -86,7 +86,8 @@ class TwoShotAllReduce:
         self.meet()
         rows = self.buffer.shape[0]
         share = slice(rows * self.team.rank // self.team.size, rows * (self.team.rank + 1) // self.team.size)
-        self.multi[share].store(self.multi[share].ld_reduce("add", accumulate=torch.float32 if self.buffer.dtype == torch.bfloat16 else None))
+        self.multi[share].store(self.multi[share].ld_reduce(
+            "add", accumulate=torch.float32 if self.buffer.dtype == torch.bfloat16 else None))
         self.meet()
         return self.buffer.clone()
 
@@ -110,7 +111,8 @@ class AllGatherMatmul:
             peer = (me + step) % size
             for t in range(tiles):
                 at = me * tiles + t
-                symm.put_signal(self.gathered[at * self.tile:(at + 1) * self.tile], x[t * self.tile:(t + 1) * self.tile], self.ready[at], self.round, peer)
+                symm.put_signal(self.gathered[at * self.tile:(at + 1) * self.tile],
+                                x[t * self.tile:(t + 1) * self.tile], self.ready[at], self.round, peer)
         for step in range(size):
             for t in range(tiles):
                 at = (me + size - step) % size * tiles + t
@@ -139,7 +141,8 @@ class MatmulReduceScatter:
             owner = (me + step) % size
             for t in range(tiles):
                 rows = slice(owner * self.rows + t * self.tile, owner * self.rows + (t + 1) * self.tile)
-                symm.put_signal(self.partial[me, t * self.tile:(t + 1) * self.tile], x[rows] @ w, self.arrived[t], 1, owner, op="add")
+                symm.put_signal(self.partial[me, t * self.tile:(t + 1) * self.tile], x[rows] @ w, self.arrived[t], 1,
+                                owner, op="add")
         out = torch.zeros(self.rows, w.shape[1])
         for t in range(tiles):
             symm.signal_wait(self.arrived[t], "ge", self.round * size)

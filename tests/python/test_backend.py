@@ -1,4 +1,5 @@
-"""Life of the backend: registration, errors as Python classes, timeouts, abort, shutdown, interpreter exit, the shared heap."""
+"""Life of the backend: registration, errors as Python classes, timeouts, abort, shutdown, interpreter exit, the shared
+heap."""
 
 import os
 import signal
@@ -20,7 +21,8 @@ from silent_stores import silent_store
 
 
 def run_script(text, timeout=60, **environment):
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment})
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=timeout,
+                          env={**os.environ, **environment})
 
 
 def test_import_registers_once():
@@ -51,13 +53,15 @@ def test_wrong_torch_is_an_import_error(tmp_path):
             (package / name).symlink_to(os.path.join(os.path.dirname(shardwire.__file__), name))
     (package / "_build_info.py").unlink()
     (package / "_build_info.py").write_text('VERSION = "0"\nTORCH = "9.9"\nPYTHON = "3.1"\n')
-    done = subprocess.run([sys.executable, "-c", "import shardwire"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    done = subprocess.run([sys.executable, "-c", "import shardwire"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert "ImportError: this build of shardwire is for torch 9.9" in done.stderr
 
 
 def test_error_classes():
     assert issubclass(shardwire.TimeoutError, TimeoutError) and issubclass(shardwire.TimeoutError, RuntimeError)
-    assert issubclass(shardwire.UnsupportedError, NotImplementedError) and issubclass(shardwire.UnsupportedError, shardwire.ShardwireError)
+    assert (issubclass(shardwire.UnsupportedError, NotImplementedError)
+            and issubclass(shardwire.UnsupportedError, shardwire.ShardwireError))
     assert shardwire._C.torch_version == ".".join(torch.__version__.split(".")[:2])
 
 
@@ -65,7 +69,8 @@ def test_missing_rank_times_out_by_name(run_ranks, tmp_path):
     def body(rank, size):
         start = time.monotonic()
         error = raises(shardwire.TimeoutError, lambda: dist.init_process_group(
-            "shardwire", store=dist.FileStore(str(tmp_path / "alone"), 1), rank=0, world_size=2, timeout=timedelta(seconds=1)), contains="1")
+            "shardwire", store=dist.FileStore(str(tmp_path / "alone"), 1), rank=0, world_size=2,
+            timeout=timedelta(seconds=1)), contains="1")
         assert time.monotonic() - start < 10  # the call's own 1 s, not the group's 20
         return str(error)
 
@@ -81,7 +86,8 @@ def test_a_store_that_does_not_answer(kind):
         start = time.monotonic()
         with silent_store(kind) as store:
             for _ in range(2):  # the thread that waits for the first answer blocks no later call
-                errors.append(raises(shardwire.TimeoutError, lambda: shardwire.create_process_group(store, 0, 2, 0.7), contains="the c10d store did not answer"))
+                errors.append(raises(shardwire.TimeoutError, lambda: shardwire.create_process_group(store, 0, 2, 0.7),
+                                     contains="the c10d store did not answer"))
         errors.append(time.monotonic() - start)
 
     thread = threading.Thread(target=make, daemon=True)
@@ -234,8 +240,8 @@ print("end")
 def test_exit_without_destroy_is_clean(tmp_path):
     """Futures with Python callbacks pending, no destroy_process_group: the process must end with code 0, without help.
     """
-    ranks = [subprocess.Popen([sys.executable, "-c", EXIT_SCRIPT, str(tmp_path / "store"), str(rank)], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    ranks = [subprocess.Popen([sys.executable, "-c", EXIT_SCRIPT, str(tmp_path / "store"), str(rank)],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]
     for rank in ranks:
         out, err = rank.communicate(timeout=60)
         assert rank.returncode == 0 and "end" in out, (rank.returncode, err)
@@ -296,7 +302,8 @@ def test_wait_can_be_interrupted(run_ranks, tmp_path):
     interrupted = tmp_path / "interrupted"
 
     def body(rank, size):
-        op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [2]}])
+        op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}],
+                                  [{"offset": [0], "shape": [2]}])
         if rank == 1:
             await_file(interrupted)
             op([torch.ones(1)], [torch.zeros(2)]).wait()

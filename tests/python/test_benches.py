@@ -20,7 +20,8 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 RUNS = {
     "beside.py": ["--ranks", "2", "--loops", "1", "--iterations", "20", "--turns", "1", "--timeout", "0.5"],
     "cast.py": ["--rows", "64", "--cols", "64", "-i", "2"],
-    "collectives.py": ["-n", "2", "-i", "2", "-w", "1", "--max-bytes", "256", "--latency-calls", "20", "--only", "all_reduce,latency"],
+    "collectives.py": ["-n", "2", "-i", "2", "-w", "1", "--max-bytes", "256", "--latency-calls", "20", "--only",
+                       "all_reduce,latency"],
     "fft.py": ["--shapes", "16x16", "--ranks", "2", "--ways", "shm", "--rounds", "1", "--repeats", "1"],
     "gloo_reshape.py": ["-n", "2", "--rows", "64", "--columns", "64", "-i", "2"],
     "groups.py": ["--ranks", "2", "--rounds", "1", "--turns", "1", "--many", "2"],
@@ -34,8 +35,8 @@ LAUNCHED = {"cast.py"}
 @pytest.mark.parametrize("name", RUNS)
 def test_a_bench_runs(name: str) -> None:
     launcher = ["-m", "shardwire.launch", "-n", "2"] if name in LAUNCHED else []
-    run = subprocess.run([sys.executable, *launcher, BENCH / name, *RUNS[name]], capture_output=True, text=True, timeout=120, check=False,
-                         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    run = subprocess.run([sys.executable, *launcher, BENCH / name, *RUNS[name]], capture_output=True, text=True,
+                         timeout=120, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
     said = run.stdout + run.stderr
     assert run.returncode == 0, said
     assert re.search(r"\d\.\d", run.stdout), f"no figure: {said}"

@@ -57,7 +57,8 @@ def run_options(rank, size):
     assert backend_of().options._timeout == timedelta(seconds=20)
     pair = dist.new_group([1, 2], pg_options=own)
     theirs = dist.new_group([0, 1, 2], pg_options=torch_options("shardwire", timedelta(seconds=44)))
-    other = dist.new_group([0, 1, 2], timeout=timedelta(seconds=55), pg_options=torch_options("nccl", timedelta(seconds=44)))
+    other = dist.new_group([0, 1, 2], timeout=timedelta(seconds=55),
+                           pg_options=torch_options("nccl", timedelta(seconds=44)))
     assert backend_of(theirs).options._timeout == timedelta(seconds=44)
     assert backend_of(other).options._timeout == timedelta(seconds=55)
     if rank:
@@ -98,7 +99,8 @@ def test_split(run_ranks, tmp_path):
         for round in range(2):  # twice the same ranks, one store
             mine = [0, 2] if rank in (0, 2) else [1, 3]
             part = backend_of().split(store, mine, shardwire.Options(timeout=timedelta(seconds=15)))
-            assert (part.rank(), part.size()) == (mine.index(rank), 2) and part.options._timeout == timedelta(seconds=15)
+            assert ((part.rank(), part.size()) == (mine.index(rank), 2)
+                    and part.options._timeout == timedelta(seconds=15))
             assert shardwire.global_ranks(part) == mine
             tensor = torch.tensor([float(rank)])
             part.allreduce([tensor]).wait()
@@ -143,7 +145,8 @@ def test_merge(run_ranks, tmp_path):
         whole.allreduce([tensor]).wait()
         assert tensor.item() == 15.0
         if hasattr(part, "merge_remote_group"):
-            whole = part.merge_remote_group(dist.PrefixStore("again", store), 4, timeout=timedelta(seconds=9), group_name="merged")
+            whole = part.merge_remote_group(dist.PrefixStore("again", store), 4, timeout=timedelta(seconds=9),
+                                            group_name="merged")
             tensor = torch.tensor([2.0**rank])
             whole.allreduce([tensor]).wait()
             # torch numbers the ranks of the groups in any order; each rank is there once.
@@ -155,13 +158,15 @@ def test_merge(run_ranks, tmp_path):
 def test_sub_groups_and_again(run_ranks, tmp_path):
     def body(rank, size):
         for life in range(2):
-            dist.init_process_group("shardwire", init_method=f"file://{tmp_path}/life{life}", rank=rank, world_size=size, timeout=20 * SECONDS)
+            dist.init_process_group("shardwire", init_method=f"file://{tmp_path}/life{life}", rank=rank,
+                                    world_size=size, timeout=20 * SECONDS)
             assert dist.get_backend() == "shardwire" and total(None, rank) == 6.0
             if WRAPS:
                 mine, all_groups = dist.new_subgroups(group_size=2)
                 assert len(all_groups) == 2 and total(mine, rank) == (1.0 if rank < 2 else 5.0)
                 mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
-                assert total(mine, rank) == 3.0 and shardwire.global_ranks(mine) == ([0, 3] if rank in (0, 3) else [1, 2])
+                assert (total(mine, rank) == 3.0
+                        and shardwire.global_ranks(mine) == ([0, 3] if rank in (0, 3) else [1, 2]))
                 # From 2.14 on torch counts these groups: the names of later groups differ on ranks with another count.
                 own = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True)
                 assert total(own, rank) == 2.0 + 2 * (rank % 2)
@@ -178,7 +183,8 @@ def test_new_group_keeps_its_timeout(run_ranks):
     def body(rank, size):
         if rank == 0:
             start = time.monotonic()
-            raises(shardwire.TimeoutError, lambda: dist.new_group([0, 1], timeout=SECONDS / 2), contains="rank 1 did not arrive")
+            raises(shardwire.TimeoutError, lambda: dist.new_group([0, 1], timeout=SECONDS / 2),
+                   contains="rank 1 did not arrive")
             assert time.monotonic() - start < 10
 
     run_ranks(2, body)
@@ -189,7 +195,8 @@ def test_backend_strings(run_ranks, tmp_path):
     def body(rank, size):
         for number, text in enumerate(("cpu:shardwire,cuda:nccl", "cpu:shardwire", "shardwire")):
             try:
-                dist.init_process_group(text, init_method=f"file://{tmp_path}/{number}", rank=rank, world_size=size, timeout=20 * SECONDS)
+                dist.init_process_group(text, init_method=f"file://{tmp_path}/{number}", rank=rank, world_size=size,
+                                        timeout=20 * SECONDS)
             except (RuntimeError, ValueError) as error:
                 # A torch without NCCL refuses before any group is made; with NCCL and without a GPU, NCCL refuses after
                 # ours was made.
@@ -239,7 +246,8 @@ def test_get_error(run_ranks):
         kinds = torch._C._distributed_c10d.ErrorType
         group = dist.new_group([0, 1], timeout=SECONDS)
         assert backend_of(group).get_error() == kinds.SUCCESS
-        raises(ValueError, lambda: backend_of(group).allgather([[torch.ones(1)]], [torch.ones(1)]))  # a wrong call changes nothing
+        # a wrong call changes nothing
+        raises(ValueError, lambda: backend_of(group).allgather([[torch.ones(1)]], [torch.ones(1)]))
         assert backend_of(group).get_error() == kinds.SUCCESS
         if rank == 0:
             raises(shardwire.TimeoutError, lambda: total(group, 1))
@@ -265,7 +273,8 @@ def test_completion_hook(run_ranks):
         seen, threads = [], set()
 
         def hook(info):
-            seen.append((str(info.op_type).rsplit(".", 1)[-1], info.time_finished >= info.time_started, info.active_duration.total_seconds() >= 0))
+            seen.append((str(info.op_type).rsplit(".", 1)[-1], info.time_finished >= info.time_started,
+                         info.active_duration.total_seconds() >= 0))
             threads.add(threading.get_ident())
 
         group._register_on_completion_hook(hook)
@@ -292,7 +301,8 @@ def test_completion_hook_that_raises(run_ranks):
             raise RuntimeError("the user's hook failed")
 
         group._register_on_completion_hook(hook)
-        for waits in (True, False):  # rank 1 comes later: the hook runs in rank 0's wait, and then on its progress thread
+        # rank 1 comes later: the hook runs in rank 0's wait, and then on its progress thread
+        for waits in (True, False):
             if rank == 1:
                 time.sleep(0.1)
             tensor = torch.ones(4)
@@ -361,11 +371,13 @@ def test_future_result(run_ranks):
     def body(rank, size):
         results = torch._C._distributed_c10d.WorkResult
         work = dist.all_reduce(torch.ones(1), async_op=True)
-        assert work.get_future_result().wait() == int(results.SUCCESS.value if hasattr(results.SUCCESS, "value") else results.SUCCESS)
+        assert work.get_future_result().wait() == int(results.SUCCESS.value if hasattr(results.SUCCESS, "value")
+                                                      else results.SUCCESS)
         group = dist.new_group([0, 1], timeout=SECONDS)
         if rank == 0:
             work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
-            assert work.get_future_result().wait() == int(results.TIMEOUT.value if hasattr(results.TIMEOUT, "value") else results.TIMEOUT)
+            assert work.get_future_result().wait() == int(results.TIMEOUT.value if hasattr(results.TIMEOUT, "value")
+                                                          else results.TIMEOUT)
         dist.barrier()
 
     run_ranks(2, body)
@@ -392,8 +404,8 @@ def test_profiler(run_ranks):
             request.wait()
         assert ranges(profile) == {
             "shardwire:all_reduce": [[4, 3]], "shardwire:broadcast": [[4, 3]], "shardwire:all_gather": [[4, 3]],
-            "shardwire:reduce_scatter": [[2], [2]], "shardwire:all_to_all": [[4, 3]], "shardwire:reduce": [[4, 3]], "shardwire:barrier": [],
-            "shardwire:send": [[4, 3]], "shardwire:recv": [[4, 3]],
+            "shardwire:reduce_scatter": [[2], [2]], "shardwire:all_to_all": [[4, 3]], "shardwire:reduce": [[4, 3]],
+            "shardwire:barrier": [], "shardwire:send": [[4, 3]], "shardwire:recv": [[4, 3]],
         }, ranges(profile)
         with torch.autograd.profiler.profile(record_shapes=True) as profile:
             for _ in range(20):
@@ -430,7 +442,8 @@ def test_monitored_barrier_names_the_late(run_ranks):
         world = dist.distributed_c10d._get_default_group()
         if rank in (0, 3):
             start = time.monotonic()
-            error = raises(shardwire.TimeoutError, lambda: monitored(world, 0.5, wait_all_ranks=True), contains="Ranks 1, 2 failed to pass")
+            error = raises(shardwire.TimeoutError, lambda: monitored(world, 0.5, wait_all_ranks=True),
+                           contains="Ranks 1, 2 failed to pass")
             assert isinstance(error, RuntimeError) and time.monotonic() - start < 10
             assert ("Rank 3 successfully reached" in str(error)) == (rank == 3)
             error = raises(shardwire.TimeoutError, lambda: monitored(world, 0.5), contains="Rank 1 failed to pass")
@@ -439,7 +452,8 @@ def test_monitored_barrier_names_the_late(run_ranks):
         else:
             dist.barrier()  # no monitored barrier: the group is as usable as before
             for _ in range(2):
-                raises(shardwire.TimeoutError, lambda: monitored(world, 5), contains=f"Rank {rank} failed to pass monitoredBarrier")
+                raises(shardwire.TimeoutError, lambda: monitored(world, 5),
+                       contains=f"Rank {rank} failed to pass monitoredBarrier")
         assert total(None, rank) == 6.0
         monitored(world, 20)  # and the late messages do not count for this one
 
@@ -498,11 +512,13 @@ def test_batches(run_ranks):
         for count in (4, 100_000):  # small messages are sent at once, long messages wait for the recv
             sent = [torch.full((count,), float(10 * rank + i)) for i in range(3)]
             received = [torch.zeros(count) for _ in range(3)]
-            operations = [dist.P2POp(dist.isend, tensor, right) for tensor in sent] + [dist.P2POp(dist.irecv, tensor, left) for tensor in received]
+            operations = ([dist.P2POp(dist.isend, tensor, right) for tensor in sent]
+                          + [dist.P2POp(dist.irecv, tensor, left) for tensor in received])
             works = dist.batch_isend_irecv(operations)
             for work in works:
                 work.wait()
-            assert [(t[0].item(), t[-1].item()) for t in received] == [(10.0 * left + i, 10.0 * left + i) for i in range(3)]
+            assert ([(t[0].item(), t[-1].item()) for t in received]
+                    == [(10.0 * left + i, 10.0 * left + i) for i in range(3)])
         if NEWEST:
             assert backend_of().supports_coalescing and len(works) == 1  # the batch is one work
 
@@ -579,7 +595,8 @@ def test_allocation(run_ranks):
         tensor.fill_(rank)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [1.0] * 12
-        raises(NotImplementedError, lambda: backend.allocate_tensor(1, dtype=torch.float32, device=torch.device("meta")), contains="meta")
+        raises(NotImplementedError,
+               lambda: backend.allocate_tensor(1, dtype=torch.float32, device=torch.device("meta")), contains="meta")
 
     run_ranks(2, body)
 
@@ -593,7 +610,8 @@ def test_debug_levels(run_ranks, tmp_path, monkeypatch, level):
 
     def body(rank, size):
         dist.set_debug_level_from_env()
-        dist.init_process_group("shardwire", init_method=f"file://{tmp_path}/store", rank=rank, world_size=size, timeout=20 * SECONDS)
+        dist.init_process_group("shardwire", init_method=f"file://{tmp_path}/store", rank=rank, world_size=size,
+                                timeout=20 * SECONDS)
         assert total(None, rank) == 3.0
         gathered = [None] * size
         dist.all_gather_object(gathered, {"rank": rank})
@@ -602,7 +620,8 @@ def test_debug_levels(run_ranks, tmp_path, monkeypatch, level):
         if rank != 1:
             assert total(group, rank) == 2.0
         output = torch.zeros(size)
-        dist.all_gather_into_tensor(output, torch.tensor([float(rank)])) if WRAPS else dist._all_gather_base(output, torch.tensor([float(rank)]))
+        (dist.all_gather_into_tensor(output, torch.tensor([float(rank)])) if WRAPS
+         else dist._all_gather_base(output, torch.tensor([float(rank)])))
         assert output.tolist() == [0.0, 1.0, 2.0]
         request = dist.isend(torch.tensor([float(rank)]), (rank + 1) % size)
         received = torch.zeros(1)
@@ -613,7 +632,8 @@ def test_debug_levels(run_ranks, tmp_path, monkeypatch, level):
         model(torch.full((1, 2), float(rank))).sum().backward()
         assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
         if level == "DETAIL" and WRAPS:  # torch's wrapper reports a desync before our backend is called
-            raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2 + rank)), contains="Detected mismatch between collectives")
+            raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2 + rank)),
+                   contains="Detected mismatch between collectives")
 
     run_ranks(3, body, init=False)
 

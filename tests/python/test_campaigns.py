@@ -38,7 +38,8 @@ def test_a_reader_paused_in_a_copy_never_reports_success_with_wrong_bytes() -> N
     outcomes = [pauses.pause_once(SEED, number) for number in range(12)]
     # On a busy machine some copies are over before the reader stops. If all copies are, this test has shown nothing.
     assert any(outcome["kind"] in ("raised", "right") for outcome in outcomes), outcomes
-    assert not any(pauses.is_fault(outcome) for outcome in outcomes), [outcome for outcome in outcomes if pauses.is_fault(outcome)]
+    assert not any(pauses.is_fault(outcome) for outcome in outcomes), [
+        outcome for outcome in outcomes if pauses.is_fault(outcome)]
 
 
 # Four parts, so that a failure does not hide other failures. "late" is for campaigns on quiet machines: here only
@@ -48,13 +49,15 @@ def test_every_kind_of_mismatch_raises_on_every_rank(part: int, capsys: pytest.C
     # The round chooses the number of ranks: 3 ranks can show most kinds.
     numbers = [len(KINDS) + kind for kind in range(len(KINDS)) if kind % 4 == part]
     outcomes = mismatches.campaign(SEED, numbers, ["shm", "tcp"][part % 2 :][:1], checked=False)
-    faults = [outcome for outcome in outcomes if mismatches.is_fault(outcome, False) and mismatches.judge(outcome, False) != "late"]
+    faults = [outcome for outcome in outcomes
+              if mismatches.is_fault(outcome, False) and mismatches.judge(outcome, False) != "late"]
     assert not faults, capsys.readouterr().out
 
 
 def test_the_soak_goes_round(capsys: pytest.CaptureFixture[str]) -> None:
     """One round of every kind of use, with checked results. Only a soak of an hour shows whether memory grows."""
-    assert not soak.campaign(soak.arguments(["--seconds", "1", "--ranks", "2", "--settle", "1"])), capsys.readouterr().out
+    assert not soak.campaign(soak.arguments(["--seconds", "1", "--ranks", "2", "--settle", "1"])), (
+        capsys.readouterr().out)
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (Debian: openmpi-bin)")

@@ -48,8 +48,9 @@ def test_all_reduce_other_operations(run_ranks, name, combine):
     run_ranks(4, run_all_reduce, torch.float64, getattr(dist.ReduceOp, name), combine)
 
 
-@pytest.mark.parametrize("name, combine", [
-    ("BAND", lambda a: a[0] & a[1] & a[2]), ("BOR", lambda a: a[0] | a[1] | a[2]), ("BXOR", lambda a: a[0] ^ a[1] ^ a[2])])
+@pytest.mark.parametrize("name, combine",
+                         [("BAND", lambda a: a[0] & a[1] & a[2]), ("BOR", lambda a: a[0] | a[1] | a[2]),
+                          ("BXOR", lambda a: a[0] ^ a[1] ^ a[2])])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
 def test_all_reduce_bits(run_ranks, name, combine, dtype):
     run_ranks(3, run_all_reduce, dtype, getattr(dist.ReduceOp, name), combine)
@@ -123,8 +124,10 @@ def run_strided(rank, size):
 def run_with_a_small_heap(rank, size, store):
     if rank == 0:
         os.environ["SHARDWIRE_HEAP_BYTES"] = "4M"
-    dist.init_process_group("shardwire", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=20))
-    tensor = torch.full((1000, 2001), float(rank + 1))[:, :2000]  # 8 MB, in ordinary memory, and all_reduce needs a contiguous copy
+    dist.init_process_group("shardwire", init_method=f"file://{store}", rank=rank, world_size=size,
+                            timeout=timedelta(seconds=20))
+    # 8 MB, in ordinary memory, and all_reduce needs a contiguous copy
+    tensor = torch.full((1000, 2001), float(rank + 1))[:, :2000]
     dist.all_reduce(tensor)
     assert torch.equal(tensor, torch.full((1000, 2000), 3.0))
     gathered = [torch.empty(1000, 2001)[:, :2000] for _ in range(size)]
@@ -258,7 +261,8 @@ def run_point_to_point(rank, size):
         assert seen == {(k, k) for k in range(1, size)}
     else:
         dist.send(torch.full((3,), float(rank)), 0, tag=5)
-    operations = [dist.P2POp(dist.isend, torch.full((4,), float(rank)), right), dist.P2POp(dist.irecv, received[:4], left)]
+    operations = [dist.P2POp(dist.isend, torch.full((4,), float(rank)), right),
+                  dist.P2POp(dist.irecv, received[:4], left)]
     for request in dist.batch_isend_irecv(operations):
         request.wait()
     assert received[:4].tolist() == [float(left)] * 4
@@ -329,7 +333,8 @@ def test_works_and_futures(run_ranks):
 def run_ddp(rank, size):
     torch.manual_seed(1)
     plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*[type(m)(4, 8) if i == 0 else m for i, m in enumerate(plain)]))
+    wrapped = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*[type(m)(4, 8) if i == 0 else m for i, m in enumerate(plain)]))
     wrapped.module.load_state_dict(plain.state_dict())
     batch = torch.randn(4 * size, 4, generator=torch.Generator().manual_seed(2))
     plain(batch).square().mean().backward()
@@ -355,20 +360,23 @@ def run_refusals(rank, size):
     raises(unsupported, lambda: dist.broadcast(torch.quantize_per_tensor(ones, 1.0, 0, torch.quint8), 0))
     raises(TypeError, lambda: dist.all_reduce(torch.ones(2).half(), op=dist.ReduceOp.BXOR), contains="bxor")
     raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1)), contains="divide")
-    raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * size, [2] * size), contains="split sizes")
+    raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * size, [2] * size),
+           contains="split sizes")
     gather_base = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
     raises(ValueError, lambda: gather_base(torch.zeros(7), torch.zeros(3)), contains="pieces")
     raises(TypeError, lambda: gather_base(torch.zeros(3 * size), torch.zeros(3).long()), contains="dtype")
     raises(ValueError, lambda: dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.zeros(3)), contains="output[0]")
-    raises(ValueError, lambda: dist.all_gather([torch.zeros(4), torch.zeros(5)], torch.zeros(3)), contains=f"output[{rank}]")
+    raises(ValueError, lambda: dist.all_gather([torch.zeros(4), torch.zeros(5)], torch.zeros(3)),
+           contains=f"output[{rank}]")
     # torch's dispatcher resolves conjugate views before the call of a backend; a compiled op receives conjugate views.
     whole = [{"offset": [0], "shape": [2]}]
     op = shardwire.compile_op(None, (2,), torch.complex64, whole, whole)
-    raises(ValueError, lambda: op([torch.zeros(2, dtype=torch.complex64).conj()], [torch.zeros(2, dtype=torch.complex64)]),
-           contains="resolve_conj")
-    raises(unsupported, lambda: op([torch.quantize_per_tensor(ones, 1.0, 0, torch.quint8)], [torch.zeros(2, dtype=torch.complex64)]),
-           contains="quantised")
-    raises(ValueError, lambda: op([torch.zeros(2, dtype=torch.complex64, device="meta")], [torch.zeros(2, dtype=torch.complex64)]), contains="meta")
+    raises(ValueError, lambda: op([torch.zeros(2, dtype=torch.complex64).conj()],
+                                  [torch.zeros(2, dtype=torch.complex64)]), contains="resolve_conj")
+    raises(unsupported, lambda: op([torch.quantize_per_tensor(ones, 1.0, 0, torch.quint8)],
+                                   [torch.zeros(2, dtype=torch.complex64)]), contains="quantised")
+    raises(ValueError, lambda: op([torch.zeros(2, dtype=torch.complex64, device="meta")],
+                                  [torch.zeros(2, dtype=torch.complex64)]), contains="meta")
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size
@@ -392,7 +400,8 @@ def more_than_2_31(rank, size, heap):
     # Uneven splits beyond 2^31: rank 0 gives all but 50 elements to rank 1.
     splits = [50, count - 50] if rank == 0 else [0, 10]
     received = torch.empty(50 if rank == 0 else count - 40, dtype=torch.int8)
-    dist.all_to_all_single(received, tensor if rank == 0 else tensor[:10].clone(), [50, 0] if rank == 0 else [count - 50, 10], splits)
+    dist.all_to_all_single(received, tensor if rank == 0 else tensor[:10].clone(),
+                           [50, 0] if rank == 0 else [count - 50, 10], splits)
     assert received[-1] == size if rank == 1 else received[-1] == tensor[49]
 
 
@@ -404,4 +413,5 @@ def free_gib():
 @pytest.mark.skipif(free_gib() < 14, reason="less than 14 GiB of free memory")
 @pytest.mark.parametrize("heap", [False, True])
 def test_more_than_2_31_elements(run_ranks, heap):
-    run_ranks(2, more_than_2_31, heap, timeout=180, group_timeout=90)  # the kernel is slow to give memory never touched since the boot
+    # the kernel is slow to give memory never touched since the boot
+    run_ranks(2, more_than_2_31, heap, timeout=180, group_timeout=90)

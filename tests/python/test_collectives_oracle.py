@@ -55,7 +55,8 @@ class Case:
         if self.dtype in UNSIGNED:
             return self.rng.choice(("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"))
         if self.dtype.is_floating_point:
-            may_scale = self.dtype in FLOATS and hasattr(dist, "_make_nccl_premul_sum") and self.kind in ("all_reduce", "reduce")
+            may_scale = (self.dtype in FLOATS and hasattr(dist, "_make_nccl_premul_sum")
+                         and self.kind in ("all_reduce", "reduce"))
             return self.rng.choice(("SUM", "PRODUCT", "MIN", "MAX", "AVG", *(("PREMUL_SUM",) if may_scale else ())))
         return self.rng.choice(WHOLE_OPS)
 
@@ -91,8 +92,10 @@ class Case:
         """A function that compares the values of each first tensor, at the time of the call, with the second tensor."""
         def compare() -> None:
             for number, (is_, expected) in enumerate(pairs):
-                assert is_.dtype == expected.dtype and is_.shape == expected.shape, f"output {number}: {is_.dtype}{tuple(is_.shape)}"
-                assert torch.equal(bytes_of(is_.cpu()), bytes_of(expected)), f"output {number} is\n{is_}\nexpected\n{expected}"
+                assert (is_.dtype == expected.dtype
+                        and is_.shape == expected.shape), f"output {number}: {is_.dtype}{tuple(is_.shape)}"
+                assert torch.equal(bytes_of(is_.cpu()),
+                                   bytes_of(expected)), f"output {number} is\n{is_}\nexpected\n{expected}"
         return compare
 
     def peer(self, rank: int) -> int:
@@ -149,14 +152,16 @@ def gather(case: Case, **more: Any) -> tuple[Any, Check]:
 def scatter(case: Case, **more: Any) -> tuple[Any, Check]:
     inputs = [case.input(index) for index in range(case.size)] if case.rank == case.root else None
     output = case.output()
-    return dist.scatter(output, inputs, case.peer(case.root), **more), case.check((output, case.values(case.root, case.rank)))
+    return (dist.scatter(output, inputs, case.peer(case.root), **more),
+            case.check((output, case.values(case.root, case.rank))))
 
 
 def reduce_scatter(case: Case, **more: Any) -> tuple[Any, Check]:
     uneven = case.rng.random() < 0.4
     shapes = [(case.rng.randint(0, 5), 2) if uneven else case.shape for _ in range(case.size)]
     output = case.output(shapes[case.rank])
-    work = dist.reduce_scatter(output, [case.input(index, shapes[index]) for index in range(case.size)], case.torch_op(), **more)
+    work = dist.reduce_scatter(output, [case.input(index, shapes[index]) for index in range(case.size)],
+                               case.torch_op(), **more)
     return work, case.check((output, case.reduction(case.rank, shapes[case.rank])))
 
 
@@ -164,7 +169,8 @@ def reduce_scatter_tensor(case: Case, **more: Any) -> tuple[Any, Check]:
     case.shape = case.shape or (1,)
     output = case.output()
     whole = placed(case.mine, torch.cat([case.values(case.rank, index) for index in range(case.size)]))
-    return dist.reduce_scatter_tensor(output, whole, case.torch_op(), **more), case.check((output, case.reduction(case.rank)))
+    return (dist.reduce_scatter_tensor(output, whole, case.torch_op(), **more),
+            case.check((output, case.reduction(case.rank))))
 
 
 def splits(case: Case) -> list[list[int]]:
@@ -185,7 +191,8 @@ def all_to_all_single(case: Case, **more: Any) -> tuple[Any, Check]:
     rows = [[2] * case.size] * case.size if even else splits(case)
     expected = concatenated([case.values(rank, case.rank, (rows[rank][case.rank], 3)) for rank in range(case.size)])
     output = case.output(tuple(expected.shape), contiguous=True)
-    whole = placed(case.mine, concatenated([case.values(case.rank, to, (rows[case.rank][to], 3)) for to in range(case.size)]))
+    whole = placed(case.mine,
+                   concatenated([case.values(case.rank, to, (rows[case.rank][to], 3)) for to in range(case.size)]))
     sizes = (None, None) if even else ([rows[rank][case.rank] for rank in range(case.size)], rows[case.rank])
     return dist.all_to_all_single(output, whole, *sizes, **more), case.check((output, expected))
 
@@ -195,8 +202,10 @@ def coalesced(case: Case, **more: Any) -> tuple[Any, Check]:
     if case.dtype.is_complex or case.rng.random() < 0.5:
         lists = [[case.output() for _ in tensors] for _ in range(case.size)]
         work = dist.all_gather_coalesced(lists, tensors, **more)
-        return work, case.check(*[(lists[rank][i], case.values(rank, i)) for rank in range(case.size) for i in range(3)])
-    return dist.all_reduce_coalesced(tensors, case.torch_op(), **more), case.check(*[(tensors[i], case.reduction(i)) for i in range(3)])
+        return (work,
+                case.check(*[(lists[rank][i], case.values(rank, i)) for rank in range(case.size) for i in range(3)]))
+    return (dist.all_reduce_coalesced(tensors, case.torch_op(), **more),
+            case.check(*[(tensors[i], case.reduction(i)) for i in range(3)]))
 
 
 def managed(case: Case, group: Any, async_op: bool) -> tuple[Any, Check]:
@@ -242,7 +251,8 @@ def messages(case: Case, group: Any, async_op: bool) -> tuple[Any, Check]:
     tag = case.rng.randrange(3)
     sent, received = case.input(), case.output()
     if case.rng.random() < 0.5:
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, case.peer(right), group, tag), dist.P2POp(dist.irecv, received, case.peer(left), group, tag)])
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, case.peer(right), group, tag),
+                                        dist.P2POp(dist.irecv, received, case.peer(left), group, tag)])
     else:
         works = [dist.isend(sent, case.peer(right), group, tag), dist.irecv(received, case.peer(left), group, tag)]
     pairs = [(received, case.values(left))]
@@ -301,7 +311,8 @@ def run_cases(rank: int, first: int, count: int) -> dict[str, int]:
     """The number of cases of each kind with this rank."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    groups = [(tuple(range(WORLD)), dist.group.WORLD), *[(members, dist.new_group(list(members))) for members in SUBSETS]]
+    groups = [(tuple(range(WORLD)), dist.group.WORLD),
+              *[(members, dist.new_group(list(members))) for members in SUBSETS]]
     pending: list[tuple[int, Any, Check]] = []
     counted: dict[str, int] = {}
     seed = first
@@ -319,7 +330,8 @@ def run_cases(rank: int, first: int, count: int) -> dict[str, int]:
         for seed, work, check in pending:
             finish(random.Random(seed), work, check)
     except Exception as error:
-        text = ", ".join(f"{name} {getattr(value, '__name__', value)}" for name, value in vars(Case(seed, groups)).items() if name not in ("rng", "mine", "group"))
+        text = ", ".join(f"{name} {getattr(value, '__name__', value)}"
+                         for name, value in vars(Case(seed, groups)).items() if name not in ("rng", "mine", "group"))
         raise AssertionError(f"oracle: seed {seed} ({text}): {type(error).__name__}: {error}") from error
     return counted
 

@@ -28,7 +28,8 @@ def box(offset: Any, shape: Any, **more: Any) -> dict[str, Any]:
 
 
 def all_gather(rank: int, world: int, elements: int = 4, **more: Any) -> Any:
-    return shardwire.compile_op(group(), [world * elements], F32, [box([rank * elements], [elements])], [box([0], [world * elements])], **more)
+    return shardwire.compile_op(group(), [world * elements], F32, [box([rank * elements], [elements])],
+                                [box([0], [world * elements])], **more)
 
 
 def expected_gather(world: int, elements: int = 4, scale: float = 1) -> torch.Tensor:
@@ -40,15 +41,21 @@ def expected_gather(world: int, elements: int = 4, scale: float = 1) -> torch.Te
 def forms_of_specs(rank: int) -> None:
     specs: list[dict[str, Any]] = [
         {"shape": [4], "dtype": F32, "inputs": [box([rank * 2], [2])], "outputs": [box([0], [4])]},
-        {"shape": (4,), "dtype": F32, "inputs": ({"offset": (rank * 2,), "shape": torch.Size([2])},), "outputs": (box((0,), (4,)),)},
-        {"shape": torch.Size([4]), "dtype": F32, "inputs": [TensorRegion([rank * 2], [2])], "outputs": [TensorRegion((0,), (4,), "cpu")]},
-        {"dtype": F32, "inputs": [box([rank * 2], [2], device=None, tensor_id=None)], "outputs": [box([0], [4], device=torch.device("cpu"))]},
+        {"shape": (4,), "dtype": F32, "inputs": ({"offset": (rank * 2,), "shape": torch.Size([2])},),
+         "outputs": (box((0,), (4,)),)},
+        {"shape": torch.Size([4]), "dtype": F32, "inputs": [TensorRegion([rank * 2], [2])],
+         "outputs": [TensorRegion((0,), (4,), "cpu")]},
+        {"dtype": F32, "inputs": [box([rank * 2], [2], device=None, tensor_id=None)],
+         "outputs": [box([0], [4], device=torch.device("cpu"))]},
         {"dtype": F32, "inputs": [Layout([0, 1], [Shard(0)], [4], F32)], "outputs": [box([0], [4])]},
         {"inputs": [Layout([0, 1], [Shard(0)], [4], F32)], "outputs": [Layout([0, 1], [Replicate()], [4], F32)]},
         {"shape": [4], "dtype": F32, "inputs": {"w": [box([rank * 2], [2])]}, "outputs": {"w": box([0], [4])}},
-        {"shape": {"w": [4]}, "dtype": {"w": F32}, "inputs": {"w": TensorRegion([rank * 2], [2])}, "outputs": {"w": [TensorRegion([0], [4])]}},
-        {"shape": {"w": [4]}, "dtype": F32, "inputs": [box([rank * 2], [2], tensor_id="w")], "outputs": [TensorRegion([0], [4], None, "w")]},
-        {"inputs": {"w": Layout([0, 1], [Shard(0)], [4], F32)}, "outputs": {"w": Layout([0, 1], [Replicate()], [4], F32)}},
+        {"shape": {"w": [4]}, "dtype": {"w": F32}, "inputs": {"w": TensorRegion([rank * 2], [2])},
+         "outputs": {"w": [TensorRegion([0], [4])]}},
+        {"shape": {"w": [4]}, "dtype": F32, "inputs": [box([rank * 2], [2], tensor_id="w")],
+         "outputs": [TensorRegion([0], [4], None, "w")]},
+        {"inputs": {"w": Layout([0, 1], [Shard(0)], [4], F32)},
+         "outputs": {"w": Layout([0, 1], [Replicate()], [4], F32)}},
     ]
     for number, spec in enumerate(specs):
         op = shardwire.compile_op(group(), **spec)
@@ -68,8 +75,9 @@ def forms_of_calls(rank: int) -> None:
     op = all_gather(rank, 2, 2)
     bound_op = op.bind([torch.full((2,), rank + 1.0)], [torch.zeros(4)])
     assert repr(bound_op) == "<shardwire.BoundOp: 1 inputs and 1 outputs on this rank>"
-    for call in (lambda a, b: op([a], [b]), lambda a, b: op((a,), (b,)), lambda a, b: op(a, b), lambda a, b: op([torch.nn.Parameter(a)], [b]),
-                 lambda a, b: op(input_tensors=[a], output_tensors=[b]), lambda a, b: op([a], [b], timeout=30), bound_op):
+    for call in (lambda a, b: op([a], [b]), lambda a, b: op((a,), (b,)), lambda a, b: op(a, b),
+                 lambda a, b: op([torch.nn.Parameter(a)], [b]), lambda a, b: op(input_tensors=[a], output_tensors=[b]),
+                 lambda a, b: op([a], [b], timeout=30), bound_op):
         whole = torch.zeros(4)
         if isinstance(call, shardwire.BoundOp):
             call().wait()
@@ -90,10 +98,13 @@ def many_tensors(rank: int) -> None:
         regions_in["b"] = [box([0], [2]), box([3], [2]), box([2], [1])]
     else:
         regions_out["b"] = [box([0], [5])]
-    op = shardwire.compile_op(group(), {"w": [4, 3], "b": [5], "scale": []}, {"w": torch.bfloat16, "b": torch.int64, "scale": torch.float64},
-                              regions_in, regions_out, {"scale": "sum"}, name="many")
-    w, b, scale = torch.zeros(4, 3, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
-    inputs: dict[str, Any] = {"w": torch.full((2, 3), rank + 1.0, dtype=torch.bfloat16), "scale": [torch.tensor(rank + 0.5, dtype=torch.float64)]}
+    op = shardwire.compile_op(group(), {"w": [4, 3], "b": [5], "scale": []},
+                              {"w": torch.bfloat16, "b": torch.int64, "scale": torch.float64}, regions_in, regions_out,
+                              {"scale": "sum"}, name="many")
+    w, b, scale = (torch.zeros(4, 3, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.int64),
+                   torch.zeros((), dtype=torch.float64))
+    inputs: dict[str, Any] = {"w": torch.full((2, 3), rank + 1.0, dtype=torch.bfloat16),
+                              "scale": [torch.tensor(rank + 0.5, dtype=torch.float64)]}
     outputs: dict[str, Any] = {"scale": [scale], "w": [w]}
     if rank == 1:
         inputs["b"] = [torch.tensor([10, 11]), torch.tensor([13, 14]), torch.tensor([12])]
@@ -110,8 +121,10 @@ def test_many_tensors_in_one_op() -> None:
 
 def flat_with_ids(rank: int) -> None:
     """Shapes are not given: every tensor spans the box around all ranks' regions."""
-    op = shardwire.compile_op(group(), dtype=F32, inputs=[TensorRegion([rank], [1], tensor_id="a"), TensorRegion([rank, 1], [1, 2], tensor_id="b")],
-                              outputs=[TensorRegion([0, 1], [2, 2], tensor_id="b"), TensorRegion([0], [2], tensor_id="a")])
+    op = shardwire.compile_op(
+        group(), dtype=F32,
+        inputs=[TensorRegion([rank], [1], tensor_id="a"), TensorRegion([rank, 1], [1, 2], tensor_id="b")],
+        outputs=[TensorRegion([0, 1], [2, 2], tensor_id="b"), TensorRegion([0], [2], tensor_id="a")])
     a, b = torch.zeros(2), torch.zeros(2, 2)
     op([torch.full((1,), rank + 1.0), torch.full((1, 2), rank + 3.0)], [b, a]).wait()
     assert a.tolist() == [1, 2] and b.tolist() == [[3, 3], [4, 4]]
@@ -140,9 +153,11 @@ def test_without_reduction_the_higher_rank_then_the_higher_index_wins() -> None:
 
 def reductions(rank: int) -> None:
     values = torch.tensor([[3, 1, 2], [5, 1, 4], [2, 7, 2]])
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.uint8):
-        for reduction, expected in (("sum", values.sum(0)), ("prod", values.prod(0)), ("min", values.min(0).values), ("max", values.max(0).values),
-                                    ("avg", None), ("mean", None), ("band", None), ("bor", None), ("bxor", None)):
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64,
+                  torch.uint8):
+        for reduction, expected in (("sum", values.sum(0)), ("prod", values.prod(0)), ("min", values.min(0).values),
+                                    ("max", values.max(0).values), ("avg", None), ("mean", None), ("band", None),
+                                    ("bor", None), ("bxor", None)):
             if reduction in ("band", "bor", "bxor"):
                 if dtype.is_floating_point:
                     continue
@@ -175,12 +190,14 @@ def test_nan_propagates() -> None:
 
 
 def every_dtype(rank: int) -> int:
-    names = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
-             "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    names = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16",
+             "float32", "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+             "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
     known = [getattr(torch, name) for name in names if hasattr(torch, name)]
     for dtype in known:
         size = torch.empty((), dtype=dtype).element_size()
-        expected = [((torch.arange(8 * size) * 37 + 11 * r) % (2 if dtype == torch.bool else 256)).to(torch.uint8) for r in range(2)]
+        expected = [((torch.arange(8 * size) * 37 + 11 * r) % (2 if dtype == torch.bool else 256)).to(torch.uint8)
+                    for r in range(2)]
         bits = expected[rank].clone()
         op = shardwire.compile_op(group(), [2, 8], dtype, [box([rank, 0], [1, 8])], [box([0, 0], [2, 8])])
         out = torch.zeros(16 * size, dtype=torch.uint8).view(dtype).reshape(2, 8)
@@ -236,7 +253,8 @@ def empties(rank: int) -> None:
     out = torch.zeros(())
     scalar([torch.tensor(5.0)] if rank == 0 else [], [out]).wait()
     assert out.item() == 5.0
-    deep = shardwire.compile_op(group(), [1] * 15 + [2], F32, [box([0] * 15 + [rank], [1] * 16)], [box([0] * 16, [1] * 15 + [2])])
+    deep = shardwire.compile_op(group(), [1] * 15 + [2], F32, [box([0] * 15 + [rank], [1] * 16)],
+                                [box([0] * 16, [1] * 15 + [2])])
     out = torch.zeros([1] * 15 + [2])
     deep([torch.full([1] * 16, float(rank))], [out]).wait()
     assert out.flatten().tolist() == [0.0, 1.0]
@@ -343,7 +361,8 @@ def late_rank(rank: int, seen: pathlib.Path) -> None:
     out = torch.zeros(8)
     if rank == 1:
         await_file(seen)
-    future = op([torch.full((4,), float(rank))], [out])  # the call returns at once: rank 1 comes only after the next steps
+    # the call returns at once: rank 1 comes only after the next steps
+    future = op([torch.full((4,), float(rank))], [out])
     if rank == 0:
         assert not future.done() and future.exception() is None
         with pytest.raises(TimeoutError):
@@ -452,7 +471,8 @@ def test_a_dropped_future_prints_its_error_once_and_never_raises() -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["raised rank 3 died", "rank 3 died", "end"]
     lost = [line for line in ended.stderr.splitlines() if "rank 3 died" in line]
-    assert 1 <= len(lost) <= 2, ended.stderr  # one future is dropped; the future kept until exit may end too late to print
+    # one future is dropped; the future kept until exit may end too late to print
+    assert 1 <= len(lost) <= 2, ended.stderr
     assert "Exception ignored" not in ended.stderr and "a Future was dropped" in ended.stderr
 
 
@@ -505,8 +525,10 @@ def inspected(rank: int) -> dict[str, Any]:
     assert traffic["lower_bound_bytes"] == 2048
     assert "gather it" in op.explain()
     stats = op.stats()
-    assert stats["num_runs"] == 1 and stats["bytes_sent"] == 1024 and stats["bytes_received"] == 1024 and stats["bytes_local"] == 1024
-    assert [local.local_shape for local in op.inputs] == [(256,)] and [local.local_shape for local in op.outputs] == [(512,)]
+    assert (stats["num_runs"] == 1 and stats["bytes_sent"] == 1024 and stats["bytes_received"] == 1024
+            and stats["bytes_local"] == 1024)
+    assert ([local.local_shape for local in op.inputs] == [(256,)]
+            and [local.local_shape for local in op.outputs] == [(512,)])
     assert "1 inputs and 1 outputs" in repr(op)
     return traffic
 

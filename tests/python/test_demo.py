@@ -28,8 +28,10 @@ from shardwire.demo.gpt2 import gpt2_shapes
 from shardwire.demo.job import count_mismatches
 from shardwire.demo.tensor_parallel import inference_placement, training_placement
 
-KEYS = ["bytes", "tensors", "ranks", "compile_ms", "run_ms", "gbps", "memcpy_gbps", "ratio_to_memcpy", "today_ms", "extra_bytes", "mismatched_bytes"]
-NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL", torch.uint8: "U8"}
+KEYS = ["bytes", "tensors", "ranks", "compile_ms", "run_ms", "gbps", "memcpy_gbps", "ratio_to_memcpy", "today_ms",
+        "extra_bytes", "mismatched_bytes"]
+NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL",
+         torch.uint8: "U8"}
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: Any = None, pad: int = 0) -> None:
@@ -38,7 +40,8 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: An
     data = b""
     for name, tensor in tensors.items():
         raw = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     text = json.dumps(header).encode() + b" " * pad
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
@@ -48,9 +51,10 @@ def some_tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     nan = torch.randn(6, 4, generator=generator)
     nan[0, 0] = float("nan")
-    return {"wte.weight": nan, "h.0.attn.c_attn.weight": torch.randn(4, 12, generator=generator), "h.0.attn.c_attn.bias": torch.randn(12).bfloat16(),
-            "h.0.mlp.c_proj.weight": torch.randn(16, 4).half(), "step": torch.tensor(12345), "mask": torch.tensor([True, False, True]),
-            "ln_f.weight": torch.randn(4), "odd": torch.randn(5, 3, 7), "empty": torch.zeros(0, 4), "one": torch.randn(1, 1)}
+    return {"wte.weight": nan, "h.0.attn.c_attn.weight": torch.randn(4, 12, generator=generator),
+            "h.0.attn.c_attn.bias": torch.randn(12).bfloat16(), "h.0.mlp.c_proj.weight": torch.randn(16, 4).half(),
+            "step": torch.tensor(12345), "mask": torch.tensor([True, False, True]), "ln_f.weight": torch.randn(4),
+            "odd": torch.randn(5, 3, 7), "empty": torch.zeros(0, 4), "one": torch.randn(1, 1)}
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -102,8 +106,10 @@ def test_folders_of_shards(tmp_path: Path) -> None:
 
 
 WRAPPED: dict[str, Any] = {
-    "chgnet": lambda tensors: {"model": {"model_args": {"dim": 64}, "state_dict": tensors}, "trainer_args": {"steps": 4}},
-    "one": lambda tensors: {"epoch": 3, "state_dict": tensors, "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}}},
+    "chgnet": lambda tensors: {"model": {"model_args": {"dim": 64}, "state_dict": tensors},
+                               "trainer_args": {"steps": 4}},
+    "one": lambda tensors: {"epoch": 3, "state_dict": tensors,
+                            "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}}},
     "deepspeed": lambda tensors: {"module": tensors, "global_steps": 7},
     "ordered": lambda tensors: {"net": {"params": tensors}, "rng_state": torch.zeros(5)},
 }
@@ -119,15 +125,18 @@ def test_state_dicts_are_found_under_their_wrappers(tmp_path: Path, kind: str, e
 
 
 def test_tensors_under_names_of_their_own_have_their_path(tmp_path: Path) -> None:
-    torch.save({"generator": {"w": torch.ones(2)}, "upscaler": {"w": torch.ones(1)}, "critic": {"body": {"w": torch.zeros(3)}}, "step": torch.tensor(4),
-                "critic_optimizer": {"state": {"w": torch.ones(9)}}, "lr_scheduler": {"last": torch.ones(1)}}, tmp_path / "gan.pt")
+    torch.save({"generator": {"w": torch.ones(2)}, "upscaler": {"w": torch.ones(1)},
+                "critic": {"body": {"w": torch.zeros(3)}}, "step": torch.tensor(4),
+                "critic_optimizer": {"state": {"w": torch.ones(9)}}, "lr_scheduler": {"last": torch.ones(1)}},
+               tmp_path / "gan.pt")
     assert {name: list(tensor.shape) for name, tensor in load_checkpoint(tmp_path / "gan.pt").items()} == {
         "generator.w": [2], "upscaler.w": [1], "critic.body.w": [3], "step": []}
 
 
 def test_a_file_without_tensors_says_what_it_has(tmp_path: Path) -> None:
     torch.save({"epoch": 3, "history": [1, 2], "optimizer": {"m": torch.ones(2)}}, tmp_path / "none.pth.tar")
-    with pytest.raises(CheckpointError, match=r"none\.pth\.tar: holds no tensors; its top-level keys are 'epoch' \(int\), 'history' \(list\), 'optimizer' \(dict\)$"):
+    with pytest.raises(CheckpointError, match=r"none\.pth\.tar: holds no tensors; its top-level keys are 'epoch' "
+                                              r"\(int\), 'history' \(list\), 'optimizer' \(dict\)$"):
         load_checkpoint(tmp_path / "none.pth.tar")
     torch.save({f"key{number}": number for number in range(11)}, tmp_path / "many.pt")
     with pytest.raises(CheckpointError, match=r"'key7' \(int\) and 3 more$"):
@@ -150,8 +159,10 @@ def test_folders_as_hugging_face_has_them(tmp_path: Path) -> None:
     folder.mkdir()
     for number, part in enumerate((names[:3], names[3:])):
         write_safetensors(folder / f"model.fp16-{number}.safetensors", {name: tensors[name] for name in part})
-    weight_map = {name: f"model.fp16-{number}.safetensors" for number, part in enumerate((names[:3], names[3:])) for name in part}
-    (folder / "model.safetensors.index.fp16.json").write_text("{}")  # transformers' name of variants, with an index unknown to the demo
+    weight_map = {name: f"model.fp16-{number}.safetensors" for number, part in enumerate((names[:3], names[3:]))
+                  for name in part}
+    # transformers' name of variants, with an index unknown to the demo
+    (folder / "model.safetensors.index.fp16.json").write_text("{}")
     (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     single = tmp_path / "single"
     single.mkdir()
@@ -167,7 +178,8 @@ def test_folders_as_hugging_face_has_them(tmp_path: Path) -> None:
         read = load_checkpoint(each)
         assert list(read) == names and all(same(read[name], tensors[name]) for name in names), each
     (folder / "another.safetensors.index.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="has several indices, another.safetensors.index.json, diffusion_pytorch_model"):
+    with pytest.raises(CheckpointError,
+                       match="has several indices, another.safetensors.index.json, diffusion_pytorch_model"):
         load_checkpoint(folder)
 
 
@@ -175,7 +187,8 @@ def test_folders_as_hugging_face_has_them(tmp_path: Path) -> None:
 def test_folders_of_torch_distributed_checkpoint(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
     tensors = {name: tensor for name, tensor in some_tensors().items() if tensor.numel()}
-    dcp.save({"model": dict(tensors), "optimizer": {"state": {"exp_avg": torch.ones(3)}}, "epoch": 4}, checkpoint_id=str(tmp_path / "nested"))
+    dcp.save({"model": dict(tensors), "optimizer": {"state": {"exp_avg": torch.ones(3)}}, "epoch": 4},
+             checkpoint_id=str(tmp_path / "nested"))
     dcp.save(dict(tensors), checkpoint_id=str(tmp_path / "flat"))
     for kind in ("nested", "flat"):
         read = load_checkpoint(tmp_path / kind)
@@ -219,7 +232,8 @@ def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
         "not-json.safetensors": (header(b"{nonsense}"), "header is not JSON"),
         "not-utf8.safetensors": (header(b"{\xff\xfe}"), "header is not JSON"),
         "list.safetensors": (header([1, 2]), "not a JSON object"),
-        "twice.safetensors": (header(b'{"w": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}, "w": {}}'), "unique names"),
+        "twice.safetensors": (header(b'{"w": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}, "w": {}}'),
+                              "unique names"),
         "deep.safetensors": (header(b"[" * 100000), "header is not JSON"),
         "no-entry.safetensors": (header({"w": 3}), "lacks dtype"),
         "no-dtype.safetensors": (header({"w": {"shape": [4], "data_offsets": [0, 16]}}), "lacks dtype"),
@@ -233,7 +247,8 @@ def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
         "hole.safetensors": (header({"a": raw_bytes(0, 4), "b": raw_bytes(12, 16)}), "begin at 12"),
         "overlap.safetensors": (header({"a": raw_bytes(0, 16), "b": raw_bytes(4, 8)}), "begin at 4"),
         "nothing.safetensors": (header({}, b""), "holds no tensors"),
-        "nameless.safetensors": (header({"": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}}), "without a name"),
+        "nameless.safetensors": (header({"": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}}),
+                                 "without a name"),
         "garbage.pt": (b"garbage" * 40, "torch cannot read it"),
         "model.onnx": (b"onnx", "ends in none of .safetensors"),
     }
@@ -244,8 +259,10 @@ def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
     torch.save({"w": torch.eye(2).to_sparse()}, folder / "sparse.pt")
     (folder / "cut.pt").write_bytes(pickled_half(folder))
     return {name: (str(folder / name), text) for name, (_, text) in contents.items()} | {
-        "list.pt": (str(folder / "list.pt"), "holds a list"), "no-tensors.pt": (str(folder / "no-tensors.pt"), "holds no tensors"),
-        "cut.pt": (str(folder / "cut.pt"), "torch cannot read it"), "sparse.pt": (str(folder / "sparse.pt"), "sparse.pt"),
+        "list.pt": (str(folder / "list.pt"), "holds a list"),
+        "no-tensors.pt": (str(folder / "no-tensors.pt"), "holds no tensors"),
+        "cut.pt": (str(folder / "cut.pt"), "torch cannot read it"),
+        "sparse.pt": (str(folder / "sparse.pt"), "sparse.pt"),
         "absent": (str(folder / "absent.safetensors"), "no such file")}
 
 
@@ -286,8 +303,9 @@ def test_broken_folders(tmp_path: Path) -> None:
                         ("escape", json.dumps({"weight_map": {"w": "../a.safetensors"}})),
                         ("unlisted", json.dumps({"weight_map": {"v": "a.safetensors"}}))):
         (tmp_path / name / "model.safetensors.index.json").write_text(index)
-    cases = {"nothing": "has no *.safetensors", "double": "which a.safetensors holds as well", "index": "is not an index",
-             "missing": "b.safetensors is missing", "escape": "is not in its folder", "unlisted": "which does not have it"}
+    cases = {"nothing": "has no *.safetensors", "double": "which a.safetensors holds as well",
+             "index": "is not an index", "missing": "b.safetensors is missing", "escape": "is not in its folder",
+             "unlisted": "which does not have it"}
     for name, text in cases.items():
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(tmp_path / name)
@@ -346,7 +364,8 @@ def test_inference_layout_by_name(name: str, shape: tuple[int, ...], expected: A
 
 def test_training_layout_and_odd_numbers_of_ranks() -> None:
     assert training_placement((5, 3)) == Shard(0) and training_placement(()) == Replicate()
-    assert inference_placement("h.0.attn.c_attn.weight", (768, 2304), 5)[0] == Shard(1), "2304 does not divide into 3 times 5"
+    assert inference_placement("h.0.attn.c_attn.weight", (768, 2304), 5)[0] == Shard(1), (
+        "2304 does not divide into 3 times 5")
     assert inference_placement("h.0.attn.c_attn.weight", (768, 2304), 1)[0] == Replicate()
 
 
@@ -362,18 +381,19 @@ def test_mismatches_are_counted_in_bytes() -> None:
     changed = values.clone()
     changed[2] = 0.0
     assert count_mismatches(changed, values) == 1, "-0.0 is another bit pattern"
-    assert count_mismatches(torch.zeros(0), torch.zeros(0)) == 0 and count_mismatches(torch.tensor(3), torch.tensor(3)) == 0
+    assert (count_mismatches(torch.zeros(0), torch.zeros(0)) == 0
+            and count_mismatches(torch.tensor(3), torch.tensor(3)) == 0)
 
 
 # The picture.
 
 # Advance widths of DejaVu Sans Bold, U+0020 to U+007E, in thousandths of its size: read from the font, the widest of
 # the usual fonts.
-WIDTHS = [
-    348, 456, 521, 838, 696, 1002, 872, 306, 457, 457, 523, 838, 380, 415, 380, 365, 696, 696, 696, 696, 696, 696, 696, 696, 696, 696, 400, 400, 838, 838, 838,
-    580, 1000, 774, 762, 734, 830, 683, 683, 821, 837, 372, 372, 775, 637, 995, 837, 850, 733, 850, 770, 720, 682, 812, 774, 1103, 771, 724, 725, 457, 365,
-    457, 838, 500, 500, 675, 716, 593, 716, 678, 435, 716, 712, 343, 343, 665, 343, 1042, 712, 687, 716, 716, 493, 595, 478, 712, 652, 924, 645, 652, 582, 712,
-    365, 712, 838]
+WIDTHS = [348, 456, 521, 838, 696, 1002, 872, 306, 457, 457, 523, 838, 380, 415, 380, 365, 696, 696, 696, 696, 696, 696,
+          696, 696, 696, 696, 400, 400, 838, 838, 838, 580, 1000, 774, 762, 734, 830, 683, 683, 821, 837, 372, 372, 775,
+          637, 995, 837, 850, 733, 850, 770, 720, 682, 812, 774, 1103, 771, 724, 725, 457, 365, 457, 838, 500, 500, 675,
+          716, 593, 716, 678, 435, 716, 712, 343, 343, 665, 343, 1042, 712, 687, 716, 716, 493, 595, 478, 712, 652, 924,
+          645, 652, 582, 712, 365, 712, 838]
 
 
 def drawn_width(text: str, size: float) -> float:
@@ -398,23 +418,26 @@ def texts_in(svg: str) -> list[tuple[str, float, float, float, float, float]]:
                 continue
             text, size = child.text or "", float(child.attrib["font-size"])
             wide = drawn_width(text, size)
-            left = float(child.attrib["x"]) - {"start": 0.0, "middle": wide / 2, "end": wide}[child.attrib["text-anchor"]]
+            left = (float(child.attrib["x"])
+                    - {"start": 0.0, "middle": wide / 2, "end": wide}[child.attrib["text-anchor"]])
             base = float(child.attrib["y"])
             box = (left, left + wide, base - size, base + 0.3 * size)
             if inherited is not None:  # a quarter turn to the left about the inherited point
                 box = (inherited[0] + box[2], inherited[0] + box[3], inherited[1] - box[1], inherited[1] - box[0])
-            assert 0 <= box[0] and box[1] <= width and 0 <= box[2] and box[3] <= height, f"{text!r} runs out of the picture: {box} in {width} x {height}"
+            assert (0 <= box[0] and box[1] <= width and 0 <= box[2]
+                    and box[3] <= height), f"{text!r} runs out of the picture: {box} in {width} x {height}"
             found.append((text, *box, size))
 
     look(root, None)
     return found
 
 
-TITLES = {
-    "short": "gather", "demo": "GPT-2 small, made-up values (124.4M elements, float32): training mesh to inference mesh",
-    "path": "", "wide": "W" * 500, "many": "MW @% " * 200, "foreign": "\u4e2d\u6587" * 100, "unprintable": "\x01\udcff\x00 & <b>",
-    "lines": "a\nb\nc\nd\ne", "empty": "\n", "slashes": "/" * 300}
-LONG_PATH = "/home/somebody/models/hub/models--meta-llama--Llama-3.1-8B/snapshots/0123456789abcdef0123456789abcdef01234567/model-00001-of-00004.safetensors"
+TITLES = {"short": "gather",
+          "demo": "GPT-2 small, made-up values (124.4M elements, float32): training mesh to inference mesh", "path": "",
+          "wide": "W" * 500, "many": "MW @% " * 200, "foreign": "\u4e2d\u6587" * 100,
+          "unprintable": "\x01\udcff\x00 & <b>", "lines": "a\nb\nc\nd\ne", "empty": "\n", "slashes": "/" * 300}
+LONG_PATH = ("/home/somebody/models/hub/models--meta-llama--Llama-3.1-8B/snapshots/"
+             "0123456789abcdef0123456789abcdef01234567/model-00001-of-00004.safetensors")
 
 
 TITLES["path"] = f"Training mesh to inference mesh:\n{LONG_PATH} (8030.3M elements, bfloat16, float16, float32)"
@@ -424,8 +447,10 @@ TITLES["path"] = f"Training mesh to inference mesh:\n{LONG_PATH} (8030.3M elemen
 @pytest.mark.parametrize("world", [1, 2, 4, 9, 17])
 def test_no_text_runs_out_of_the_picture_nor_into_another(world: int, title: str) -> None:
     amounts = [round(99.4 * 2**30), 1, 0, 1023, 1000 << 20]
-    edges = [{"src": s, "dst": d, "bytes": amounts[(s * world + d) % len(amounts)], "pieces": 1} for s in range(world) for d in range(world)]
-    texts = texts_in(svg_picture({"name": "", "world_size": world, "edges": edges, "lower_bound_bytes": 99 << 40}, TITLES[title]))
+    edges = [{"src": s, "dst": d, "bytes": amounts[(s * world + d) % len(amounts)], "pieces": 1} for s in range(world)
+             for d in range(world)]
+    texts = texts_in(
+        svg_picture({"name": "", "world_size": world, "edges": edges, "lower_bound_bytes": 99 << 40}, TITLES[title]))
     for number, (text, left, right, top, bottom, _) in enumerate(texts):
         for other, *box, _ in texts[number + 1:]:
             apart = right <= box[0] or box[1] <= left or bottom <= box[2] or box[3] <= top
@@ -447,7 +472,8 @@ def test_the_demos_picture_names_a_checkpoint_in_a_deep_folder(tmp_path: Path) -
     folder = tmp_path / ("a-folder-with-a-long-name/" * 6)
     folder.mkdir(parents=True)
     write_safetensors(folder / "m.safetensors", {"wpe.weight": torch.zeros(8, 8)})
-    ended = demo("--checkpoint", str(folder / "m.safetensors"), "--ranks", "2", "--runs", "1", "--skip-today", "--picture", str(tmp_path / "out.svg"))
+    ended = demo("--checkpoint", str(folder / "m.safetensors"), "--ranks", "2", "--runs", "1", "--skip-today",
+                 "--picture", str(tmp_path / "out.svg"))
     assert ended.returncode == 0, ended.stderr
     texts = [text for text, *_ in texts_in((tmp_path / "out.svg").read_text())]
     assert texts[0] == "Training mesh to inference mesh:" and "/m.safetensors" in "".join(texts[1:3]), texts[:4]
@@ -456,8 +482,8 @@ def test_the_demos_picture_names_a_checkpoint_in_a_deep_folder(tmp_path: Path) -
 # The program.
 
 def demo(*arguments: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shardwire.demo", *arguments], capture_output=True, text=True, timeout=timeout,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
+    return subprocess.run([sys.executable, "-m", "shardwire.demo", *arguments], capture_output=True, text=True,
+                          timeout=timeout, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
 
 
 def test_demo_of_two_jobs(tmp_path: Path) -> None:
@@ -474,12 +500,14 @@ def test_demo_of_two_jobs(tmp_path: Path) -> None:
 def test_demo_casts_on_the_way(tmp_path: Path, cast: str) -> None:
     tensors = some_tensors()
     write_safetensors(tmp_path / "m.safetensors", tensors)
-    ended = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "4", "--runs", "2", "--cast", cast, "--json", str(tmp_path / "out.json"))
+    ended = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "4", "--runs", "2", "--cast", cast,
+                 "--json", str(tmp_path / "out.json"))
     assert ended.returncode == 0, ended.stderr
     assert f"cast to {cast}" in ended.stdout
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["mismatched_bytes"] == 0
-    plain = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "4", "--runs", "2", "--skip-today", "--json", str(tmp_path / "plain.json"))
+    plain = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "4", "--runs", "2", "--skip-today",
+                 "--json", str(tmp_path / "plain.json"))
     assert plain.returncode == 0, plain.stderr
     bytes_as_is = json.loads((tmp_path / "plain.json").read_text())["bytes"]
     assert (result["bytes"] < bytes_as_is) if cast == "bf16" else (result["bytes"] > bytes_as_is)
@@ -489,13 +517,15 @@ def test_demo_casts_on_the_way(tmp_path: Path, cast: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_demo_moves_a_checkpoint(tmp_path: Path, ranks: int) -> None:
     write_safetensors(tmp_path / "m.safetensors", some_tensors())
-    ended = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", str(ranks), "--runs", "2", "--json", str(tmp_path / "out.json"),
-                 "--picture", str(tmp_path / "out.svg"), *(["--ordinary"] if ranks == 3 else []))
+    ended = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", str(ranks), "--runs", "2", "--json",
+                 str(tmp_path / "out.json"), "--picture", str(tmp_path / "out.svg"),
+                 *(["--ordinary"] if ranks == 3 else []))
     assert ended.returncode == 0, ended.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     assert list(result) == KEYS
     assert result["mismatched_bytes"] == 0 and result["tensors"] == len(some_tensors()) and result["ranks"] == ranks
-    assert result["run_ms"] > 0 and result["gbps"] > 0 and result["memcpy_gbps"] > 0 and result["today_ms"] > 0 and result["compile_ms"] > 0
+    assert (result["run_ms"] > 0 and result["gbps"] > 0 and result["memcpy_gbps"] > 0 and result["today_ms"] > 0
+            and result["compile_ms"] > 0)
     assert result["bytes"] >= sum(tensor.numel() * tensor.element_size() for tensor in some_tensors().values())
     assert "every byte equals the source" in ended.stdout and "today = gloo" in ended.stdout
     assert (tmp_path / "out.svg").read_text().startswith("<svg")
@@ -507,26 +537,29 @@ def test_demo_moves_tied_strided_and_mixed_tensors_of_a_torch_file(tmp_path: Pat
     tensors["lm_head.weight"] = tensors["wte.weight"]
     tensors["strided"] = torch.randn(6, 8).t()
     torch.save(tensors, tmp_path / "m.pt")
-    ended = demo("--checkpoint", str(tmp_path / "m.pt"), "--runs", "1", "--skip-today", "--json", str(tmp_path / "out.json"))
+    ended = demo("--checkpoint", str(tmp_path / "m.pt"), "--runs", "1", "--skip-today", "--json",
+                 str(tmp_path / "out.json"))
     assert ended.returncode == 0, ended.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["mismatched_bytes"] == 0 and result["today_ms"] is None and result["tensors"] == len(tensors)
 
 
-def test_demo_refuses_wrong_files_and_arguments_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_refuses_wrong_files_and_arguments_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: seven Pythons with torch took 25 s. test_demo_of_two_jobs checks the program's own status."""
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the ranks, which main does not reach
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     good = tmp_path / "good.safetensors"
     write_safetensors(good, {"w": torch.zeros(2)})
-    for arguments, text in ((["--checkpoint", str(tmp_path / "cut.safetensors")], "truncated"),
-                            (["--checkpoint", str(tmp_path / "none.pt")], "no such file"),
-                            (["--checkpoint", str(good), "--json", str(tmp_path / "no" / "out.json")], "cannot be written")):
+    for arguments, text in (
+            (["--checkpoint", str(tmp_path / "cut.safetensors")], "truncated"),
+            (["--checkpoint", str(tmp_path / "none.pt")], "no such file"),
+            (["--checkpoint", str(good), "--json", str(tmp_path / "no" / "out.json")], "cannot be written")):
         assert main(arguments) == 2
         said = capsys.readouterr().err
         assert text in said and len(said.strip().splitlines()) == 1, said
-    for arguments, text in ((["--ranks", "1"], "at least 2"), (["--runs", "0"], "at least 1"), (["--picture", "x.gif"], ".svg or .png"),
-                            (["--timeout", "-1"], "above 0")):
+    for arguments, text in ((["--ranks", "1"], "at least 2"), (["--runs", "0"], "at least 1"),
+                            (["--picture", "x.gif"], ".svg or .png"), (["--timeout", "-1"], "above 0")):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 2 and text in capsys.readouterr().err
@@ -550,9 +583,9 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 def test_a_wrong_byte_makes_the_demo_fail(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "m.safetensors", {"wpe.weight": torch.full((8, 8), 1.5)})
-    ended = subprocess.run([sys.executable, "-c", SPOILED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs", "1", "--skip-today", "--json",
-                            str(tmp_path / "out.json")], capture_output=True, text=True, timeout=120,
-                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    ended = subprocess.run([sys.executable, "-c", SPOILED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs",
+                            "1", "--skip-today", "--json", str(tmp_path / "out.json")], capture_output=True, text=True,
+                           timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert ended.returncode == 1, ended.stderr
     assert json.loads((tmp_path / "out.json").read_text())["mismatched_bytes"] > 0
     assert "BYTES DIFFER" in ended.stdout
@@ -578,17 +611,18 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "m.safetensors", {"w": torch.zeros(8, 8)})
-    ended = subprocess.run([sys.executable, "-c", KILLED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs", "1"], capture_output=True,
-                           text=True, timeout=120,
-                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DEMO_MARK": str(tmp_path / "dies")})
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs", "1"],
+        capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DEMO_MARK": str(tmp_path / "dies")})
     assert ended.returncode == 1 and "died (exit code -9)" in ended.stderr, ended.stderr
 
 
 def test_killed_whole_it_leaves_nothing_behind(tmp_path: Path) -> None:
     # A temporary folder of this test: another job may be at work on this machine.
     before = {path for path in Path("/dev/shm").iterdir() if "shardwire" in path.name}
-    process = subprocess.Popen([sys.executable, "-m", "shardwire.demo", "--runs", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               start_new_session=True,
+    process = subprocess.Popen([sys.executable, "-m", "shardwire.demo", "--runs", "1000"], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True,
                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)})
     time.sleep(3)  # in the middle of the runs, or before
     assert process.poll() is None

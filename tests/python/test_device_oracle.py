@@ -72,5 +72,5 @@ def run_collectives(rank: int, first: int, count: int, module: Any) -> dict[str,
 def test_random_calls_on_the_device(device: Any) -> None:
     first = test_collectives_oracle.SEED + 9_000_000
     print(f"oracle: seeds {first}..{first + COLLECTIVE_CASES - 1}")
-    run_ranks(test_collectives_oracle.WORLD, run_collectives, first, COLLECTIVE_CASES, device, timeout=90 + COLLECTIVE_CASES * 0.2,
-              default_group=True)
+    run_ranks(test_collectives_oracle.WORLD, run_collectives, first, COLLECTIVE_CASES, device,
+              timeout=90 + COLLECTIVE_CASES * 0.2, default_group=True)

@@ -113,7 +113,8 @@ def wait_times(rank: int, module: Any, waited: Any) -> list[float]:
 def test_wait_of_a_delayed_transfer_returns_at_once(device: Any, tmp_path: Any) -> None:
     times = sorted(run(device, 2, wait_times, dist.FileStore(str(tmp_path / "store"), 2))[0])
     # If wait() waited for the transfer, this test would not end; the duration is only printed.
-    print(f"wait() of a transfer that a peer holds up returned after {times[0] * 1e6:.1f} us at best, median {times[10] * 1e6:.1f} us")
+    print(f"wait() of a transfer that a peer holds up returned after {times[0] * 1e6:.1f} us at best, median "
+          f"{times[10] * 1e6:.1f} us")
 
 
 def other_streams(rank: int, module: Any) -> None:
@@ -312,7 +313,8 @@ def test_cpu_and_device_mixed_by_rank_and_by_slice(device: Any) -> None:
 
 
 def gaps(rank: int, module: Any) -> None:
-    op = shardwire.compile_op(group(), shape=[3_000_000], dtype=torch.float32, inputs=[{"offset": [100 * (1 + rank)], "shape": [100]}],
+    op = shardwire.compile_op(group(), shape=[3_000_000], dtype=torch.float32,
+                              inputs=[{"offset": [100 * (1 + rank)], "shape": [100]}],
                               outputs=[{"offset": [0], "shape": [3_000_000]}], allow_gaps=True)
     target = late(module, torch.full((3_000_000,), 7.0))
     op([on_device(torch.full((100,), float(rank)))], [target]).wait()
@@ -343,7 +345,8 @@ def in_order(rank: int, module: Any) -> None:
         assert torch.equal(tensor.cpu(), torch.full((count,), 3**5))
         first, second = torch.full((count,), float(rank)), torch.zeros(count)
         first, second = on_device(first), on_device(second)
-        works = [dist.broadcast(first, 2, async_op=True), dist.all_gather([second, *(on_device(torch.zeros(count)) for _ in range(2))], first, async_op=True),
+        works = [dist.broadcast(first, 2, async_op=True),
+                 dist.all_gather([second, *(on_device(torch.zeros(count)) for _ in range(2))], first, async_op=True),
                  dist.all_reduce(second, async_op=True)]
         for work in reversed(works):
             work.wait()
@@ -436,7 +439,7 @@ def test_device_copies_and_transport_overlap(device: Any) -> None:
         first, last = loads[0][2], max(end for *_, end, _ in drains)
         alone = sum(end - begin for _, _, begin, end, _ in loads) + sum(end - begin for _, _, begin, end, _ in drains)
         overlapping = sum(begin < loads[-1][3] for _, _, begin, _, _ in drains)
-        print(f"16 MiB from device to device: {(last - first) * 1e3:.1f} ms; the copies alone, one after the other, {alone * 1e3:.1f} ms; "
-              f"{overlapping} of 16 segments were on their way up before the last came down")
+        print(f"16 MiB from device to device: {(last - first) * 1e3:.1f} ms; the copies alone, one after the other, "
+              f"{alone * 1e3:.1f} ms; {overlapping} of 16 segments were on their way up before the last came down")
         found.append((overlapping >= 8, last - first < 0.8 * alone))
     assert (True, True) in found, found  # once is enough: a busy machine may hold up either rank

@@ -41,9 +41,11 @@ def test_the_page_runs(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "fft.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize(("name", "ranks", "says"), [("convolution", 3, "convolved 96 x 80 over 3 ranks"), ("poisson", 4, "found the charge on 24^3 over 4 ranks")])
+@pytest.mark.parametrize(("name", "ranks", "says"), [("convolution", 3, "convolved 96 x 80 over 3 ranks"),
+                                                     ("poisson", 4, "found the charge on 24^3 over 4 ranks")])
 def test_the_examples_run(name: str, ranks: int, says: str, tmp_path: pathlib.Path) -> None:
-    assert says in run_ranks(ranks, script, str(DOCS / "examples" / "distributed" / f"{name}.py"), str(tmp_path), default_group=True)[0]
+    assert says in run_ranks(ranks, script, str(DOCS / "examples" / "distributed" / f"{name}.py"), str(tmp_path),
+                             default_group=True)[0]
 
 
 def picture(rank: int, path: str) -> None:
@@ -70,11 +72,13 @@ def test_the_picture(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("chunks", [[], ["--chunks", "auto,3"]])
 def test_the_bench_runs(chunks: list[str], tmp_path: pathlib.Path) -> None:
     script = DOCS.parent / "bench" / "fft.py"
-    done = subprocess.run([sys.executable, str(script), "--only", "shardwire", "--shapes", "8x6x4", "--rounds", "1", "--repeats", "2", "--ways", "shm,tcp", *chunks], cwd=tmp_path,
-                          capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script), "--only", "shardwire", "--shapes", "8x6x4", "--rounds", "1",
+                           "--repeats", "2", "--ways", "shm,tcp", *chunks],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for way in ("shm", "tcp"):
-        for name, cut in ((f" shardwire:{way}, chunks auto ", "1; 1,1"), (f" shardwire:{way}, chunks 3 ", "3; 3,3")) if chunks else ((f" shardwire:{way} ", "1; 1,1"),):
+        for name, cut in (((f" shardwire:{way}, chunks auto ", "1; 1,1"), (f" shardwire:{way}, chunks 3 ", "3; 3,3"))
+                          if chunks else ((f" shardwire:{way} ", "1; 1,1"),)):
             (line,) = [line for line in done.stdout.splitlines() if name in line]
             assert line.endswith(f"exchanges in {cut} chunks")
     assert done.stdout.count(" limit ") == 1

@@ -27,7 +27,8 @@ def box(offset: Any, shape: Any, **more: Any) -> dict[str, Any]:
 
 def good(rank: int, **changes: Any) -> Spec:
     """Every rank has a row and wants all rows."""
-    return {"shape": [RANKS, 4], "dtype": F32, "inputs": [box([rank, 0], [1, 4])], "outputs": [box([0, 0], [RANKS, 4])], **changes}
+    return {"shape": [RANKS, 4], "dtype": F32, "inputs": [box([rank, 0], [1, 4])], "outputs": [box([0, 0], [RANKS, 4])],
+            **changes}
 
 
 def only(culprit: int, **changes: Any) -> Callable[[int], Spec]:
@@ -63,19 +64,26 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
     "shape is negative": (everywhere(shape=[-3, 4]), ValueError, r"negative"),
     "shape leaves 64 bits": (only(1, shape=[2**63, 4]), ValueError, r"rank 1: shape\[0\] .* 64 bits"),
     "shape has 17 dimensions": (only(1, shape=[1] * 17), ValueError, r"rank 1: shape has 17 dimensions; at most 16"),
-    "shape differs between ranks": (only(2, shape=[RANKS + 1, 4]), ValueError, r"rank 0 .*shape \[3, 4\].*rank 2.*\[4, 4\]"),
-    "shape's dimensions differ from the boxes'": (only(1, shape=[3, 4, 1]), ValueError, r"rank 1: inputs\[0\] has 2 dimensions, the tensor has 3"),
+    "shape differs between ranks": (only(2, shape=[RANKS + 1, 4]), ValueError,
+                                    r"rank 0 .*shape \[3, 4\].*rank 2.*\[4, 4\]"),
+    "shape's dimensions differ from the boxes'": (only(1, shape=[3, 4, 1]), ValueError,
+                                                  r"rank 1: inputs\[0\] has 2 dimensions, the tensor has 3"),
     "shape is keyed by a number": (only(1, shape={1: [3, 4]}), TypeError, r"rank 1: shape has the key 1"),
-    "shape is keyed, the region has no name": (only(1, shape={"w": [3, 4]}), ValueError, r"rank 1: inputs\[0\] names no tensor"),
+    "shape is keyed, the region has no name": (only(1, shape={"w": [3, 4]}), ValueError,
+                                               r"rank 1: inputs\[0\] names no tensor"),
     "dtype is missing": (only(1, dtype=None), TypeError, r"rank 1: the tensor has no dtype"),
     "dtype is a str": (only(1, dtype="float32"), TypeError, r"rank 1: dtype is 'float32'; give a torch\.dtype"),
     "dtype is a Python type": (only(1, dtype=float), TypeError, r"rank 1: dtype is a type"),
     "dtype differs between ranks": (only(1, dtype=torch.float64), ValueError, r"rank 0 .*float32, rank 1 .*float64"),
-    "dtype is quantized": (only(1, dtype=torch.qint8), NotImplementedError, r"rank 1: dtype is torch\.qint8; quantized"),
-    "reduction is unknown": (only(1, reduction="median"), ValueError, r"rank 1: reduction is 'median'; give one of 'sum'"),
+    "dtype is quantized": (only(1, dtype=torch.qint8), NotImplementedError,
+                           r"rank 1: dtype is torch\.qint8; quantized"),
+    "reduction is unknown": (only(1, reduction="median"), ValueError,
+                             r"rank 1: reduction is 'median'; give one of 'sum'"),
     "reduction is no str": (only(1, reduction=torch.sum), TypeError, r"rank 1: reduction is a "),
-    "reduction differs between ranks": (lambda rank: good(rank, reduction=("sum", "max", "sum")[rank]), ValueError, r"rank 0 .*sum, rank 1 .*max"),
-    "reduction names an unknown tensor": (only(2, reduction={"v": "sum"}), ValueError, r"rank 2: reduction names the tensor 'v'"),
+    "reduction differs between ranks": (lambda rank: good(rank, reduction=("sum", "max", "sum")[rank]), ValueError,
+                                        r"rank 0 .*sum, rank 1 .*max"),
+    "reduction names an unknown tensor": (only(2, reduction={"v": "sum"}), ValueError,
+                                          r"rank 2: reduction names the tensor 'v'"),
     "reduction of bits on floats": (everywhere(reduction="band"), ValueError, r"band.*float32"),
     "maximum of complex numbers": (everywhere(reduction="max", dtype=torch.complex64), ValueError, r"max.*complex64"),
     "allow_gaps is a number": (only(1, allow_gaps=1), TypeError, r"rank 1: allow_gaps is 1; give True or False"),
@@ -87,53 +95,68 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
     # The lists.
     "inputs is a number": (only(1, inputs=3), TypeError, r"rank 1: inputs is 3; give None, a list"),
     "inputs is a str": (only(1, inputs="w"), TypeError, r"rank 1: inputs is 'w'"),
-    "outputs is one region": (only(1, outputs=box([0, 0], [1, 4])), TypeError, r"rank 1: outputs is one dict spec; give a list"),
-    "outputs is one TensorRegion": (only(1, outputs=TensorRegion([0, 0], [1, 4])), TypeError, r"rank 1: outputs is a TensorRegion; give a list"),
+    "outputs is one region": (only(1, outputs=box([0, 0], [1, 4])), TypeError,
+                              r"rank 1: outputs is one dict spec; give a list"),
+    "outputs is one TensorRegion": (only(1, outputs=TensorRegion([0, 0], [1, 4])), TypeError,
+                                    r"rank 1: outputs is a TensorRegion; give a list"),
     "a region is None": (only(1, inputs=[None]), TypeError, r"rank 1: inputs\[0\] is None; give a dict"),
     "a region is a pair": (only(1, inputs=[([0, 0], [1, 4])]), TypeError, r"rank 1: inputs\[0\] is a tuple"),
-    "a region is a plain tensor": (only(1, inputs=[torch.zeros(1, 4)]), TypeError, r"rank 1: inputs\[0\] is a plain tensor"),
-    "a region is of another class": (unknown_region, TypeError, r"rank 0: inputs\[0\] is a SimpleNamespace.*2 more ranks"),
-    "a key is unknown": (only(2, outputs=[box([0, 0], [1, 4], offsets=1)]), ValueError, r"rank 2: outputs\[0\] has the unknown key 'offsets'"),
+    "a region is a plain tensor": (only(1, inputs=[torch.zeros(1, 4)]), TypeError,
+                                   r"rank 1: inputs\[0\] is a plain tensor"),
+    "a region is of another class": (unknown_region, TypeError,
+                                     r"rank 0: inputs\[0\] is a SimpleNamespace.*2 more ranks"),
+    "a key is unknown": (only(2, outputs=[box([0, 0], [1, 4], offsets=1)]), ValueError,
+                         r"rank 2: outputs\[0\] has the unknown key 'offsets'"),
     "offset is missing": (only(2, inputs=[{"shape": [1, 4]}]), ValueError, r"rank 2: inputs\[0\] has no 'offset'"),
-    "shape of a region is missing": (only(2, inputs=[{"offset": [1, 4]}]), ValueError, r"rank 2: inputs\[0\] has no 'shape'"),
+    "shape of a region is missing": (only(2, inputs=[{"offset": [1, 4]}]), ValueError,
+                                     r"rank 2: inputs\[0\] has no 'shape'"),
     "offset is None": (only(2, inputs=[box(None, [1, 4])]), TypeError, r"rank 2: inputs\[0\]: offset is None"),
     "offset is a number": (only(2, inputs=[box(0, [1, 4])]), TypeError, r"rank 2: inputs\[0\]: offset is 0"),
-    "offset holds a float": (only(2, inputs=[box([0.5, 0], [1, 4])]), TypeError, r"rank 2: inputs\[0\]: offset\[0\] is 0\.5"),
-    "offset leaves 64 bits": (only(2, inputs=[box([2**70, 0], [1, 4])]), ValueError, r"rank 2: inputs\[0\]: offset\[0\].*64 bits"),
+    "offset holds a float": (only(2, inputs=[box([0.5, 0], [1, 4])]), TypeError,
+                             r"rank 2: inputs\[0\]: offset\[0\] is 0\.5"),
+    "offset leaves 64 bits": (only(2, inputs=[box([2**70, 0], [1, 4])]), ValueError,
+                              r"rank 2: inputs\[0\]: offset\[0\].*64 bits"),
     "offset and shape differ in length": (
         only(2, inputs=[box([0], [1, 4])]), ValueError, r"rank 2: inputs\[0\]: offset has 1 dimensions and shape 2"),
-    "region has too many dimensions": (
-        only(0, inputs=[box([0, 0, 0], [1, 4, 1])]), ValueError, r"rank 0: inputs\[0\] has 3 dimensions, the tensor has 2"),
+    "region has too many dimensions": (only(0, inputs=[box([0, 0, 0], [1, 4, 1])]), ValueError,
+                                       r"rank 0: inputs\[0\] has 3 dimensions, the tensor has 2"),
     "offset is negative": (only(1, inputs=[box([-1, 0], [1, 4])]), ValueError, r"rank 1, inputs\[0\].*negative"),
     "extent is negative": (only(1, outputs=[box([0, 0], [-1, 4])]), ValueError, r"rank 1, outputs\[0\].*negative"),
     "region reaches outside": (only(1, inputs=[box([2, 0], [2, 4])]), ValueError, r"rank 1, inputs\[0\].*outside"),
-    "second region reaches outside": (only(1, inputs=[box([1, 0], [1, 4]), box([0, 3], [1, 2])]), ValueError, r"rank 1, inputs\[1\].*outside"),
-    "offset plus extent overflows": (only(1, inputs=[box([2**63 - 1, 0], [2**62, 4])]), ValueError, r"rank 1, inputs\[0\]"),
-    "local tensor too large for any machine": (
-        lambda rank: {"dtype": F32, "inputs": [box([0, 0], [2**40, 2**40])], "outputs": []}, ValueError, r"rank 0, inputs\[0\].*2\^63"),
+    "second region reaches outside": (only(1, inputs=[box([1, 0], [1, 4]), box([0, 3], [1, 2])]), ValueError,
+                                      r"rank 1, inputs\[1\].*outside"),
+    "offset plus extent overflows": (only(1, inputs=[box([2**63 - 1, 0], [2**62, 4])]), ValueError,
+                                     r"rank 1, inputs\[0\]"),
+    "local tensor too large for any machine": (lambda rank: {"dtype": F32, "inputs": [box([0, 0], [2**40, 2**40])],
+                                                             "outputs": []}, ValueError, r"rank 0, inputs\[0\].*2\^63"),
     "nobody provides a row": (only(1, inputs=None), ValueError, r"\[1:2, 0:4\]"),
     "nobody provides anything": (everywhere(inputs=[]), ValueError, r"\[0:3, 0:4\]"),
-    "device is unknown": (only(1, inputs=[box([1, 0], [1, 4], device="abacus")]), ValueError, r"rank 1: inputs\[0\]: device 'abacus'"),
-    "device is a number": (only(1, inputs=[box([1, 0], [1, 4], device=0)]), TypeError, r"rank 1: inputs\[0\]: device is 0"),
-    "device is not the CPU": (only(1, inputs=[box([1, 0], [1, 4], device="cuda")]), NotImplementedError, r"rank 1: inputs\[0\]: device 'cuda'"),
-    "tensor_id is a fraction": (only(1, inputs=[box([1, 0], [1, 4], tensor_id=7.5)]), TypeError, r"rank 1: inputs\[0\]: tensor_id is 7.5"),
+    "device is unknown": (only(1, inputs=[box([1, 0], [1, 4], device="abacus")]), ValueError,
+                          r"rank 1: inputs\[0\]: device 'abacus'"),
+    "device is a number": (only(1, inputs=[box([1, 0], [1, 4], device=0)]), TypeError,
+                           r"rank 1: inputs\[0\]: device is 0"),
+    "device is not the CPU": (only(1, inputs=[box([1, 0], [1, 4], device="cuda")]), NotImplementedError,
+                              r"rank 1: inputs\[0\]: device 'cuda'"),
+    "tensor_id is a fraction": (only(1, inputs=[box([1, 0], [1, 4], tensor_id=7.5)]), TypeError,
+                                r"rank 1: inputs\[0\]: tensor_id is 7.5"),
     # Several tensors.
     "keys are numbers": (only(1, inputs={0: [box([1, 0], [1, 4])]}), TypeError, r"rank 1: inputs has the key 0"),
     "a keyed list is a number": (only(1, inputs={"w": 3}), TypeError, r"rank 1: inputs\['w'\] is 3"),
     "tensor_id contradicts the key": (
         only(1, inputs={"w": [box([1, 0], [1, 4], tensor_id="v")]}), ValueError,
         r"rank 1: inputs\['w'\]\[0\]: tensor_id 'v' contradicts the key 'w'"),
-    "a keyed region is wrong": (
-        only(1, inputs={"w": [box([1, 0], [1, 4]), box([1], [1, 4])]}), ValueError, r"rank 1: inputs\['w'\]\[1\]: offset has 1"),
-    "a keyed tensor has no dtype": (
-        only(1, dtype={"v": F32}, shape=None, inputs={"w": [box([1, 0], [1, 4])]}, outputs=None), TypeError, r"rank 1: tensor 'w' has no dtype"),
+    "a keyed region is wrong": (only(1, inputs={"w": [box([1, 0], [1, 4]), box([1], [1, 4])]}), ValueError,
+                                r"rank 1: inputs\['w'\]\[1\]: offset has 1"),
+    "a keyed tensor has no dtype": (only(1, dtype={"v": F32}, shape=None, inputs={"w": [box([1, 0], [1, 4])]},
+                                         outputs=None), TypeError, r"rank 1: tensor 'w' has no dtype"),
     "boxes of one tensor differ in dimensions": (
-        lambda rank: {"dtype": F32, "inputs": [box([rank], [1])] if rank else [box([0, 0], [1, 1])]}, ValueError, r"rank 1, inputs\[0\].*dimensions"),
+        lambda rank: {"dtype": F32, "inputs": [box([rank], [1])] if rank else [box([0, 0], [1, 1])]}, ValueError,
+        r"rank 1, inputs\[0\].*dimensions"),
     # Layouts.
-    "layouts of two shapes in a flat list": (
-        layouts(lambda: [rows()], lambda: [rows(shape=(6, 5))]), ValueError, r"rank 0: outputs\[0\] has the global shape \[6, 5\].*name the tensors"),
-    "layouts of two dtypes in a flat list": (
-        layouts(lambda: [rows(), rows(torch.float16)], lambda: []), ValueError, r"rank 0: inputs\[1\] has dtype torch\.float16.*name the tensors"),
+    "layouts of two shapes in a flat list": (layouts(lambda: [rows()], lambda: [rows(shape=(6, 5))]), ValueError,
+                                             r"rank 0: outputs\[0\] has the global shape \[6, 5\].*name the tensors"),
+    "layouts of two dtypes in a flat list": (layouts(lambda: [rows(), rows(torch.float16)], lambda: []), ValueError,
+                                             r"rank 0: inputs\[1\] has dtype torch\.float16.*name the tensors"),
     "layouts of types that are not cast": (
         layouts(lambda: [rows()], lambda: [rows(torch.int8)]), NotImplementedError,
         r"rank 0: the tensor goes from torch\.float32 \(inputs\[0\]\) to torch\.int8 \(outputs\[0\]\)"),
@@ -143,18 +166,18 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
     "layout contradicts dtype": (
         lambda rank: {"dtype": torch.int8, "inputs": [rows()]}, ValueError,
         r"rank 0: inputs\[0\] has dtype torch\.float32, but dtype says torch\.int8"),
-    "mesh holds a rank outside of the group": (
-        layouts(lambda: [rows(mesh=(0, 1, 7))], lambda: []), ValueError, r"rank 0: inputs\[0\]: the mesh holds global rank 7.*0\.\.2"),
-    "output is Partial": (
-        layouts(lambda: [rows()], lambda: [rows(placement=Partial())]), NotImplementedError, r"rank 0: outputs\[0\] has the placement Partial"),
+    "mesh holds a rank outside of the group": (layouts(lambda: [rows(mesh=(0, 1, 7))], lambda: []), ValueError,
+                                               r"rank 0: inputs\[0\]: the mesh holds global rank 7.*0\.\.2"),
+    "output is Partial": (layouts(lambda: [rows()], lambda: [rows(placement=Partial())]), NotImplementedError,
+                          r"rank 0: outputs\[0\] has the placement Partial"),
     "pending reduction contradicts the argument": (
         lambda rank: {"inputs": [rows(placement=Partial())], "outputs": [rows()], "reduction": "max"}, ValueError,
         r"rank 0: inputs\[0\] waits for the reduction 'sum', but reduction says 'max'"),
     "two pending reductions of one tensor": (
         layouts(lambda: [rows(placement=Partial()), rows(placement=Partial("max"))], lambda: [rows()]), ValueError,
         r"rank 0: inputs\[1\] waits for the reduction 'max', but inputs\[0\] says 'sum'"),
-    "ranks give different layouts of the tensor": (
-        lambda rank: {"inputs": [rows(shape=(6 + (rank == 2), 4))]}, ValueError, r"rank 0 .*\[6, 4\].*rank 2.*\[7, 4\]"),
+    "ranks give different layouts of the tensor": (lambda rank: {"inputs": [rows(shape=(6 + (rank == 2), 4))]},
+                                                   ValueError, r"rank 0 .*\[6, 4\].*rank 2.*\[7, 4\]"),
 }
 
 
@@ -271,7 +294,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | tuple[type[Except
     "inputs is a number": (lambda op: op(3, [table()]), TypeError, r"inputs is 3"),
     "an input is a list": (lambda op: op([[0.0] * 4], [table()]), TypeError, r"inputs\[0\] is a list"),
     "an output is None": (lambda op: op([row()], [None]), TypeError, r"outputs\[0\] is None"),
-    "dict for a flat op": (lambda op: op({"w": [row()]}, [table()]), TypeError, r"inputs is a dict, but compile_op was given a flat list"),
+    "dict for a flat op": (lambda op: op({"w": [row()]}, [table()]), TypeError,
+                           r"inputs is a dict, but compile_op was given a flat list"),
     "wrong shape": (lambda op: op([torch.zeros(1, 5)], [table()]), ValueError, r"inputs\[0\].*\[1, 5\]"),
     "wrong number of dimensions": (lambda op: op([torch.zeros(4)], [table()]), ValueError, r"inputs\[0\].*\[4\]"),
     "wrong output shape": (lambda op: op([row()], [torch.zeros(4, RANKS)]), ValueError, r"outputs\[0\].*\[4, 3\]"),
@@ -319,7 +343,8 @@ def keyed_calls(rank: int) -> list[str]:
     op = shardwire.compile_op(group(), shape={"w": [RANKS], "b": [RANKS]}, dtype=F32, inputs=boxes, outputs=boxes)
     one = torch.zeros(1)
     texts = []
-    for inputs in ({"w": [one]}, {"w": [one], "c": [one]}, {"w": [one, one], "b": [one]}, {"w": 3, "b": [one]}, {"w": [3], "b": [one]}):
+    for inputs in ({"w": [one]}, {"w": [one], "c": [one]}, {"w": [one, one], "b": [one]}, {"w": 3, "b": [one]},
+                   {"w": [3], "b": [one]}):
         try:
             op(inputs, {"w": [one], "b": [one]})
         except (TypeError, ValueError) as error:
@@ -330,7 +355,8 @@ def keyed_calls(rank: int) -> list[str]:
 def test_wrong_keyed_calls_name_the_key() -> None:
     for texts in run_ranks(RANKS, keyed_calls):
         assert len(texts) == 5
-        patterns = (r"inputs\['b'\]: 0 tensors", r"the key 'c'", r"inputs\['w'\]: 2 tensors", r"inputs\['w'\] is 3", r"inputs\['w'\]\[0\] is 3")
+        patterns = (r"inputs\['b'\]: 0 tensors", r"the key 'c'", r"inputs\['w'\]: 2 tensors", r"inputs\['w'\] is 3",
+                    r"inputs\['w'\]\[0\] is 3")
         for text, pattern in zip(texts, patterns):
             assert re.search(pattern, text), text
 
@@ -379,6 +405,7 @@ class Blocked:
     (([0, 1], [Shard(0)], (4, -4), F32), ValueError, r"negative"),
     (([0, 1], [Replicate()], (4, 4), "float32"), TypeError, r"dtype is 'float32'"),
 ])
-def test_wrong_layout_is_refused_when_it_is_made(arguments: tuple[Any, ...], expected: type[Exception], pattern: str) -> None:
+def test_wrong_layout_is_refused_when_it_is_made(arguments: tuple[Any, ...], expected: type[Exception],
+                                                 pattern: str) -> None:
     with pytest.raises(expected, match=pattern):
         Layout(*arguments)

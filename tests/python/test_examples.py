@@ -40,21 +40,25 @@ SAYS = {
 def as_a_launcher_starts_it(rank: int, example: docs.Example, size: int, port: int, folder: str, *words: str) -> str:
     """The output of an example, run in a fork with torch imported: new interpreters would take most of the time."""
     sys.argv[1:] = words
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port), USE_LIBUV="0")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="localhost",
+                      MASTER_PORT=str(port), USE_LIBUV="0")
     os.chdir(folder)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(example.code, f"{example.page}, the example of line {example.line}", "exec"), {"__name__": "__main__"})
+        exec(compile(example.code, f"{example.page}, the example of line {example.line}", "exec"),
+             {"__name__": "__main__"})
     return printed.getvalue()
 
 
 def imports(code: str) -> list[str]:
     """The modules in the import statements of a program."""
     nodes = list(ast.walk(ast.parse(code)))
-    return [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module] + [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    return ([node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+            + [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names])
 
 
-@pytest.mark.parametrize(("example", "size"), [pytest.param(example, size, id=f"{example.page}:{example.line}-{size}") for example in EXAMPLES for size in example.sizes])
+@pytest.mark.parametrize(("example", "size"), [pytest.param(example, size, id=f"{example.page}:{example.line}-{size}")
+                                               for example in EXAMPLES for size in example.sizes])
 def test_an_example_runs(example: docs.Example, size: int, tmp_path: pathlib.Path) -> None:
     if example.torch and TORCH < tuple(int(part) for part in example.torch.split(".")):
         pytest.skip(f"this example needs torch {example.torch}")
@@ -73,8 +77,10 @@ def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path)
     command = [sys.executable, "-m", "shardwire.launch", "-n", "4", str(tmp_path / "loop.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = (ROOT / "README.md").read_text().partition("The program prints the following, and then")[2].partition("```\n")[2].partition("```")[0]
-    assert len(shown) > 200 and re.sub("in [0-9.]+ ms", "in T ms", done.stdout).startswith(re.sub("in [0-9.]+ ms", "in T ms", shown)), done.stdout
+    shown = (ROOT / "README.md").read_text().partition("The program prints the following, and then")[2].partition(
+        "```\n")[2].partition("```")[0]
+    assert len(shown) > 200 and re.sub("in [0-9.]+ ms", "in T ms", done.stdout).startswith(
+        re.sub("in [0-9.]+ ms", "in T ms", shown)), done.stdout
     # Each trainer gives each server exactly a quarter of the weight.
     assert "between ranks: 16.8 MB; the least possible: 16.8 MB" in done.stdout, done.stdout
 
@@ -83,7 +89,8 @@ def test_the_two_jobs_of_publish_meet(tmp_path: pathlib.Path, monkeypatch: pytes
     """docs/publish.md's trainer.py and server.py, by the commands of the page: two ranks and one, with one token."""
     page = (ROOT / "docs" / "publish.md").read_text()
     trainer, server = (each for each in EXAMPLES if each.page == "docs/publish.md" and each.how == "run by")
-    assert "launch -n 2 trainer.py tcp://localhost:29600" in page and "launch -n 1 server.py tcp://localhost:29600" in page
+    assert ("launch -n 2 trainer.py tcp://localhost:29600" in page
+            and "launch -n 1 server.py tcp://localhost:29600" in page)
     monkeypatch.setenv("SHARDWIRE_JOB_TOKEN", "secret of both")
     url, ports = f"tcp://localhost:{free_port()}", [free_port(), free_port()]
 
@@ -101,7 +108,8 @@ def test_the_examples_of_the_pages_are_found() -> None:
     assert {"docs/move-weights.md", "docs/queue.md", "docs/symmetric.md", "docs/weights.md"} <= found, found
 
 
-@pytest.mark.parametrize("example", [pytest.param(example, id=f"{example.page}:{example.line}") for example in EXAMPLES if example.how == "excerpt of"])
+@pytest.mark.parametrize("example", [pytest.param(example, id=f"{example.page}:{example.line}") for example in EXAMPLES
+                                     if example.how == "excerpt of"])
 def test_an_excerpt_names_what_is_there(example: docs.Example) -> None:
     assert all(hasattr(shardwire, name) for name in re.findall(r"\bshardwire\.(?!adapters)(\w+)", example.code))
 

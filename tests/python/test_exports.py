@@ -23,10 +23,13 @@ def names(library, *options):
 
 def test_every_exported_internal_name_is_marked():
     headers = [path.read_text() for folder in ("ops", "backend") for path in (ROOT / folder).rglob("*.h")]
-    marked = {name for text in headers for name in re.findall(r"class SHARDWIRE_EXPORT (\w+)|SHARDWIRE_EXPORT [^;{(]*?\b(\w+)\(", text) for name in name if name}
+    marked = {name for text in headers
+              for name in re.findall(r"class SHARDWIRE_EXPORT (\w+)|SHARDWIRE_EXPORT [^;{(]*?\b(\w+)\(", text)
+              for name in name if name}
     for library in LIBRARIES:
         found = {name: re.search(r"shardwire::internal::([\w:]+)", name) for name in names(library, "--defined-only")}
-        unmarked = [name for name, match in found.items() if match and not marked.intersection(match.group(1).split("::"))]
+        unmarked = [name for name, match in found.items()
+                    if match and not marked.intersection(match.group(1).split("::"))]
         assert unmarked == [], library
 
 

@@ -1,4 +1,5 @@
-"""Transforms over ranks against numpy's of the whole array: the published outline, random cases, gradients, and misuse."""
+"""Transforms over ranks against numpy's of the whole array: the published outline, random cases, gradients, and
+misuse."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ import shardwire
 import shardwire.distributed as swd
 from shardwire.distributed._local_call import array_of
 from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, Pencil, Placements, ProcessGrid, Slab
-from shardwire.distributed.fft import FFT, FFTDirection, FFTOptions, InvalidFFTState, allocate_operand, fft, ifft, irfft, rfft
+from shardwire.distributed.fft import (FFT, FFTDirection, FFTOptions, InvalidFFTState, allocate_operand, fft, ifft,
+                                       irfft, rfft)
 from shardwire.distributed.reshape import reshape
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20260714"))
@@ -49,7 +51,8 @@ def naive(whole: torch.Tensor, kind: str, inverse: bool, parity: str, axes: Any,
         return torch.from_numpy(numpy.fft.rfftn(values, axes=axes, norm=named))
     if kind == "C2R":
         last = 2 * (values.shape[axes[-1]] - 1) + (parity == "odd")
-        return torch.from_numpy(numpy.fft.irfftn(values, s=[values.shape[axis] for axis in axes[:-1]] + [last], axes=axes, norm=named))
+        return torch.from_numpy(
+            numpy.fft.irfftn(values, s=[values.shape[axis] for axis in axes[:-1]] + [last], axes=axes, norm=named))
     return torch.from_numpy((numpy.fft.ifftn if inverse else numpy.fft.fftn)(values, axes=axes, norm=named))
 
 
@@ -57,8 +60,10 @@ def check(result: Any, whole: torch.Tensor, distribution: Any, rank: int, ranks:
     """Equal to this rank's part of ``whole``, to 1e-12 of the largest value in double precision and 1e-5 in single."""
     got = torch.from_numpy(result) if isinstance(result, numpy.ndarray) else result
     wanted = take(distribution, whole, rank, ranks)
-    assert got.shape == wanted.shape and got.is_complex() == wanted.is_complex(), f"{note}: {got.shape} {got.dtype}, not {wanted.shape} {wanted.dtype}"
-    bound = {torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-5, torch.complex64: 1e-5}.get(got.dtype, 2e-3)
+    assert got.shape == wanted.shape and got.is_complex() == wanted.is_complex(), (
+        f"{note}: {got.shape} {got.dtype}, not {wanted.shape} {wanted.dtype}")
+    bound = {torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-5, torch.complex64: 1e-5}.get(
+        got.dtype, 2e-3)
     largest = max(float(whole.abs().max()), 1.0)
     wide = got.to(torch.complex128 if got.is_complex() else torch.float64)
     error = float((wide - wanted).abs().max()) if wanted.numel() else 0.0
@@ -70,7 +75,8 @@ def outline(rank: int, ranks: int, shapes: Any) -> int:
     swd.initialize(None, group())
     done = 0
     kinds = [("C2C", "even"), ("R2C", "even"), ("C2R", "even"), ("C2R", "odd")]
-    for shape, (kind, parity), reshape, inverse, single in itertools.product(shapes, kinds, (True, False, "use_box"), (False, True), (False, True)):
+    for shape, (kind, parity), reshape, inverse, single in itertools.product(
+            shapes, kinds, (True, False, "use_box"), (False, True), (False, True)):
         if (kind == "R2C" and inverse) or (kind == "C2R" and not inverse) or (single and shape in SHAPES[2:]):
             continue
         real, cplx = (torch.float32, torch.complex64) if single else (torch.float64, torch.complex128)
@@ -84,7 +90,8 @@ def outline(rank: int, ranks: int, shapes: Any) -> int:
         operand = take(source, whole, rank, ranks)
         use_numpy = single
         note = f"{shape} {kind} {parity} reshape={reshape} inverse={inverse} {real}"
-        options = {"fft_type": kind, "last_axis_parity": parity, "reshape": reshape is True, "blocking": True, "chunks": (None, 2, 1, 5)[done % 4]}
+        options = {"fft_type": kind, "last_axis_parity": parity, "reshape": reshape is True, "blocking": True,
+                   "chunks": (None, 2, 1, 5)[done % 4]}
         direction = FFTDirection.INVERSE if inverse else FFTDirection.FORWARD
         with FFT(operand.numpy() if use_numpy else operand, distribution=distribution, options=options) as f:
             assert f.global_extents == shape
@@ -122,30 +129,36 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int, cuts: bool = Fals
     for case in range(cases):
         ndim = rng.randint(1, 4)
         shape = tuple(rng.randint(1, 9) for _ in range(ndim))
-        axes = None if rng.random() < 0.4 else [axis - rng.choice((0, ndim)) for axis in rng.sample(range(ndim), rng.randint(1, ndim))]
+        axes = (None if rng.random() < 0.4
+                else [axis - rng.choice((0, ndim)) for axis in rng.sample(range(ndim), rng.randint(1, ndim))])
         kind, parity = rng.choice([("C2C", "even"), ("R2C", "even"), ("C2R", "even"), ("C2R", "odd")])
         last = (ndim if axes is None else axes[-1] % ndim + 1) - 1
         if kind == "C2R" and shape[last] == 1:
             parity = "odd"
-        norm, inverse = rng.choice([None, "backward", "ortho", "forward"]), kind == "C2R" or (kind == "C2C" and rng.random() < 0.5)
+        norm, inverse = (rng.choice([None, "backward", "ortho", "forward"]),
+                         kind == "C2R" or (kind == "C2C" and rng.random() < 0.5))
         dtypes = [torch.float32, torch.float64] if kind == "R2C" else [torch.complex64, torch.complex128]
         whole = data_of(shape, rng.choice(dtypes), seed + case)
         expected = naive(whole, kind, inverse, parity, axes, norm)
         source, target = random_distribution(rng, shape, ranks), random_distribution(rng, tuple(expected.shape), ranks)
-        note = f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {kind} {parity} of {shape} axes {axes} norm {norm} {source} to {target}"
+        note = (f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {kind} {parity} of {shape} axes {axes} "
+                f"norm {norm} {source} to {target}")
         call = {"C2C": ifft if inverse else fft, "R2C": rfft, "C2R": irfft}[kind]
         local = take(source, whole, rank, ranks)
         chunks = cutting.choice((2, 3, 4, 7, 12, 100)) if cuts else None
         options: dict[str, Any] = {"last_axis_parity": parity, "chunks": chunks}
-        result = call(local, distribution=[source, target], axes=axes, norm=norm, options=options, global_shape=shape, group=group())
+        result = call(local, distribution=[source, target], axes=axes, norm=norm, options=options, global_shape=shape,
+                      group=group())
         check(result, expected, target, rank, ranks, f"{note}, {chunks} chunks")
         assert torch.equal(local, take(source, whole, rank, ranks)), note + ": the operand was written to"
         if cuts:
-            with FFT(local, distribution=[source, target], axes=axes, norm=norm, options={**options, "fft_type": kind}, global_shape=shape, group=group()) as f:
+            with FFT(local, distribution=[source, target], axes=axes, norm=norm, options={**options, "fft_type": kind},
+                     global_shape=shape, group=group()) as f:
                 f.plan()
                 direction = FFTDirection.INVERSE if inverse else FFTDirection.FORWARD
                 for _ in range(2):  # the memory between steps is used again
-                    check(f.execute(direction=direction), expected, target, rank, ranks, f"{note}, {chunks} chunks, planned")
+                    check(f.execute(direction=direction), expected, target, rank, ranks,
+                          f"{note}, {chunks} chunks, planned")
                 cut += any(step.get("chunks", 1) > 1 for step in f.traffic()["steps"])
         done += 1
     return cut if cuts else done
@@ -180,7 +193,8 @@ def test_each_engine(name: str) -> None:
     if name == "fftw" and _fftw.find() is None:
         pytest.skip("no FFTW here (Debian: libfftw3-single3, libfftw3-double3)")
     if name == "mkl" and _dfti.find() is None:
-        assert not torch.backends.mkl.is_available() or not torch.__version__.endswith("+cpu"), "pip's torch exports MKL's functions"
+        assert (not torch.backends.mkl.is_available()
+                or not torch.__version__.endswith("+cpu")), "pip's torch exports MKL's functions"
         pytest.skip("this torch exports no MKL")
     said = {"torch": "by torch.fft", "fftw": "by FFTW", "mkl": "by MKL's Dfti"}[name]
     assert said in run_ranks(2, with_engine, 2, name, CASES, timeout=60 + CASES)[0]
@@ -230,21 +244,25 @@ def test_the_fastest_engine_is_chosen_and_kept() -> None:
     from shardwire.distributed import _engines
     from shardwire.distributed._local_call import Call, packed
     slow, fast = CountingEngine(200_000), CountingEngine(10)
-    engines = [_engines.Engine(name, name.upper(), None, lambda call: True, each.make) for name, each in (("slow", slow), ("fast", fast))]
+    engines = [_engines.Engine(name, name.upper(), None, lambda call: True, each.make)
+               for name, each in (("slow", slow), ("fast", fast))]
     large = packed((7, 5000, 64), torch.complex64)
     call = Call("C2C", (1,), large, large, True, False)
     for _ in range(2):
         choice = _engines.choose(engines, call, True)
-        assert choice.engine.short == "fast" and choice.elements == 3 * 5000 * 64 and list(choice.measured) == ["slow", "fast"]
+        assert (choice.engine.short == "fast" and choice.elements == 3 * 5000 * 64
+                and list(choice.measured) == ["slow", "fast"])
         assert "FAST (measured on 960000 elements: fast " in choice.summary()
     assert (slow.made, fast.made) == (1, 1)
     def broken(*_given: Any) -> Any:
         raise RuntimeError("no plan")
-    choice = _engines.choose([_engines.Engine("broken", "BROKEN", None, lambda call: True, broken), *engines], call, True)
+    choice = _engines.choose([_engines.Engine("broken", "BROKEN", None, lambda call: True, broken), *engines], call,
+                             True)
     assert choice.engine.short == "fast" and choice.summary().endswith("; no plan)")
     assert _engines.choose(engines, call, False).summary() == "SLOW (not measured)"
     small = packed((2, 3), torch.complex64)
-    assert _engines.choose(engines, Call("C2C", (1,), small, small, True, False), True).summary() == "SLOW (too small to be measured)"
+    assert (_engines.choose(engines, Call("C2C", (1,), small, small, True, False), True).summary() == "SLOW (too small "
+                                                                                                      "to be measured)")
     assert _engines.choose(engines[:1], call, True).summary() == "SLOW (no other can)"
     whole = packed((1 << 13, 1 << 12), torch.complex64)
     assert "too large" in _engines.choose(engines, Call("C2C", (0, 1), whole, whole, True, False), True).summary()
@@ -312,7 +330,8 @@ def without_its_engine(rank: int) -> tuple[str, str]:
     _fftw.find = found
     del os.environ["SHARDWIRE_FFT_ENGINE"]
     if rank:
-        _engines.find = lambda: [_engines.Engine("moody", "MOODY", None, lambda call: True, refuses), _engines.torch_engine()]
+        _engines.find = lambda: [_engines.Engine("moody", "MOODY", None, lambda call: True, refuses),
+                                 _engines.torch_engine()]
     with FFT(mine, distribution=Slab.X, options={"measure": False}, group=group()) as f:
         f.plan()
         check(f.execute(), expected, Slab.X, rank, 2, "torch.fft instead")
@@ -329,7 +348,8 @@ def gradients(rank: int, ranks: int, chunks: Any) -> None:
     """Against torch's own gradients of the whole transform."""
     shape = (6, 5, 8)
     cases = [(fft, "C2C"), (ifft, "C2C"), (rfft, "R2C"), (irfft, "C2R")]
-    for (call, kind), norm, parity, axes in itertools.product(cases, (None, "ortho", "forward", "backward"), ("even", "odd"), (None, (2, 0))):
+    for (call, kind), norm, parity, axes in itertools.product(cases, (None, "ortho", "forward", "backward"),
+                                                              ("even", "odd"), (None, (2, 0))):
         if parity == "odd" and kind != "C2R":
             continue
         source, target = Pencil((0, 1)), Slab.Y
@@ -345,7 +365,8 @@ def gradients(rank: int, ranks: int, chunks: Any) -> None:
         weights = data_of(expected.shape, expected.dtype, 4)
         (expected * weights).real.sum().backward() if expected.is_complex() else (expected * weights).sum().backward()
         mine = take(source, whole.detach(), rank, ranks).requires_grad_()
-        result = call(mine, distribution=[source, target], norm=norm, axes=axes, options={"last_axis_parity": parity, "chunks": chunks}, group=group())
+        result = call(mine, distribution=[source, target], norm=norm, axes=axes,
+                      options={"last_axis_parity": parity, "chunks": chunks}, group=group())
         loss = result * take(target, weights, rank, ranks)
         (loss.real if loss.is_complex() else loss).sum().backward()
         check(mine.grad, whole.grad, source, rank, ranks, f"gradient of {call.__name__} {norm} {parity} {axes}")
@@ -359,13 +380,15 @@ def gradients(rank: int, ranks: int, chunks: Any) -> None:
         gradient = take(after, given, rank, ranks).conj()
         assert gradient.is_conj()
         spectrum.backward(gradient)
-        check(mine.grad.resolve_conj(), whole.grad.resolve_conj(), Slab.X, rank, ranks, f"gradient of conjugates, also moved: {also_moved}")
+        check(mine.grad.resolve_conj(), whole.grad.resolve_conj(), Slab.X, rank, ranks,
+              f"gradient of conjugates, also moved: {also_moved}")
     # The whole result on every rank: each rank's gradient counts.
     whole = data_of((4, 6), torch.complex128, 3).requires_grad_()
     weights = data_of((4, 6), torch.complex128, 4)
     (torch.fft.fftn(whole) * weights).real.sum().backward()
     mine = take(Slab.X, whole.detach(), rank, ranks).requires_grad_()
-    (fft(mine, distribution=[Slab.X, Boxes([Box((0, 0), (4, 6))] * ranks)], options={"chunks": chunks}, group=group()) * weights).real.sum().backward()
+    (fft(mine, distribution=[Slab.X, Boxes([Box((0, 0), (4, 6))] * ranks)], options={"chunks": chunks}, group=group())
+     * weights).real.sum().backward()
     check(mine.grad, whole.grad * ranks, Slab.X, rank, ranks, "gradient of a result that all have")
 
 
@@ -383,14 +406,17 @@ def chunk_choices(rank: int, ranks: int, store: str, hosts: int) -> list[tuple[i
     together = shardwire.create_process_group(dist.FileStore(store, ranks), rank, ranks, datetime.timedelta(seconds=60))
     _fft_chunks.LEAST_BYTES = 1 << 9
     said = []
-    for shape, axes, chunks in (((16, 16, 16), None, None), ((16, 16, 16), None, 1), ((16, 16, 16), None, 3), ((16, 16, 16), None, 100), ((4, 4, 4), None, None),
-                                ((16, 16), (0, 1), None), ((2, 16, 16), (1, 2), 4), ((1, 8, 8), None, 4), ((16, 16, 16), (2, 0), 4)):
+    for shape, axes, chunks in (((16, 16, 16), None, None), ((16, 16, 16), None, 1), ((16, 16, 16), None, 3),
+                                ((16, 16, 16), None, 100), ((4, 4, 4), None, None), ((16, 16), (0, 1), None),
+                                ((2, 16, 16), (1, 2), 4), ((1, 8, 8), None, 4), ((16, 16, 16), (2, 0), 4)):
         whole = data_of(shape, torch.complex64, 1)
-        with FFT(take(Slab.X, whole, rank, ranks), distribution=[Slab.X, Slab.Y], axes=axes, options={"chunks": chunks}, group=together) as f:
+        with FFT(take(Slab.X, whole, rank, ranks), distribution=[Slab.X, Slab.Y], axes=axes, options={"chunks": chunks},
+                 group=together) as f:
             f.plan()
             expected = naive(whole, "C2C", False, "even", axes, None)
             check(f.execute(), expected, Slab.Y, rank, ranks, f"{shape} {axes} {chunks}")
-            check(f.execute(direction="inverse"), naive(whole, "C2C", True, "even", axes, None), Slab.Y, rank, ranks, f"inverse {shape} {axes} {chunks}")
+            check(f.execute(direction="inverse"), naive(whole, "C2C", True, "even", axes, None), Slab.Y, rank, ranks,
+                  f"inverse {shape} {axes} {chunks}")
             step = next(step for step in f.traffic()["steps"] if "move" in step)
             assert step["why"] in f.explain() and ("chunks along axis" in f.explain()) == (step["chunks"] > 1)
             edges = {(edge["src"], edge["dst"]): edge["bytes"] for edge in step["move"]["edges"]}
@@ -410,7 +436,8 @@ def test_exchanges_are_cut_between_hosts(way: str, hosts: int, tmp_path: Any, mo
     assert ("each or more" if by_itself else "no tcp or rdma between hosts") in whys[0]
     assert counts[4] == 1 and ("too small" in whys[4]) == by_itself  # 256 bytes on a rank
     assert whys[2] == "as the options say" and whys[3].endswith("axis 0 has 8 indices")
-    assert counts[6] == 1 and counts[7] == 1  # one index on each rank; one rank has all, and transforms every axis longer than one
+    # one index on each rank; one rank has all, and transforms every axis longer than one
+    assert counts[6] == 1 and counts[7] == 1
     assert counts[8] == 4
 
 
@@ -421,10 +448,12 @@ def one_has_nothing(rank: int, ranks: int) -> None:
     expected = naive(whole, "C2C", False, "even", None, None)
     empty, everything = Box((0, 0, 0), (0, 0, 0)), Box((0, 0, 0), shape)
     one_box = [[Box((0, 0, 0), (2, 6, 2)), empty, Box((0, 0, 2), (2, 6, 5))], [empty, Box((0, 0, 0), shape), empty]]
-    for source, target in [(Slab.X, Slab.Y), (Slab.Y, Slab.X), (Boxes(one_box[0]), Slab.X), (Slab.X, Boxes(one_box[1])), (Boxes(one_box[0]), Boxes([everything] * ranks))]:
+    for source, target in [(Slab.X, Slab.Y), (Slab.Y, Slab.X), (Boxes(one_box[0]), Slab.X), (Slab.X, Boxes(one_box[1])),
+                           (Boxes(one_box[0]), Boxes([everything] * ranks))]:
         for chunks in (2, 5, 50):
             note = f"{source} to {target}, {chunks} chunks"
-            result = fft(take(source, whole, rank, ranks), distribution=[source, target], options={"chunks": chunks}, global_shape=shape, group=group())
+            result = fft(take(source, whole, rank, ranks), distribution=[source, target], options={"chunks": chunks},
+                         global_shape=shape, group=group())
             check(result, expected, target, rank, ranks, note)
 
 
@@ -466,8 +495,10 @@ def failing_chunks(rank: int, size: int, chunks: int, when: int, how: str) -> tu
 
 
 @pytest.mark.parametrize("way", ["shm", "tcp"])
-@pytest.mark.parametrize(("how", "kind", "text"), [("dies", "PeerFailedError", "rank 1"), ("is away", "TimeoutError", "rank 1"), ("fails", "TimeoutError", "rank 1")])
-def test_failures_amid_chunks_are_those_without(run_ranks: Any, how: str, kind: str, text: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("how", "kind", "text"), [
+    ("dies", "PeerFailedError", "rank 1"), ("is away", "TimeoutError", "rank 1"), ("fails", "TimeoutError", "rank 1")])
+def test_failures_amid_chunks_are_those_without(run_ranks: Any, how: str, kind: str, text: str, way: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDWIRE_TRANSPORTS", way)
     for chunks, when in ((1, 0), (4, 2)):
         first, second = run_ranks(2, failing_chunks, chunks, when, how, group_timeout=1, may_die=(1,))
@@ -482,7 +513,8 @@ def narrow(rank: int) -> None:
         for chunks in (None, 2):
             result = rfft(take(Slab.X, whole, rank, 2), distribution=Slab.X, options={"chunks": chunks}, group=group())
             assert result.dtype == wide
-            error = (result.to(torch.complex64) - take(Slab.X, naive(whole, "R2C", False, "even", None, None), rank, 2)).abs().max()
+            error = (result.to(torch.complex64)
+                     - take(Slab.X, naive(whole, "R2C", False, "even", None, None), rank, 2)).abs().max()
             assert float(error) < 0.05
 
 
@@ -517,21 +549,28 @@ def options_and_views(rank: int) -> None:
         f.plan()
         assert not any("move" in step for step in f.traffic()["steps"]) or f.output_distribution == Slab.Y
     grid = ProcessGrid(shape=(2, 1, 1))
-    with FFT(take(BlockCyclic(grid, (1, 3, 2)), whole, rank, 2), distribution=BlockCyclic(grid, (1, 3, 2)), options={"redistribute": False}, group=g) as f:
+    with FFT(take(BlockCyclic(grid, (1, 3, 2)), whole, rank, 2), distribution=BlockCyclic(grid, (1, 3, 2)),
+             options={"redistribute": False}, group=g) as f:
         f.plan()
-        check(f.execute(), naive(whole, "C2C", False, "even", None, None), f.output_distribution, rank, 2, "where it ends")
+        check(f.execute(), naive(whole, "C2C", False, "even", None, None), f.output_distribution, rank, 2,
+              "where it ends")
         cyclic, free = BlockCyclic(grid, (1, 3, 2)), f.output_distribution
         spectrum = f.execute()
         f.reset_operand(spectrum, distribution=free)
         assert f.output_distribution == cyclic
-        check(f.execute(direction="inverse"), whole.to(torch.complex128) * whole.numel(), cyclic, rank, 2, "back from where it ends")
-    made = allocate_operand(local.shape, torch, input_dtype=torch.complex64, distribution=Slab.X, memory_space="cpu", group=g)
+        check(f.execute(direction="inverse"), whole.to(torch.complex128) * whole.numel(), cyclic, rank, 2,
+              "back from where it ends")
+    made = allocate_operand(local.shape, torch, input_dtype=torch.complex64, distribution=Slab.X, memory_space="cpu",
+                            group=g)
     assert shardwire.in_shared_heap(made) and made.shape == local.shape
-    assert allocate_operand(local.shape, numpy, input_dtype=numpy.float32, distribution=Slab.X, group=g).dtype == numpy.float32
+    assert (allocate_operand(local.shape, numpy, input_dtype=numpy.float32, distribution=Slab.X, group=g).dtype
+            == numpy.float32)
     strided = local.permute(2, 1, 0).contiguous().permute(2, 1, 0)
     assert not strided.is_contiguous()
-    check(fft(strided, distribution=Slab.X, group=g), naive(whole, "C2C", False, "even", None, None), Slab.X, rank, 2, "strided")
-    check(ifft(fft(local, distribution=Slab.X, group=g), distribution=Slab.X, norm="backward", group=g), whole.to(torch.complex128), Slab.X, rank, 2, "there and back")
+    check(fft(strided, distribution=Slab.X, group=g), naive(whole, "C2C", False, "even", None, None), Slab.X, rank, 2,
+          "strided")
+    check(ifft(fft(local, distribution=Slab.X, group=g), distribution=Slab.X, norm="backward", group=g),
+          whole.to(torch.complex128), Slab.X, rank, 2, "there and back")
 
 
 def test_options_states_and_strides() -> None:
@@ -597,7 +636,8 @@ def amid_an_element(rank: int) -> None:
             view[:] = mine
             mine = view
         for chunks in (1, 2):
-            check(fft(mine, distribution=Slab.X, options={"chunks": chunks}, group=group()), expected, Slab.X, rank, 2, f"{offset} bytes into an element")
+            check(fft(mine, distribution=Slab.X, options={"chunks": chunks}, group=group()), expected, Slab.X, rank, 2,
+                  f"{offset} bytes into an element")
         moved = reshape(mine, Slab.X, Slab.Y, group=group())
         assert torch.equal(torch.from_numpy(moved), take(Slab.Y, whole, rank, 2))
 
@@ -620,13 +660,15 @@ def same_box_on_one_rank(rank: int) -> list[tuple[str, str]]:
         check(f.execute(direction="inverse"), whole * whole.numel(), before, rank, 3, "back")
         f.reset_operand(take(before, whole, rank, 3), distribution=mine)
         check(f.execute(), torch.fft.fftn(whole), after, rank, 3, "there again")
-        return [error_of(lambda: f.reset_operand(take(before if rank < 2 else after, whole, rank, 3), distribution=mine if rank < 2 else back))]
+        return [error_of(lambda: f.reset_operand(take(before if rank < 2 else after, whole, rank, 3),
+                                                 distribution=mine if rank < 2 else back))]
 
 
 def test_a_box_that_is_one_ranks_before_and_after() -> None:
     everyone = run_ranks(3, same_box_on_one_rank)
-    assert everyone == [[("MismatchError", "fft.FFT.reset_operand: ranks say different distributions: the operand's and the result's on rank 0, the operand's on rank 1, "
-                                           "the result's on rank 2")]] * 3
+    assert everyone == [[("MismatchError",
+                          ("fft.FFT.reset_operand: ranks say different distributions: the operand's and the result's "
+                           "on rank 0, the operand's on rank 1, the result's on rank 2"))]] * 3
 
 
 def sub_group(rank: int) -> None:
@@ -637,8 +679,10 @@ def sub_group(rank: int) -> None:
         whole = data_of((5, 7, 4), torch.float64, 1)
         place = ranks.index(rank)
         for chunks in (None, 2):
-            result = rfft(take(Slab.X, whole, place, 3), distribution=[Slab.X, Slab.Z], options={"chunks": chunks}, group=part)
-            check(result, naive(whole, "R2C", False, "even", None, None), Slab.Z, place, 3, f"a part of the ranks, {chunks} chunks")
+            result = rfft(take(Slab.X, whole, place, 3), distribution=[Slab.X, Slab.Z], options={"chunks": chunks},
+                          group=part)
+            check(result, naive(whole, "R2C", False, "even", None, None), Slab.Z, place, 3,
+                  f"a part of the ranks, {chunks} chunks")
     dist.barrier()
 
 
@@ -712,27 +756,32 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: rfft(mine, distribution=Slab.X, **g) if rank else fft(mine, distribution=Slab.X, **g)),
         error_of(lambda: rfft(torch.zeros(4, 4, dtype=torch.int32), distribution=Slab.X, **g)),
         error_of(lambda: fft(mine, distribution=Placements([shardwire.Partial()]), **g)),
-        error_of(lambda: allocate_operand((4, 8), torch, distribution=Slab.X, memory_space="cuda" if rank else "cpu", **g)),
+        error_of(lambda: allocate_operand((4, 8), torch, distribution=Slab.X, memory_space="cuda" if rank else "cpu",
+                                          **g)),
     ]
     with FFT(mine, distribution=[Slab.X, Slab.Y], **g) as f:
         f.plan()
-        errors += [error_of(lambda: f.reset_operand(mine[:2] if rank else mine)), error_of(lambda: f.reset_operand(mine, distribution=Pencil((1, 0)))),
+        errors += [error_of(lambda: f.reset_operand(mine[:2] if rank else mine)),
+                   error_of(lambda: f.reset_operand(mine, distribution=Pencil((1, 0)))),
                    error_of(lambda: f.reset_operand(None if rank else mine))]
         assert f.execute().shape == (8, 4)
     return errors
 
 
 EXPECTED = [
-    ("TypeError", "rank 1: operand is 'nothing'"), ("ValueError", "rank 1: C2C takes a complex operand"), ("MismatchError", "dtype differs"),
-    ("ValueError", "on rank 1"), ("ValueError", "shape [3, 8] on rank 0"), ("MismatchError", "distribution differs"), ("MismatchError", "the result's distribution differs"),
-    ("ValueError", "give a pair"), ("GapError", "leaves [4:8, 0:8]"), ("ValueError", "overlaps: ranks 0 and 1"), ("ValueError", "3 entries"), ("TypeError", "distribution is None"),
-    ("ValueError", "does not have"), ("MismatchError", "axes differs"), ("ValueError", "give each axis once"), ("ValueError", "rank 1: norm is 'none'"),
-    ("ValueError", "rank 1: last_axis_parity is 'prime'"), ("ValueError", "fft.fft is C2C"), ("ValueError", "rank 0: measure is 1"),
-    ("TypeError", "rank 1: an argument cannot be sent to the other ranks"),
+    ("TypeError", "rank 1: operand is 'nothing'"), ("ValueError", "rank 1: C2C takes a complex operand"),
+    ("MismatchError", "dtype differs"), ("ValueError", "on rank 1"), ("ValueError", "shape [3, 8] on rank 0"),
+    ("MismatchError", "distribution differs"), ("MismatchError", "the result's distribution differs"),
+    ("ValueError", "give a pair"), ("GapError", "leaves [4:8, 0:8]"), ("ValueError", "overlaps: ranks 0 and 1"),
+    ("ValueError", "3 entries"), ("TypeError", "distribution is None"), ("ValueError", "does not have"),
+    ("MismatchError", "axes differs"), ("ValueError", "give each axis once"), ("ValueError", "rank 1: norm is 'none'"),
+    ("ValueError", "rank 1: last_axis_parity is 'prime'"), ("ValueError", "fft.fft is C2C"),
+    ("ValueError", "rank 0: measure is 1"), ("TypeError", "rank 1: an argument cannot be sent to the other ranks"),
     ("ValueError", "rank 0: chunks is 0"), ("MismatchError", "chunks differs"),
     ("ValueError", "last_axis_parity='odd'"),
-    ("MismatchError", "rank 0 called shardwire.distributed.fft.fft, rank 1 called shardwire.distributed.fft.rfft"), ("TypeError", "torch.int32"), ("UnsupportedError", "Partial"),
-    ("ValueError", "rank 1: memory_space is 'cuda'"), ("ValueError", "rank 1: the new operand has shape [2, 8]"), ("ValueError", "it can be the operand's"),
+    ("MismatchError", "rank 0 called shardwire.distributed.fft.fft, rank 1 called shardwire.distributed.fft.rfft"),
+    ("TypeError", "torch.int32"), ("UnsupportedError", "Partial"), ("ValueError", "rank 1: memory_space is 'cuda'"),
+    ("ValueError", "rank 1: the new operand has shape [2, 8]"), ("ValueError", "it can be the operand's"),
     ("MismatchError", "given differs"),
 ]
 
@@ -752,7 +801,8 @@ def dtensors(rank: int) -> None:
     assert result.placements == tensor.placements and result.shape == expected.shape
     assert torch.allclose(result.full_tensor(), expected, rtol=0, atol=1e-11)
     other = rfft(tensor, distribution=[None, [dt.Shard(1), dt.Replicate()]], options={"chunks": 2})
-    assert other.placements == (dt.Shard(1), dt.Replicate()) and torch.allclose(other.full_tensor(), expected, rtol=0, atol=1e-11)
+    assert (other.placements == (dt.Shard(1), dt.Replicate())
+            and torch.allclose(other.full_tensor(), expected, rtol=0, atol=1e-11))
     weights = dt.distribute_tensor(data_of(expected.shape, torch.complex128, 2), mesh, other.placements)
     for spectrum in (result, other):
         tensor.grad = None
@@ -780,8 +830,10 @@ def other_placements(rank: int) -> list[tuple[str, str]]:
         f.reset_operand(dt.distribute_tensor(2 * whole, mesh, rows))
         assert torch.allclose(f.execute().full_tensor(), 2 * torch.fft.fftn(whole), rtol=0, atol=1e-12)
     for _ in range(2):  # a kept plan hides nothing
-        assert torch.allclose(fft(first, distribution=Placements(rows, mesh)).full_tensor(), torch.fft.fftn(whole), rtol=0, atol=1e-12)
-        errors += [error_of(lambda: fft(second, distribution=Placements(rows, mesh))), error_of(lambda: fft(addends, distribution=Placements(everywhere, mesh)))]
+        assert torch.allclose(fft(first, distribution=Placements(rows, mesh)).full_tensor(), torch.fft.fftn(whole),
+                              rtol=0, atol=1e-12)
+        errors += [error_of(lambda: fft(second, distribution=Placements(rows, mesh))),
+                   error_of(lambda: fft(addends, distribution=Placements(everywhere, mesh)))]
     return errors
 
 
@@ -799,11 +851,13 @@ def on_a_part(rank: int) -> None:
     whole = data_of((5, 6, 4), torch.complex128, 1)
     expected = torch.fft.fftn(whole)
     rows, columns = Placements([dt.Shard(0)], few), Placements([dt.Shard(1)], few)
-    tensor = dt.DTensor.from_local(take(rows, whole, rank, 3), few, [dt.Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    tensor = dt.DTensor.from_local(take(rows, whole, rank, 3), few, [dt.Shard(0)], run_check=False, shape=whole.shape,
+                                   stride=whole.stride())
     for chunks in (1, 2):
         result = fft(tensor, distribution=[None, columns], options={"chunks": chunks})
         assert result.device_mesh == few and result.placements == (dt.Shard(1),)
-        check(result.to_local().reshape(take(columns, whole, rank, 3).shape), expected, columns, rank, 3, "a mesh of some ranks")
+        check(result.to_local().reshape(take(columns, whole, rank, 3).shape), expected, columns, rank, 3,
+              "a mesh of some ranks")
     with FFT(tensor) as f:
         f.plan()
         f.reset_operand(tensor * 2)

@@ -31,7 +31,8 @@ from shardwire.weights.movement import compile_movement
 from shardwire.weights.read_ahead import Span, share_of
 
 F32 = torch.float32
-NAMES = {F32: "F32", torch.bfloat16: "BF16", torch.int64: "I64", torch.float64: "F64", torch.uint8: "U8", torch.bool: "BOOL", torch.float16: "F16"}
+NAMES = {F32: "F32", torch.bfloat16: "BF16", torch.int64: "I64", torch.float64: "F64", torch.uint8: "U8",
+         torch.bool: "BOOL", torch.float16: "F16"}
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -42,7 +43,8 @@ def write_file(path: Path, tensors: dict[str, torch.Tensor], pad: int = 0) -> Pa
     """Writes a file by hand, after the format's description. ``pad`` spaces leave the data unaligned."""
     header, data = {}, b""
     for name, tensor in tensors.items():
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw(tensor))]}
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [len(data), len(data) + len(raw(tensor))]}
         data += raw(tensor)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8 + pad)
@@ -63,7 +65,8 @@ def read_file(path: Path) -> dict[str, torch.Tensor]:
         assert begin == end
         end = stop
         dtype = dtypes[entry["dtype"]]
-        tensors[name] = (torch.frombuffer(bytearray(data[begin:stop]), dtype=dtype) if stop > begin else torch.empty(0, dtype=dtype)).reshape(entry["shape"])
+        tensors[name] = (torch.frombuffer(bytearray(data[begin:stop]), dtype=dtype) if stop > begin
+                         else torch.empty(0, dtype=dtype)).reshape(entry["shape"])
     assert end == len(data)
     return tensors
 
@@ -76,7 +79,8 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert set(files) == {*index["weight_map"].values(), "model.safetensors.index.json"}
     tensors = {file: read_file(folder / file) for file in set(index["weight_map"].values())}
-    assert index["metadata"]["total_size"] == sum(len(raw(tensor)) for each in tensors.values() for tensor in each.values())
+    assert index["metadata"]["total_size"] == sum(len(raw(tensor)) for each in tensors.values()
+                                                  for tensor in each.values())
     assert sum(map(len, tensors.values())) == len(index["weight_map"])
     return {name: tensors[file][name] for name, file in index["weight_map"].items()}
 
@@ -166,7 +170,8 @@ def on_two_hosts(rank: int, store: str, folder: str, seeds: range) -> None:
 
 
 def test_random_models_on_two_hosts(tmp_path: Path) -> None:
-    run_ranks(4, on_two_hosts, str(tmp_path / "store"), str(tmp_path / "models"), range(200, 212), join=False, timeout=120)
+    run_ranks(4, on_two_hosts, str(tmp_path / "store"), str(tmp_path / "models"), range(200, 212), join=False,
+              timeout=120)
 
 
 def modules(rank: int, folder: str) -> None:
@@ -221,7 +226,8 @@ def mapped(rank: int, folder: str) -> None:
     if rank == 0:
         same(read_folder(path / "fused"), fused)
     # The fused local tensors back into Hugging Face's names.
-    back = shardwire.load(path / "fused", {name: torch.zeros_like(tensor) for name, tensor in names.items()}, group(), "llama")
+    back = shardwire.load(path / "fused", {name: torch.zeros_like(tensor) for name, tensor in names.items()}, group(),
+                          "llama")
     same(back, names)
 
 
@@ -237,7 +243,8 @@ def transposed(rank: int, path: str) -> None:
 
 
 def test_gpt2_is_transposed_on_the_way(tmp_path: Path) -> None:
-    run_ranks(3, transposed, str(write_file(tmp_path / "g.safetensors", {"h.c_fc.weight": value_of("c", (6, 9)), "h.attn.bias": torch.ones(2)})))
+    run_ranks(3, transposed, str(
+        write_file(tmp_path / "g.safetensors", {"h.c_fc.weight": value_of("c", (6, 9)), "h.attn.bias": torch.ones(2)})))
 
 
 def unaligned(rank: int, path: str, tensors: dict[str, torch.Tensor]) -> None:
@@ -246,8 +253,10 @@ def unaligned(rank: int, path: str, tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("pad", [0, 1, 3])
 def test_every_dtype_and_unaligned_files(tmp_path: Path, pad: int) -> None:
-    tensors = {"f": value_of("f", (3, 5)), "b": value_of("b", (7,), torch.bfloat16), "i": value_of("i", (2, 2), torch.int64), "none": torch.empty(0, 4),
-               "scalar": torch.tensor(2.5, dtype=torch.float64), "u": torch.arange(5, dtype=torch.uint8), "flag": torch.tensor([True, False])}
+    tensors = {"f": value_of("f", (3, 5)), "b": value_of("b", (7,), torch.bfloat16),
+               "i": value_of("i", (2, 2), torch.int64), "none": torch.empty(0, 4),
+               "scalar": torch.tensor(2.5, dtype=torch.float64), "u": torch.arange(5, dtype=torch.uint8),
+               "flag": torch.tensor([True, False])}
     run_ranks(2, unaligned, str(write_file(tmp_path / "m.safetensors", tensors, pad)), tensors)
 
 
@@ -269,12 +278,13 @@ def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
 
 def package_there_and_back(rank: int, folder: str) -> None:
     from safetensors.torch import load_file, save_file
-    tensors = {name: value_of(name, shape, dtype) for name, shape, dtype in
-               (("a", (40, 30), F32), ("b", (33,), torch.bfloat16), ("c", (), torch.int64), ("d", (3, 0), F32), ("e", (5, 2, 3), torch.float16))}
+    tensors = {name: value_of(name, shape, dtype)
+               for name, shape, dtype in (("a", (40, 30), F32), ("b", (33,), torch.bfloat16), ("c", (), torch.int64),
+                                          ("d", (3, 0), F32), ("e", (5, 2, 3), torch.float16))}
     for most in (100, 10**9):
         place = Path(folder) / str(most)
-        paths = shardwire.save(sharded({name: tensors[name] for name in "abe"}, rank, [0, 1, 2], 0) | {name: tensors[name] for name in "cd"},
-                               place, group(), max_file_bytes=most)
+        paths = shardwire.save(sharded({name: tensors[name] for name in "abe"}, rank, [0, 1, 2], 0)
+                               | {name: tensors[name] for name in "cd"}, place, group(), max_file_bytes=most)
         if rank == 0:
             found = {}
             for path in paths:
@@ -284,7 +294,8 @@ def package_there_and_back(rank: int, folder: str) -> None:
     if rank == 0:
         save_file(tensors, Path(folder) / "theirs.safetensors", {"format": "pt"})
     shardwire.sync({"x": torch.ones(1)}, {"x": torch.zeros(1)}, group()).run().wait()
-    same(shardwire.load(Path(folder) / "theirs.safetensors", {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, group()), tensors)
+    same(shardwire.load(Path(folder) / "theirs.safetensors",
+                        {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, group()), tensors)
 
 
 def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> None:
@@ -308,7 +319,8 @@ def test_shares_are_even_and_cover_every_byte_once() -> None:
         pieces = sorted(piece for share in shares for piece in share)
         joined: list[Span] = []
         for piece in pieces:
-            if joined and joined[-1].file == piece.file and joined[-1].end == piece.begin and Span(piece.file, piece.begin, piece.end) not in spans:
+            if (joined and joined[-1].file == piece.file and joined[-1].end == piece.begin
+                    and Span(piece.file, piece.begin, piece.end) not in spans):
                 joined[-1] = Span(piece.file, joined[-1].begin, piece.end)
             else:
                 joined.append(piece)
@@ -340,7 +352,8 @@ def counted(rank: int, path: str, rows: int) -> tuple[int, dict[str, int]]:
 
 def test_each_byte_is_read_once_by_one_rank_of_the_host(tmp_path: Path) -> None:
     rows = 2048
-    path = write_file(tmp_path / "m.safetensors", {"w": torch.arange(rows * 1024.0).reshape(rows, 1024), "unwanted": torch.zeros(1 << 20)})
+    path = write_file(tmp_path / "m.safetensors",
+                      {"w": torch.arange(rows * 1024.0).reshape(rows, 1024), "unwanted": torch.zeros(1 << 20)})
     sizes = [size for size, _ in run_ranks(2, counted, str(path), rows)]
     assert sum(sizes) == rows * 4096 and abs(sizes[0] - sizes[1]) <= 1 << 20, sizes
 
@@ -377,42 +390,55 @@ def broken(folder: Path) -> dict[str, tuple[Any, str, tuple[str, ...]]]:
             (folder / name / "model.safetensors.index.json").write_text(index)
         return folder / name
 
-    u8 = [{"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]} for begin, end in ((0, 8), (4, 16), (12, 16))]
+    u8 = [{"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+          for begin, end in ((0, 8), (4, 16), (12, 16))]
     bad = "CheckpointError"
     return {
         "absent": (folder / "absent.safetensors", bad, ("no such file",)),
         "empty": (put("empty.safetensors", b""), bad, ("the file is empty",)),
         "short": (put("short.safetensors", b"\1\2"), bad, ("2 bytes are too few",)),
         "text": (put("text.safetensors", b"this is no checkpoint at all"), bad, ("would have a header of",)),
-        "huge header": (put("hh.safetensors", struct.pack("<Q", 2**63) + whole[8:]), bad, (f"a header of {2**63} bytes",)),
-        "header too long": (put("hl.safetensors", struct.pack("<Q", len(whole)) + whole[8:]), bad, (f"the header takes {len(whole)} bytes",)),
+        "huge header": (put("hh.safetensors", struct.pack("<Q", 2**63) + whole[8:]), bad,
+                        (f"a header of {2**63} bytes",)),
+        "header too long": (put("hl.safetensors", struct.pack("<Q", len(whole)) + whole[8:]), bad,
+                            (f"the header takes {len(whole)} bytes",)),
         "cut header": (put("ch.safetensors", whole[:8 + length // 2]), bad, ("truncated: the header",)),
-        "cut data": (put("cd.safetensors", whole[:-3]), bad, ("truncated: the tensors take 32 bytes, the file has 29",)),
+        "cut data": (put("cd.safetensors", whole[:-3]), bad,
+                     ("truncated: the tensors take 32 bytes, the file has 29",)),
         "trailing": (put("tr.safetensors", whole + b"xx"), bad, ("2 bytes follow the last tensor",)),
         "no json": (made("nj.safetensors", b"{nonsense}"), bad, ("header is not JSON",)),
         "no object": (made("no.safetensors", [1]), bad, ("not a JSON object",)),
         "deep": (made("de.safetensors", b"[" * 100000), bad, ("header is not JSON",)),
-        "twice": (made("tw.safetensors", b'{"w": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}, "w": {}}'), bad, ("the name 'w' twice",)),
+        "twice": (made("tw.safetensors", b'{"w": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}, "w": {}}'),
+                  bad, ("the name 'w' twice",)),
         "metadata": (made("md.safetensors", {"__metadata__": {"a": 1}, **entry()}), bad, ("__metadata__",)),
         "dtype": (made("dt.safetensors", entry(dtype="F31")), bad, ("'w' has the dtype 'F31'",)),
         "shape": (made("sh.safetensors", entry(shape=[-4])), bad, ("'w' has the shape [-4]",)),
-        "size": (made("si.safetensors", entry(shape=[5])), bad, ("'w' of shape [5] and dtype F32 needs 20 bytes, its data_offsets give 16",)),
+        "size": (made("si.safetensors", entry(shape=[5])), bad,
+                 ("'w' of shape [5] and dtype F32 needs 20 bytes, its data_offsets give 16",)),
         "overflow": (made("ov.safetensors", entry(shape=[2**62, 2**62])), bad, (f"needs {2**126} bytes",)),
         "backwards": (made("ba.safetensors", entry(data_offsets=[16, 0])), bad, ("data_offsets [16, 0]",)),
-        "beyond": (made("be.safetensors", entry(shape=[8], data_offsets=[0, 32])), bad, ("truncated: the tensors take 32 bytes, the file has 16",)),
-        "overlap": (made("ol.safetensors", {"a": u8[0], "b": u8[1]}), bad, ("'b' overlaps: its data begin at 4, but those of 'a' end at 8",)),
+        "beyond": (made("be.safetensors", entry(shape=[8], data_offsets=[0, 32])), bad,
+                   ("truncated: the tensors take 32 bytes, the file has 16",)),
+        "overlap": (made("ol.safetensors", {"a": u8[0], "b": u8[1]}), bad,
+                    ("'b' overlaps: its data begin at 4, but those of 'a' end at 8",)),
         "hole": (made("ho.safetensors", {"a": u8[0], "b": u8[2]}), bad, ("a hole: the data of 'b' begin at 12",)),
         "no such index": (made_folder("i0", "{"), bad, ("is not an index",)),
-        "missing shard": (made_folder("i1", '{"weight_map": {"w": "a.safetensors"}}'), bad, ("the shard a.safetensors is missing",)),
-        "escape": (made_folder("i2", '{"weight_map": {"w": "../good.safetensors"}}'), bad, ("'../good.safetensors', which is not in its folder",)),
-        "unlisted": (made_folder("i3", '{"weight_map": {"v": "a.safetensors"}}', "a.safetensors"), bad, ("places 'v' in a.safetensors",)),
+        "missing shard": (made_folder("i1", '{"weight_map": {"w": "a.safetensors"}}'), bad,
+                          ("the shard a.safetensors is missing",)),
+        "escape": (made_folder("i2", '{"weight_map": {"w": "../good.safetensors"}}'), bad,
+                   ("'../good.safetensors', which is not in its folder",)),
+        "unlisted": (made_folder("i3", '{"weight_map": {"v": "a.safetensors"}}', "a.safetensors"), bad,
+                     ("places 'v' in a.safetensors",)),
         "unfinished": (made_folder("i4", None, "a.safetensors", "b.safetensors"), bad, ("and 2 other *.safetensors",)),
-        "double": ([made_folder("i5", None, "a.safetensors") / "a.safetensors", folder / "good.safetensors"], bad, ("holds 'w', which",)),
+        "double": ([made_folder("i5", None, "a.safetensors") / "a.safetensors", folder / "good.safetensors"], bad,
+                   ("holds 'w', which",)),
         "no folder": (made_folder("i6", None), bad, ("0 other *.safetensors",)),
         "dcp": (made_folder("i7", None), bad, ("cannot be read as a pickle",)),
         "kind": (17, "TypeError", ("path is 17",)),
         "pipe": (pipe(folder / "pipe.safetensors"), bad, ("pipe.safetensors: is a named pipe; give a regular file",)),
-        "pipe in a folder": (pipe(made_folder("i8", None) / "model.safetensors").parent, bad, ("model.safetensors: is a named pipe",)),
+        "pipe in a folder": (pipe(made_folder("i8", None) / "model.safetensors").parent, bad,
+                             ("model.safetensors: is a named pipe",)),
         "pipe for metadata": (pipe(made_folder("i9", None) / ".metadata").parent, bad, ("0 other *.safetensors",)),
         "device": ("/dev/zero", bad, ("/dev/zero: is a device",)),
         "folder": ([made_folder("i10", None)], bad, ("i10: is a folder",)),
@@ -422,7 +448,9 @@ def broken(folder: Path) -> dict[str, tuple[Any, str, tuple[str, ...]]]:
 def load_all(rank: int, folder: str, cases: dict[str, tuple[Any, str, tuple[str, ...]]]) -> list[tuple[str, str]]:
     """Only rank 1 has the broken file; the other ranks have a good file."""
     good = Path(folder) / "good.safetensors"
-    results = [raised(lambda: shardwire.load(case[0] if rank == 1 else good, {"w": torch.zeros(4)}, group(), strict=False)) for case in cases.values()]
+    results = [
+        raised(lambda: shardwire.load(case[0] if rank == 1 else good, {"w": torch.zeros(4)}, group(), strict=False))
+        for case in cases.values()]
     target = {"w": torch.ones(4), "v": torch.ones(2, 2)}
     shardwire.load(good, target, group())
     assert not target["w"].any() and not target["v"].any(), "the group is as usable as before"
@@ -441,12 +469,17 @@ def does_not_fit(rank: int, path: str) -> list[tuple[str, str]]:
     return [raised(lambda: shardwire.load(path, {"w": torch.zeros(5), "x": torch.zeros(1)}, group())),
             raised(lambda: shardwire.load(path, {"w": torch.zeros(4).int(), "v": torch.zeros(2, 2)}, group())),
             raised(lambda: shardwire.load(None, {"w": torch.zeros(4)}, group())),
-            raised(lambda: shardwire.save({"w": torch.zeros(2)}, path, group()) if rank else shardwire.load(path, {"w": torch.zeros(4)}, group())),
+            raised(lambda: shardwire.save({"w": torch.zeros(2)}, path, group()) if rank
+                           else shardwire.load(path, {"w": torch.zeros(4)}, group())),
             raised(lambda: shardwire.load(path, {"w": torch.zeros(4)}, group(), strict=bool(rank))),
             raised(lambda: shardwire.sync({"\ud800" if rank else "w": torch.zeros(4)}, {"w": torch.zeros(4)}, group())),
-            raised(lambda: shardwire.save({"w": torch.zeros(4)}, path + ".new", group(), lambda name: "\udfff" if rank else name)),
-            raised(lambda: shardwire.sync({"w": torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.quint8) if rank else torch.zeros(4)}, {"w": torch.zeros(4)}, group())),
-            raised(lambda: shardwire.sync({"w": torch.zeros(4), "v": torch.zeros(4)}, {"w": torch.zeros(4)}, group(), strict=not rank))]
+            raised(lambda: shardwire.save({"w": torch.zeros(4)}, path + ".new", group(),
+                                          lambda name: "\udfff" if rank else name)),
+            raised(lambda: shardwire.sync(
+                {"w": torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.quint8) if rank else torch.zeros(4)},
+                {"w": torch.zeros(4)}, group())),
+            raised(lambda: shardwire.sync({"w": torch.zeros(4), "v": torch.zeros(4)}, {"w": torch.zeros(4)}, group(),
+                                          strict=not rank))]
 
 
 def load_into_bfloat16(rank: int, path: str) -> bool:
@@ -463,13 +496,15 @@ def test_files_are_cast_on_the_way(tmp_path: Path) -> None:
 def test_files_that_do_not_fit_the_target(tmp_path: Path) -> None:
     path = write_file(tmp_path / "m.safetensors", {"w": torch.zeros(4), "v": torch.zeros(2, 2)})
     cases = list(zip(*run_ranks(2, does_not_fit, str(path))))
-    same_on_all(cases[0], "ValueError", "'w' [4] in the source, 'w' [5] in the target", "missing from the source (1): 'x'", "(1): 'v'")
+    same_on_all(cases[0], "ValueError", "'w' [4] in the source, 'w' [5] in the target",
+                "missing from the source (1): 'x'", "(1): 'v'")
     same_on_all(cases[1], "UnsupportedError", "'w' torch.float32 in the source, 'w' torch.int32 in the target")
     same_on_all(cases[2], "ValueError", "no rank gives a path")
     same_on_all(cases[3], "MismatchError", "rank 0 called shardwire.load, rank 1 called shardwire.save")
     same_on_all(cases[4], "MismatchError", "load: strict is False on rank 0 and True on rank 1")
     same_on_all(cases[5], "ValueError", "rank 1: source '\\ud800': the name has half of a surrogate pair")
-    same_on_all(cases[6], "ValueError", "rank 1: source 'w': the name '\\udfff' that mapping gives it has half of a surrogate pair")
+    same_on_all(cases[6], "ValueError",
+                "rank 1: source 'w': the name '\\udfff' that mapping gives it has half of a surrogate pair")
     same_on_all(cases[7], "UnsupportedError", "rank 1: source 'w' is quantized (torch.quint8)")
     same_on_all(cases[8], "MismatchError", "sync: strict is True on rank 0 and False on rank 1")
 
@@ -484,18 +519,21 @@ def cut_while_reading(rank: int, path: str) -> tuple[str, str]:
         real(files, spans, shown)
 
     module.bring_in = cut
-    return raised(lambda: shardwire.load(path if rank == 1 else None, {"w": torch.zeros(1 << 20)} if rank == 0 else None, group()))
+    return raised(lambda: shardwire.load(path if rank == 1 else None,
+                                         {"w": torch.zeros(1 << 20)} if rank == 0 else None, group()))
 
 
 def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     path = write_file(tmp_path / "m.safetensors", {"w": torch.zeros(1 << 20)})
-    same_on_all(run_ranks(2, cut_while_reading, str(path)), "CheckpointError", "rank 1: ", "truncated while it was read")
+    same_on_all(run_ranks(2, cut_while_reading, str(path)), "CheckpointError", "rank 1: ",
+                "truncated while it was read")
 
 
 def unreadable(rank: int, path: str) -> tuple[str, str]:
     if rank == 0:
         real = os.fstat
-        os.open, kept = (lambda *args, **more: (_ for _ in ()).throw(PermissionError(13, "Permission denied", str(args[0])))), os.open
+        os.open, kept = (lambda *args, **more: (_ for _ in ()).throw(
+            PermissionError(13, "Permission denied", str(args[0])))), os.open
         try:
             return raised(lambda: shardwire.load(path, {"w": torch.zeros(4)}, group()))
         finally:
@@ -524,7 +562,8 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 OLD = {"a": torch.full((300, 1000), 1.0), "b": torch.full((300, 1000), 2.0), "c": torch.full((3,), 3.0)}
 NEW = {name: tensor + 10 for name, tensor in OLD.items()}
-STEPS = (("posix_fallocate", 1), ("pwrite", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("fsync", 5), ("rename", 1), ("rename", 2), ("rename", 4), ("unlink", 1))
+STEPS = (("posix_fallocate", 1), ("pwrite", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("fsync", 5), ("rename", 1),
+         ("rename", 2), ("rename", 4), ("unlink", 1))
 
 
 def save_old(rank: int, folder: str, most: int) -> None:
@@ -560,8 +599,9 @@ def load_whole(rank: int, folder: str) -> dict[str, torch.Tensor]:
     return shardwire.load(folder, {name: torch.zeros_like(tensor) for name, tensor in OLD.items()}, group())
 
 
-@pytest.mark.parametrize("how, old_most, new_most", [("kill", 1, 1), ("kill", 10**9, 1), ("kill", 1, 10**9), ("kill", 10**9, 10**9), ("fail", 1, 1),
-                                                     ("fail", 10**9, 10**9), ("late", 1, 1)])
+@pytest.mark.parametrize("how, old_most, new_most",
+                         [("kill", 1, 1), ("kill", 10**9, 1), ("kill", 1, 10**9), ("kill", 10**9, 10**9),
+                          ("fail", 1, 1), ("fail", 10**9, 10**9), ("late", 1, 1)])
 def test_a_save_that_fails_leaves_a_whole_checkpoint(tmp_path: Path, how: str, old_most: int, new_most: int) -> None:
     seen = set()
     for step, count in STEPS:
@@ -574,7 +614,8 @@ def test_a_save_that_fails_leaves_a_whole_checkpoint(tmp_path: Path, how: str, o
             results = []
         if results and results[0] != ("", ""):
             same_on_all(results, "SystemFailure", "rank 0: ", "No space left on device")
-            assert not [name for name in os.listdir(folder) if name.endswith(".tmp")], "a failed save leaves nothing hidden"
+            assert not [name for name in os.listdir(folder) if name.endswith(".tmp")], (
+                "a failed save leaves nothing hidden")
         found = run_ranks(1, load_whole, str(folder))[0]
         is_new = bool(found["c"][0] > 5)
         same(found, NEW if is_new else OLD)
@@ -633,13 +674,13 @@ def limited(rank: int, folder: str) -> tuple[str, str]:
     if rank == 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
-    return raised(lambda: shardwire.save(sharded({"a": torch.ones(300, 1000), "b": torch.ones(300, 1000)}, rank, [0, 1], 0), folder, group(),
-                                         max_file_bytes=1))
+    return raised(lambda: shardwire.save(sharded({"a": torch.ones(300, 1000), "b": torch.ones(300, 1000)}, rank, [0, 1],
+                                                 0), folder, group(), max_file_bytes=1))
 
 
 def test_a_full_disk_is_reported_before_anything_is_moved(tmp_path: Path) -> None:
-    same_on_all(run_ranks(2, limited, str(tmp_path)), "SystemFailure", "rank 1: ", f"{tmp_path}: file 2 of 2 of the checkpoint (.00001.shardwire-", "its 1200",
-                "File too large")
+    same_on_all(run_ranks(2, limited, str(tmp_path)), "SystemFailure", "rank 1: ",
+                f"{tmp_path}: file 2 of 2 of the checkpoint (.00001.shardwire-", "its 1200", "File too large")
     assert os.listdir(tmp_path) == []
 
 
@@ -651,9 +692,13 @@ def views(rank: int, folder: str) -> list[tuple[str, str]]:
     mine: dict[str, Any] = {
         "save conj": lambda: shardwire.save({"w": x.conj() if rank else x}, folder, group()),
         "save neg": lambda: shardwire.save({"w": x.conj().imag if rank else x.imag}, folder, group()),
-        "load expanded": lambda: shardwire.load(folder + "/ok", {"v": torch.zeros(3, 1).expand(3, 4) if rank else torch.zeros(3, 4)}, group(), strict=False),
-        "load conj": lambda: shardwire.load(folder + "/ok", {"w": torch.zeros_like(x).conj() if rank else torch.zeros_like(x)}, group(), strict=False),
-        "sync overlap": lambda: shardwire.sync({"a": cut[0], "b": cut[1]}, {"a": whole[:4], "b": whole[2:6] if rank else whole[4:]}, group()),
+        "load expanded": lambda: shardwire.load(folder + "/ok",
+                                                {"v": torch.zeros(3, 1).expand(3, 4) if rank else torch.zeros(3, 4)},
+                                                group(), strict=False),
+        "load conj": lambda: shardwire.load(
+            folder + "/ok", {"w": torch.zeros_like(x).conj() if rank else torch.zeros_like(x)}, group(), strict=False),
+        "sync overlap": lambda: shardwire.sync({"a": cut[0], "b": cut[1]},
+                                               {"a": whole[:4], "b": whole[2:6] if rank else whole[4:]}, group()),
         "sync itself": lambda: shardwire.sync({"a": whole[:4] if rank else cut[0]}, {"a": whole[1:5]}, group()),
     }
     results = [raised(call) for call in mine.values()]
@@ -682,7 +727,8 @@ def wrong_saves(rank: int, folder: str) -> list[tuple[str, str]]:
     (Path(folder) / "file").write_text("")
     safetensors_file.MAX_HEADER = 1000
     return [call(one, f"{folder}/{rank}", group()), call(one, 3, group()), call(one, folder, group(), max_file_bytes=0),
-            call(one, folder, group(), metadata={"a": 1}), call(None, folder, group()), call({"w": torch.ones(2, dtype=torch.complex128)}, folder, group()),
+            call(one, folder, group(), metadata={"a": 1}), call(None, folder, group()),
+            call({"w": torch.ones(2, dtype=torch.complex128)}, folder, group()),
             call(one, folder, group(), lambda name: ["x", "y"]), call(one, f"{folder}/file/deeper", group()),
             call({"q_proj.weight": torch.ones(2)}, folder, group(), "llama"),
             call({"__metadata__": torch.ones(2)}, folder, group()), call({"w": torch.ones([1] * 17)}, folder, group()),
@@ -702,7 +748,8 @@ def test_wrong_saves(tmp_path: Path) -> None:
     same_on_all(cases[8], "ValueError", "cannot be joined into 'qkv_proj.weight' of 3 parts")
     same_on_all(cases[9], "UnsupportedError", "the name '__metadata__'")
     same_on_all(cases[10], "UnsupportedError", "'w' has 17 dimensions")
-    same_on_all(cases[11], "UnsupportedError", "for 1 weights would take 1", "of 1000 that are allowed; save to more files")
+    same_on_all(cases[11], "UnsupportedError", "for 1 weights would take 1",
+                "of 1000 that are allowed; save to more files")
     assert sorted(os.listdir(tmp_path)) == ["0", "file"]
 
 
@@ -729,23 +776,28 @@ def with_progress(rank: int, folder: str) -> list[tuple[str, str]]:
     shown, sys.stderr = sys.stderr, Terminal()
     shardwire.load(folder, target, group())
     bar, sys.stderr = sys.stderr.getvalue(), shown
-    assert rank == 1 and bar == "" or rank == 0 and f"\rload {folder} [" in bar and "[##############################] done, 4.5 MB of 4.5 MB, " in bar and bar.endswith("\n"), bar
+    assert (rank == 1 and bar == ""
+            or rank == 0 and f"\rload {folder} [" in bar
+               and "[##############################] done, 4.5 MB of 4.5 MB, " in bar and bar.endswith("\n")), bar
     records: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: records.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    handler.emit = lambda record: records.append(f"{record.levelname} "  # type: ignore[method-assign]
+                                                 f"{record.getMessage()}")
     logging.getLogger("shardwire").setLevel(logging.INFO)
     logging.getLogger("shardwire").addHandler(handler)
     shardwire.load(folder, target, group())
     shardwire.load(folder, target, group(), progress=False)
     lines = [line for line in records if "load" in line]
-    assert rank == 1 and not lines or rank == 0 and "INFO" in lines[0] and "reading, 0 B of" in lines[0] and "done" in lines[-1], records
+    assert (rank == 1 and not lines
+            or rank == 0 and "INFO" in lines[0] and "reading, 0 B of" in lines[0] and "done" in lines[-1]), records
 
     def wrong(done: int, total: int) -> None:
         raise ZeroDivisionError("mine")
 
     shardwire.load(folder, target, group(), progress=wrong)
     assert "WARNING" in records[-1] and "progress= raised ZeroDivisionError: mine" in records[-1]
-    return [raised(lambda: shardwire.load(folder, target, group(), progress=3 if rank else None))]  # type: ignore[arg-type]
+    return [raised(  # type: ignore[arg-type]
+        lambda: shardwire.load(folder, target, group(), progress=3 if rank else None))]
 
 
 def test_progress_is_shown_and_reported(tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ def test_children_cannot_use_the_parents_group(run_ranks):
     def body(rank, size):
         mine = torch.full((4,), float(rank))
         got = torch.zeros(size * 4)
-        op = shardwire.compile_op(None, (size * 4,), torch.float32, [{"offset": [rank * 4], "shape": [4]}], [{"offset": [0], "shape": [size * 4]}])
+        op = shardwire.compile_op(None, (size * 4,), torch.float32, [{"offset": [rank * 4], "shape": [4]}],
+                                  [{"offset": [0], "shape": [size * 4]}])
         bound = op.bind([mine], [got])
         pending = dist.irecv(torch.zeros(1), src=1 - rank)
         parent = str(os.getpid())
@@ -161,11 +162,11 @@ def test_children_cannot_use_the_parents_group(run_ranks):
         def misuse():
             texts = []
             group = dist.distributed_c10d._get_default_group()
-            calls = [
-                lambda: dist.all_reduce(mine), lambda: dist.barrier(), lambda: dist.send(mine, 1 - rank), lambda: dist.recv(mine, 1 - rank),
-                lambda: dist.broadcast(mine, 0), lambda: op([mine], [got]), bound, lambda: op.bind([mine], [got]), pending.wait,
-                lambda: shardwire.compile_op(None, (4,), torch.float32, [], [{"offset": [0], "shape": [4]}], allow_gaps=True),
-                lambda: dist.all_gather_object([None] * size, rank)]
+            calls = [lambda: dist.all_reduce(mine), lambda: dist.barrier(), lambda: dist.send(mine, 1 - rank),
+                     lambda: dist.recv(mine, 1 - rank), lambda: dist.broadcast(mine, 0), lambda: op([mine], [got]),
+                     bound, lambda: op.bind([mine], [got]), pending.wait,
+                     lambda: shardwire.compile_op(None, (4,), torch.float32, [], [{"offset": [0], "shape": [4]}],
+                                                  allow_gaps=True), lambda: dist.all_gather_object([None] * size, rank)]
             for number, call in enumerate(calls):
                 try:
                     call()
@@ -196,7 +197,8 @@ def test_children_cannot_use_the_parents_group(run_ranks):
         dist.send(torch.ones(1), 1 - rank)
         pending.wait()
 
-    run_ranks(2, body, timeout=120, group_timeout=60)  # the pending receive lasts as long as both children, which import and fork beside other work
+    # the pending receive lasts as long as both children, which import and fork beside other work
+    run_ranks(2, body, timeout=120, group_timeout=60)
 
 
 def test_a_child_ends_as_python_programs_do(tmp_path):
@@ -227,8 +229,8 @@ dist.barrier()
 dist.destroy_process_group()
 print("all right")
 ''')
-    ranks = [subprocess.Popen([sys.executable, str(script), str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-             for rank in range(2)]
+    ranks = [subprocess.Popen([sys.executable, str(script), str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) for rank in range(2)]
     for rank in ranks:
         out, err = rank.communicate(timeout=120)
         assert rank.returncode == 0 and "all right" in out and "dropped" not in err, out + err

@@ -36,7 +36,8 @@ def test_each_rank_says_why_it_failed(tmp_path, monkeypatch):
         run_ranks(4, all_but_rank_0_go_wrong, tmp_path / "slept", join=False)
     texts = dict(zip("0123", (part[part.index(":"):] for part in ("0:" + str(failure.value)).split("--- rank "))))
     assert list(texts) == list("0123") and texts["0"] == ":", texts
-    assert "ValueError: raised by rank 1" in texts["1"] and "SIGKILL" in texts["2"] and "without a result" in texts["2"], texts
+    assert ("ValueError: raised by rank 1" in texts["1"] and "SIGKILL" in texts["2"]
+            and "without a result" in texts["2"]), texts
     assert "still running" in texts["3"] and "sleeps_in_rank_3" in texts["3"], texts
 
 
@@ -47,7 +48,8 @@ def test_who_does_not_end_fails_and_is_ended():
 
     with ForkedRanks(2, answers_and_stays) as ranks:
         assert ranks.answers(60) == ranks.pids
-        with pytest.raises(RankFailed, match="rank 0:\nwas still running after .*\n(.|\n)*answers_and_stays(.|\n)*rank 1:"):
+        with pytest.raises(RankFailed,
+                           match="rank 0:\nwas still running after .*\n(.|\n)*answers_and_stays(.|\n)*rank 1:"):
             ranks.answers(0.1, to_the_end=True)
         assert ranks.answers(0.1, to_the_end=True, may_die=(0, 1)) == ranks.pids
         assert ranks.running() == [0, 1]
@@ -72,5 +74,6 @@ def test_ranks_end_with_their_parent(tmp_path):
     with ForkedRanks(1, parent) as ranks:
         assert ranks.poll(60) and ranks.reports == [[("here",)]]
     os.close(writer)
-    assert select.select([reader], [], [], 60)[0] and os.read(reader, 1) == b"", "the last that had the pipe's other end is gone"
+    assert (select.select([reader], [], [], 60)[0]
+            and os.read(reader, 1) == b""), "the last that had the pipe's other end is gone"
     os.close(reader)

@@ -19,7 +19,8 @@ def whole_of(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def local_fused(wholes: dict[str, torch.Tensor], layouts: dict[str, Layout], rank: int, dim: int) -> torch.Tensor | None:
+def local_fused(wholes: dict[str, torch.Tensor], layouts: dict[str, Layout], rank: int,
+                dim: int) -> torch.Tensor | None:
     """The fused tensor of a tensor-parallel module: the module's shares of the parts, one behind the other."""
     shares = [share for name, layout in layouts.items() if (share := layout.take(wholes[name], rank)) is not None]
     return torch.cat(shares, dim) if shares else None
@@ -36,8 +37,8 @@ def qkv(rank: int) -> None:
     held = {name: train[name].take(wholes[name], rank) for name in shapes}
     two = {name: Layout([2, 3], [Shard(0)], shape, BF16) for name, shape in shapes.items()}
     grid = [[0, 1], [2, 3]]  # ranks of one row share a k and v head
-    four = {name: Layout([0, 1, 2, 3], [Shard(0)], shape, BF16) if name == "q" else Layout(grid, [Shard(0), Replicate()], shape, BF16)
-            for name, shape in shapes.items()}
+    four = {name: Layout([0, 1, 2, 3], [Shard(0)], shape, BF16) if name == "q"
+                  else Layout(grid, [Shard(0), Replicate()], shape, BF16) for name, shape in shapes.items()}
     for layouts in (two, four):
         item = fused(layouts)
         expected = local_fused(wholes, layouts, rank, 0)
@@ -48,7 +49,8 @@ def qkv(rank: int) -> None:
         if expected is not None and out is not None:
             assert torch.equal(out, expected.to(BF16))
             views = item.views(out, rank)
-            assert list(views) == ["q", "k", "v"] and torch.equal(views["k"], layouts["k"].take(wholes["k"], rank).to(BF16))
+            assert (list(views) == ["q", "k", "v"]
+                    and torch.equal(views["k"], layouts["k"].take(wholes["k"], rank).to(BF16)))
             assert views["v"].data_ptr() != out.data_ptr() and views["q"].data_ptr() == out.data_ptr()
         # And back.
         back = shardwire.compile_op(group(), inputs={"qkv": fused(layouts)}, outputs={"qkv": unfused(train)})
@@ -116,7 +118,8 @@ def one_word_everywhere(rank: int) -> None:
     assert torch.equal(fused(cut).views(op.target["qk"], rank)["k"], wholes["k"][2 * rank:2 * rank + 2])
     out = torch.zeros(4, 3)
     mine = [cut[name].take(wholes[name], rank) for name in wholes]
-    shardwire.compile_op(group(), inputs=unfused({"0": cut["q"], "1": cut["k"]}), outputs=[FusedLayout([cut["q"], cut["k"]])])(mine, [out]).wait()
+    shardwire.compile_op(group(), inputs=unfused({"0": cut["q"], "1": cut["k"]}),
+                         outputs=[FusedLayout([cut["q"], cut["k"]])])(mine, [out]).wait()
     assert torch.equal(out, expected)
     waiting = FusedLayout([Layout(mesh, [Partial()], shape, F32)] * 2)
     summed = torch.zeros(8, 3)
@@ -128,7 +131,8 @@ def test_one_word_for_what_a_fused_tensor_is() -> None:
     run_ranks(2, one_word_everywhere)
 
 
-def random_layouts(rng: random.Random, shapes: dict[str, tuple[int, ...]], world: int, dim: int, dtype: torch.dtype) -> dict[str, Layout]:
+def random_layouts(rng: random.Random, shapes: dict[str, tuple[int, ...]], world: int, dim: int,
+                   dtype: torch.dtype) -> dict[str, Layout]:
     """Layouts of unfused parts that fit behind each other: cut along ``dim`` or copied, each over a separate mesh."""
     layouts = {}
     for name, shape in shapes.items():
@@ -146,12 +150,15 @@ def random_case(rank: int, world: int, seed: int) -> None:
         extents[dim] = rng.randint(0, 9)
         shapes[name] = tuple(extents)
     wholes = {name: whole_of(shape, seed * 10 + number) for number, (name, shape) in enumerate(shapes.items())}
-    source, target = random_layouts(rng, shapes, world, dim, F32), random_layouts(rng, shapes, world, dim, rng.choice((F32, torch.float16)))
+    source, target = (random_layouts(rng, shapes, world, dim, F32),
+                      random_layouts(rng, shapes, world, dim, rng.choice((F32, torch.float16))))
     is_target_fused = rng.random() < 0.5
-    inputs, outputs = (unfused(source, dim), [fused(target, dim)]) if is_target_fused else ([fused(source, dim)], unfused(target, dim))
+    inputs, outputs = ((unfused(source, dim), [fused(target, dim)]) if is_target_fused
+                       else ([fused(source, dim)], unfused(target, dim)))
 
     def held(layouts: dict[str, Layout], is_fused: bool) -> list[torch.Tensor | None]:
-        return [local_fused(wholes, layouts, rank, dim)] if is_fused else [layout.take(wholes[name], rank) for name, layout in layouts.items()]
+        return ([local_fused(wholes, layouts, rank, dim)] if is_fused
+                else [layout.take(wholes[name], rank) for name, layout in layouts.items()])
 
     expected = held(target, is_target_fused)
     dtype = next(iter(target.values())).dtype
@@ -177,9 +184,12 @@ def layout(shape: Any = (4, 2), placement: Any = Shard(0), dtype: torch.dtype = 
 
 @pytest.mark.parametrize(("parts", "dim", "kind", "text"), [
     ([layout()], 0, TypeError, "takes a dict of DTensors or Layouts keyed by name"), ({}, 0, TypeError, "takes a dict"),
-    ({0: layout()}, 0, TypeError, "has the key 0"), ({"q": torch.zeros(2)}, 0, TypeError, "'q' is a Tensor; give a DTensor or a Layout"),
-    ({"q": layout()}, 2, ValueError, "dim 2 does not exist in 'q' of 2 dimensions"), ({"q": layout()}, "0", TypeError, "dim is '0'"),
-    ({"q": layout(), "k": layout((4, 3))}, 0, ValueError, r"'k' has the shape \[4, 3\], 'q' has \[4, 2\]; they must be equal but for dim 0"),
+    ({0: layout()}, 0, TypeError, "has the key 0"),
+    ({"q": torch.zeros(2)}, 0, TypeError, "'q' is a Tensor; give a DTensor or a Layout"),
+    ({"q": layout()}, 2, ValueError, "dim 2 does not exist in 'q' of 2 dimensions"),
+    ({"q": layout()}, "0", TypeError, "dim is '0'"),
+    ({"q": layout(), "k": layout((4, 3))}, 0, ValueError,
+     r"'k' has the shape \[4, 3\], 'q' has \[4, 2\]; they must be equal but for dim 0"),
     ({"q": layout(), "k": layout((4,))}, 0, ValueError, r"'k' has the shape \[4\]"),
     ({"q": layout(), "k": layout(dtype=BF16)}, 0, ValueError, r"'k' has dtype torch\.bfloat16, 'q' has torch\.float32"),
 ])
@@ -221,8 +231,10 @@ def test_errors_are_the_same_on_all_ranks() -> None:
     first, second = run_ranks(2, failing)
     assert first == second
     for (kind, text), (expected_kind, part) in zip(first, (
-            ("ValueError", "outputs[0] is made of 'k' from 0, 'q' from 2, but inputs[0] of 'q' from 0, 'k' from 4; give the same names"),
-            ("ValueError", "inputs[0]: rank 0 holds [2, 4] of 'q' and [4, 2] of 'k', which do not fit behind each other along dim 0"),
+            ("ValueError", ("outputs[0] is made of 'k' from 0, 'q' from 2, but inputs[0] of 'q' from 0, 'k' from 4; "
+                            "give the same names")),
+            ("ValueError",
+             "inputs[0]: rank 0 holds [2, 4] of 'q' and [4, 2] of 'k', which do not fit behind each other along dim 0"),
             ("ValueError", "outputs[0] has the global shape [5, 2], but inputs[0] says [4, 2]"),
             ("UnsupportedError", "outputs[0] has the placement Partial"),
             ("ValueError", "inputs[0]: the mesh holds global rank 5"))):
@@ -236,9 +248,10 @@ def dtensors(rank: int) -> None:
     wholes = {"q": whole_of((8, 3), 1), "k": whole_of((4, 3), 2)}
     held = {name: dt.distribute_tensor(whole, mesh, [dt.Shard(0)]) for name, whole in wholes.items()}
     out = torch.zeros(6, 3, dtype=BF16)
-    meta = {name: dt.DTensor.from_local(torch.empty(tensor.to_local().shape, device="meta", dtype=BF16), mesh, [dt.Shard(0)], run_check=False)
-            for name, tensor in held.items()}
-    shardwire.compile_op(None, inputs={"qk": unfused(held)}, outputs={"qk": fused(meta)})({"qk": [*held.values()]}, {"qk": [out]}).wait()
+    meta = {name: dt.DTensor.from_local(torch.empty(tensor.to_local().shape, device="meta", dtype=BF16), mesh,
+                                        [dt.Shard(0)], run_check=False) for name, tensor in held.items()}
+    shardwire.compile_op(None, inputs={"qk": unfused(held)}, outputs={"qk": fused(meta)})(
+        {"qk": [*held.values()]}, {"qk": [out]}).wait()
     assert torch.equal(out, torch.cat([tensor.to_local() for tensor in held.values()]).to(BF16))
 
 

@@ -28,7 +28,8 @@ def transpose(group, rank, size):
 
 def test_group_without_a_default_group(run_ranks, tmp_path):
     def body(rank, size):
-        group = shardwire.create_process_group(dist.FileStore(str(tmp_path / "s"), size), rank, size, timeout=20, name="mine")
+        group = shardwire.create_process_group(dist.FileStore(str(tmp_path / "s"), size), rank, size, timeout=20,
+                                               name="mine")
         assert not dist.is_initialized() and group.rank() == rank and group.size() == size
         transpose(group, rank, size)
         transpose("mine", rank, size)
@@ -44,7 +45,8 @@ def test_group_without_a_default_group(run_ranks, tmp_path):
 
 def test_group_beside_the_default_group(run_ranks, tmp_path):
     def body(rank, size):
-        group = shardwire.create_process_group(dist.FileStore(str(tmp_path / "s"), size), rank, size, timedelta(seconds=20))
+        group = shardwire.create_process_group(dist.FileStore(str(tmp_path / "s"), size), rank, size,
+                                               timedelta(seconds=20))
         tensor = torch.full((2,), float(rank))
         dist.all_reduce(tensor, group=group)
         assert tensor.tolist() == [1.0, 1.0]
@@ -159,7 +161,8 @@ def test_resolve_refuses_what_is_no_group(run_ranks):
         gloo = dist.new_group([0, 1], backend="gloo")
         raises(ValueError, lambda: shardwire.resolve_backend(gloo), contains="not shardwire")
         raises(ValueError, lambda: shardwire.find_process_group(dist.distributed_c10d._get_group_name(gloo))
-               if hasattr(dist.distributed_c10d, "_get_group_name") else shardwire.find_process_group("gloo"), contains="no shardwire")
+                                   if hasattr(dist.distributed_c10d, "_get_group_name")
+                                   else shardwire.find_process_group("gloo"), contains="no shardwire")
         backend = shardwire.resolve_backend(None)
         assert shardwire._C.is_backend(shardwire.resolve_backend(backend))
 
@@ -173,7 +176,8 @@ def test_no_default_group():
 
 def test_bad_arguments():
     store = dist.HashStore()
-    for rank, size, kind in ((0, 0, ValueError), (2, 2, ValueError), (-1, 2, ValueError), ("0", 1, TypeError), (True, 1, TypeError)):
+    for rank, size, kind in ((0, 0, ValueError), (2, 2, ValueError), (-1, 2, ValueError), ("0", 1, TypeError),
+                             (True, 1, TypeError)):
         with pytest.raises(kind):
             shardwire.create_process_group(store, rank, size)
     with pytest.raises(ValueError):
@@ -234,7 +238,8 @@ def test_ended_groups_leave_nothing_behind(run_ranks):
             tensor = torch.ones(1)
             dist.all_reduce(tensor, group=group)
             assert tensor.item() == 2
-            op = shardwire.compile_op(group, (2,), torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [2]}])
+            op = shardwire.compile_op(group, (2,), torch.float32, [{"offset": [rank], "shape": [1]}],
+                                      [{"offset": [0], "shape": [2]}])
             op([tensor], [torch.zeros(2)]).wait()
             dist.destroy_process_group(group)
 

@@ -12,8 +12,11 @@ import shardwire
 
 # The trunk: the backend, compile_op and their needs. A new module here makes every rank of every job wait at its start.
 TRUNK = {"shardwire", "shardwire_autoload", *(f"shardwire.{name}" for name in (
-    "_C", "_build_info", "_glue", "errors", "compiler", *(f"compiler.{name}" for name in ("all_ranks", "cat", "compile_op", "fused", "future", "layout", "spec", "who_plans")),
-    "groups", "groups.create", "groups.lookup", "groups.torch_backend", "plain", "plain.tensor_bytes", "process", "process.ending", "process.log", "process.trace"))}
+    "_C", "_build_info", "_glue", "errors", "compiler",
+    *(f"compiler.{name}"
+      for name in ("all_ranks", "cat", "compile_op", "fused", "future", "layout", "spec", "who_plans")),
+    "groups", "groups.create", "groups.lookup", "groups.torch_backend", "plain", "plain.tensor_bytes", "process",
+    "process.ending", "process.log", "process.trace"))}
 FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 LOADED_BY_OTHERS = ("symm",)  # nvshmem is built on symm
 
@@ -24,7 +27,8 @@ def run(code: str) -> str:
 
 def modules_after(code: str) -> set[str]:
     """The modules that ``code`` loads beside the modules of torch."""
-    return set(json.loads(run(f"import json, sys, torch\nbefore = set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - before)))")))
+    return set(json.loads(run("import json, sys, torch\nbefore = "
+                              f"set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - before)))")))
 
 
 def test_importing_loads_the_trunk_and_no_module_of_another_package():
@@ -34,27 +38,33 @@ def test_importing_loads_the_trunk_and_no_module_of_another_package():
 def test_a_job_of_collectives_loads_no_feature():
     loaded = modules_after("import shardwire, torch.distributed as dist\n"
                            "dist.init_process_group('shardwire', store=dist.HashStore(), rank=0, world_size=1)\n"
-                           "dist.all_reduce(torch.ones(4))\nshardwire.compile_op(None, [4], torch.float32, [], [])\ndist.destroy_process_group()")
+                           "dist.all_reduce(torch.ones(4))\nshardwire.compile_op(None, [4], torch.float32, [], "
+                           "[])\ndist.destroy_process_group()")
     assert {name for name in loaded if name.startswith("shardwire")} == TRUNK
 
 
 def test_every_public_name_is_there_by_attribute_and_in_dir():
     assert json.loads(run("import json, shardwire\nlisted = dir(shardwire)\n"
-                          "print(json.dumps([[name for name in shardwire.__all__ if name not in listed], [name for name in shardwire.__all__ if not hasattr(shardwire, name)],"
-                          "hasattr(shardwire, 'no_such_name')]))")) == [[], [], False]
+                          "print(json.dumps([[name for name in shardwire.__all__ if name not in listed], [name for "
+                          "name in shardwire.__all__ if not hasattr(shardwire, name)],hasattr(shardwire, "
+                          "'no_such_name')]))")) == [[], [], False]
     assert "compute_shards(" in run("import pydoc, shardwire\nprint(pydoc.plain(pydoc.render_doc(shardwire)))")
 
 
 def test_features_load_by_attribute():
-    code = "import shardwire\n" + "".join(f"assert 'shardwire.{name}' not in sys.modules or {name in LOADED_BY_OTHERS}\nshardwire.{name}.__name__\n" for name in FEATURES)
+    code = "import shardwire\n" + "".join(
+        f"assert 'shardwire.{name}' not in sys.modules or {name in LOADED_BY_OTHERS}\nshardwire.{name}.__name__\n"
+        for name in FEATURES)
     assert modules_after(code) > {f"shardwire.{name}" for name in FEATURES}
 
 
 def test_a_queue_is_read_where_queues_were_not_loaded():
     address = "[b'Q', 'g', '0', 'n', None, 0]"
-    assert run("import shardwire\nfrom shardwire.plain import write\nfrom shardwire.plain.handles import register_handle, Handle\n"
+    assert run("import shardwire\nfrom shardwire.plain import write\nfrom shardwire.plain.handles import "
+               "register_handle, Handle\n"
                "class Stand: pass\n"
-               f"register_handle(Stand, Handle(b'Q', 5, lambda value: {address}[1:], None))\nhead, parts = write.write(Stand())\n"
+               f"register_handle(Stand, Handle(b'Q', 5, lambda value: {address}[1:], None))\nhead, parts = "
+               "write.write(Stand())\n"
                "from shardwire.plain import handles\nhandles._by_class.clear()\n"
                "import sys; assert 'shardwire.queues' not in sys.modules\n"
                "from shardwire.plain import read\nprint(type(read.read(head, parts)) is shardwire.Queue)") == "True\n"

@@ -20,7 +20,8 @@ from ranks import await_file
 from silent_stores import silent_store
 
 SOON = 10  # seconds; the groups' timeouts are 60 and more
-NO_LIBUV = {"use_libuv": False} if TORCH >= (2, 3) else {}  # Debian 13's torch 2.6 asks for libuv by default, and was built without libuv
+# Debian 13's torch 2.6 asks for libuv by default, and was built without libuv
+NO_LIBUV = {"use_libuv": False} if TORCH >= (2, 3) else {}
 
 
 def until_main_thread_sleeps(pid):
@@ -59,7 +60,8 @@ def interrupted(call, *args):
         interrupter.go()
         call(*args)
     except KeyboardInterrupt:
-        assert time.monotonic() - interrupter.sent < SOON, f"it took {time.monotonic() - interrupter.sent:.1f} s to end the call"
+        assert time.monotonic() - interrupter.sent < SOON, (f"it took {time.monotonic() - interrupter.sent:.1f} s to "
+                                                            "end the call")
         return
     raise AssertionError("the call returned without a KeyboardInterrupt")
 
@@ -109,7 +111,8 @@ def recv_from_anybody(rank):
 
 
 def run_of_an_op(rank):
-    op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [2]}])
+    op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}],
+                              [{"offset": [0], "shape": [2]}])
     got = torch.zeros(2)
     if rank == 1:
         return None, lambda: op([torch.ones(1)], [got]).wait(), lambda: True
@@ -118,7 +121,8 @@ def run_of_an_op(rank):
 
 
 def wait_with_a_timeout(rank):
-    op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [2]}])
+    op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}],
+                              [{"offset": [0], "shape": [2]}])
     got = torch.zeros(2)
     if rank == 1:
         return None, lambda: op([torch.ones(1)], [got]).wait(), lambda: True
@@ -134,7 +138,8 @@ def coalesced(rank):
     return work.wait, work.wait, lambda: all(each.tolist() == [3.0] * 3 for each in tensors)
 
 
-WAITS = [async_all_reduce, long_all_reduce, plain_all_reduce, plain_barrier, async_recv, recv_from_anybody, run_of_an_op, wait_with_a_timeout, coalesced]
+WAITS = [async_all_reduce, long_all_reduce, plain_all_reduce, plain_barrier, async_recv, recv_from_anybody,
+         run_of_an_op, wait_with_a_timeout, coalesced]
 
 
 @pytest.mark.parametrize("case", WAITS, ids=lambda case: case.__name__)
@@ -233,8 +238,9 @@ if rank == 1:
 dist.all_reduce(torch.ones(1))
 ''')
     # A shell that runs the tests in the background makes the tests and all their children ignore SIGINT.
-    ranks = [subprocess.Popen([sys.executable, str(script), str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) for rank in range(2)]
+    ranks = [subprocess.Popen([sys.executable, str(script), str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True,
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) for rank in range(2)]
     try:
         for rank in ranks:
             assert rank.stdout.readline() == "ready\n"
@@ -263,7 +269,8 @@ def test_ctrl_c_ends_making_a_group_and_notifies_the_others(run_ranks, tmp_path,
                     (tmp_path / "port.tmp").rename(tmp_path / "port")
                 else:
                     await_file(tmp_path / "port")
-                    meeting = dist.TCPStore("127.0.0.1", int((tmp_path / "port").read_text()), None, False, wait_for_workers=False, **NO_LIBUV)
+                    meeting = dist.TCPStore("127.0.0.1", int((tmp_path / "port").read_text()), None, False,
+                                            wait_for_workers=False, **NO_LIBUV)
             stores.append(meeting)
             shardwire.create_process_group(meeting, rank, 3, 60)
 
@@ -311,7 +318,8 @@ def test_a_handler_that_does_not_raise_lets_the_wait_go_on(run_ranks, tmp_path, 
         if rank == 0:
             signal.signal(signal.SIGUSR1, lambda *_: path.touch())  # rank 1 comes only after the handler has run
             main = threading.main_thread().ident
-            threading.Thread(target=lambda: (until_main_thread_sleeps(os.getpid()), signal.pthread_kill(main, signal.SIGUSR1)), daemon=True).start()
+            threading.Thread(target=lambda: (until_main_thread_sleeps(os.getpid()),
+                                             signal.pthread_kill(main, signal.SIGUSR1)), daemon=True).start()
         else:
             await_file(path)
         if what == "group":

@@ -39,17 +39,20 @@ def compiled(size, folder, **named):
 
 
 def in_its_folder(rank, size, folder, is_spmd):
-    return [compiled(size, folder, is_spmd=is_spmd), compiled(size, str(folder), is_spmd=is_spmd), compiled(size, folder, is_spmd=is_spmd, use_cached_if_exists=False)]
+    return [compiled(size, folder, is_spmd=is_spmd), compiled(size, str(folder), is_spmd=is_spmd),
+            compiled(size, folder, is_spmd=is_spmd, use_cached_if_exists=False)]
 
 
 @pytest.mark.parametrize("is_spmd", [True, False, None])
 def test_plans_lie_in_the_folder_of_their_pattern(run_ranks, tmp_path, is_spmd):
     plans = tmp_path / "plans"  # beside the ranks' store, which is removed with the last rank
     for again in (False, True):
-        for rank, ((first, path, _), (second, *_), (anew, *_)) in enumerate(run_ranks(3, in_its_folder, plans, is_spmd)):
+        for rank, ((first, path, _), (second, *_), (anew, *_)) in enumerate(
+                run_ranks(3, in_its_folder, plans, is_spmd)):
             made = "received" if is_spmd and rank else "planned"
             assert (first, second, anew) == ("disk" if again else made, "memory", made)
-            assert os.path.isfile(path) and os.path.dirname(path) == str(plans / ("spmd" if is_spmd else f"rank_{rank}"))
+            assert (os.path.isfile(path)
+                    and os.path.dirname(path) == str(plans / ("spmd" if is_spmd else f"rank_{rank}")))
     assert sum(len(files) for _, _, files in os.walk(plans)) == 3
 
 
@@ -57,10 +60,13 @@ def test_without_a_group_plans_lie_in_local_and_in_the_ranks_folder(tmp_path):
     def plan(**named):
         return shardwire.compile_op(None, **layouts(3), rank_id=1, world_size=3, build_dir=tmp_path, **named)
 
-    first, again, spmd, mpmd, anew = plan(), plan(), plan(is_spmd=True, cc_enabled=False), plan(is_spmd=False, cc_enabled=True), plan(use_cached_if_exists=False)
+    first, again, spmd, mpmd, anew = (plan(), plan(), plan(is_spmd=True, cc_enabled=False),
+                                      plan(is_spmd=False, cc_enabled=True), plan(use_cached_if_exists=False))
     assert [op.origin for op in (first, again, spmd, mpmd, anew)] == ["planned", "disk", "disk", "planned", "planned"]
-    assert os.path.dirname(first.plan_path) == str(tmp_path / "local") and os.path.dirname(mpmd.plan_path) == str(tmp_path / "rank_1")
-    assert again.traffic() == first.traffic() and again.explain() == first.explain() and again.plan_bytes() == mpmd.plan_bytes() == first.plan_bytes()
+    assert (os.path.dirname(first.plan_path) == str(tmp_path / "local")
+            and os.path.dirname(mpmd.plan_path) == str(tmp_path / "rank_1"))
+    assert (again.traffic() == first.traffic() and again.explain() == first.explain()
+            and again.plan_bytes() == mpmd.plan_bytes() == first.plan_bytes())
     assert shardwire.compile_op(None, **layouts(3), rank_id=1, world_size=3).plan_path is None
 
 
@@ -82,7 +88,8 @@ def test_ranks_with_different_caches_and_folders_agree(run_ranks, tmp_path):
 
 
 def named_differently(rank, size, folder):
-    ops = [shardwire.compile_op(None, **layouts(size), is_spmd=True, build_dir=folder, name=f"of rank {rank}") for _ in range(2)]
+    ops = [shardwire.compile_op(None, **layouts(size), is_spmd=True, build_dir=folder, name=f"of rank {rank}")
+           for _ in range(2)]
     for op in ops:
         run_op(op, rank, size)
         assert 'compile_op "of rank 0"' in op.explain()
@@ -108,9 +115,12 @@ def misuse(rank, size, which, is_spmd, folder):
     return found
 
 
-@pytest.mark.parametrize("which, expected", [("build_dir", "TypeError: rank 1: build_dir is 3; give a path or None"), ("empty", "TypeError: rank 2: build_dir is ''; give a path or None"),
-                                             ("use_cached", "TypeError: rank 1: use_cached_if_exists is None; give True or False"),
-                                             ("is_spmd", "ValueError: rank 0 gives is_spmd=None (shardwire chooses), rank 1 gives is_spmd=True (rank 0 plans for all): give the same")])
+@pytest.mark.parametrize("which, expected",
+                         [("build_dir", "TypeError: rank 1: build_dir is 3; give a path or None"),
+                          ("empty", "TypeError: rank 2: build_dir is ''; give a path or None"),
+                          ("use_cached", "TypeError: rank 1: use_cached_if_exists is None; give True or False"),
+                          ("is_spmd", ("ValueError: rank 0 gives is_spmd=None (shardwire chooses), rank 1 gives "
+                                       "is_spmd=True (rank 0 plans for all): give the same"))])
 def test_a_misuse_is_one_error_on_all_ranks(run_ranks, tmp_path, which, expected):
     for is_spmd in (True, False):
         found = run_ranks(3, misuse, which, is_spmd, tmp_path)
@@ -154,7 +164,8 @@ def on_a_full_disk(rank, size, folder, is_spmd):
 def test_a_full_disk_is_reported_and_leaves_no_file(run_ranks, tmp_path):
     for is_spmd in (True, False):
         (_, path, caught), (_, _, failed) = run_ranks(2, on_a_full_disk, tmp_path / str(is_spmd), is_spmd)
-        assert caught == [] and len(failed) == 1 and "could not be kept" in failed[0] and "File too large" in failed[0], failed
+        assert (caught == [] and len(failed) == 1 and "could not be kept" in failed[0]
+                and "File too large" in failed[0]), failed
         assert [name for _, _, files in os.walk(tmp_path / str(is_spmd)) for name in files] == [os.path.basename(path)]
 
 
@@ -165,11 +176,13 @@ def on_a_read_only_disk(rank, size, folder):
 def test_a_folder_that_cannot_be_written_is_reported_and_not_fatal(run_ranks):
     for results in run_ranks(2, on_a_read_only_disk, "/proc/shardwire"):
         for _, _, caught in results:
-            assert len(caught) == 1 and "could not be kept in /proc/shardwire/" in caught[0] and "Give a build_dir that can be written" in caught[0], caught
+            assert (len(caught) == 1 and "could not be kept in /proc/shardwire/" in caught[0]
+                    and "Give a build_dir that can be written" in caught[0]), caught
 
 
 def keep_one(folder, numbers):
-    shardwire.compile_op(None, **layouts(1, next(numbers) % 40 + 1), rank_id=0, world_size=1, build_dir=folder, use_cached_if_exists=False)
+    shardwire.compile_op(None, **layouts(1, next(numbers) % 40 + 1), rank_id=0, world_size=1, build_dir=folder,
+                         use_cached_if_exists=False)
 
 
 def test_a_writer_that_is_killed_leaves_whole_files(tmp_path):
@@ -200,9 +213,12 @@ def race_in_a_group(rank, size, folder):
     chance = random.Random(SEED + rank)
     for _ in range(12):
         rows = chance.randrange(1, 4)
-        op = shardwire.compile_op(None, **layouts(1, rows), cc_enabled=False, rank_id=0, world_size=1, build_dir=folder, use_cached_if_exists=chance.random() < 0.5)
-        assert op.plan_bytes() == shardwire.compile_op(None, **layouts(1, rows), cc_enabled=False, rank_id=0, world_size=1).plan_bytes()
-    rows = {"inputs": [Layout(torch.arange(size), [Shard(0)], [32, 4], F32)], "outputs": [Layout(torch.arange(size), [Replicate()], [32, 4], F32)]}
+        op = shardwire.compile_op(None, **layouts(1, rows), cc_enabled=False, rank_id=0, world_size=1, build_dir=folder,
+                                  use_cached_if_exists=chance.random() < 0.5)
+        assert op.plan_bytes() == shardwire.compile_op(None, **layouts(1, rows), cc_enabled=False, rank_id=0,
+                                                       world_size=1).plan_bytes()
+    rows = {"inputs": [Layout(torch.arange(size), [Shard(0)], [32, 4], F32)],
+            "outputs": [Layout(torch.arange(size), [Replicate()], [32, 4], F32)]}
     op = shardwire.compile_op(None, **rows, is_spmd=True, build_dir=folder)
     run_op(op, rank, size, 32)
     return op.origin, op.plan_path

@@ -117,9 +117,11 @@ def spoil_dangling(path):
 
 
 SPOILT = {
-    "empty": lambda path: path.write_bytes(b""), "foreign": lambda path: path.write_bytes(b"PK\x03\x04 something else" * 99), "cut": spoil_cut, "one bit": spoil_byte,
-    "another kernel": spoil_other_key, "another schema": spoil_schema, "a folder": spoil_folder, "a pipe": spoil_pipe, "a dangling link": spoil_dangling,
-    "others may write": lambda path: path.chmod(0o666), "another user's": lambda path: os.chown(path, 12345, -1),
+    "empty": lambda path: path.write_bytes(b""),
+    "foreign": lambda path: path.write_bytes(b"PK\x03\x04 something else" * 99), "cut": spoil_cut,
+    "one bit": spoil_byte, "another kernel": spoil_other_key, "another schema": spoil_schema, "a folder": spoil_folder,
+    "a pipe": spoil_pipe, "a dangling link": spoil_dangling, "others may write": lambda path: path.chmod(0o666),
+    "another user's": lambda path: os.chown(path, 12345, -1),
 }
 
 
@@ -165,7 +167,8 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_or_none(tmp_path):
     print("seed", SEED)
     chance = random.Random(SEED)
     for _ in range(12):
-        killed_in_the_middle(cache.store, str(tmp_path), package_of(code=os.urandom(1 << 20)), after=chance.random() * 0.02)
+        killed_in_the_middle(cache.store, str(tmp_path), package_of(code=os.urandom(1 << 20)),
+                             after=chance.random() * 0.02)
         path = tmp_path / ("k" * 40 + ".swkn")
         if path.exists():
             assert decode(path.read_bytes()).key == "k" * 40

@@ -64,9 +64,12 @@ def refused(rank, x, y, w1, w2, rows, turn):
     if rank == 1:
         given, lost = turn, None  # this rank's op of the name is gone
     off = {"cc_enabled": False}
-    kernels = [(lambda x: functional.all_reduce(x, "sum", dist.group.WORLD), (x,), off), (lambda w1, rows: turn([w1], [rows]), (w1, rows), off),
-               (lambda x: functional.all_reduce(x, "sum", own), (x,), {}), (lambda w1: turn([w1], [torch.empty(2, HIDDEN)]).wait(), (w1,), {}),
-               (functools.partial(turned, turn=given), (w1, rows), {}), (lambda w1, rows: turn([w1[:2]], [rows]), (w1, rows), {})]
+    kernels = [(lambda x: functional.all_reduce(x, "sum", dist.group.WORLD), (x,), off),
+               (lambda w1, rows: turn([w1], [rows]), (w1, rows), off),
+               (lambda x: functional.all_reduce(x, "sum", own), (x,), {}),
+               (lambda w1: turn([w1], [torch.empty(2, HIDDEN)]).wait(), (w1,), {}),
+               (functools.partial(turned, turn=given), (w1, rows), {}),
+               (lambda w1, rows: turn([w1[:2]], [rows]), (w1, rows), {})]
     return [outcome(DeviceKernel.compile_and_load, kernel, *args, **named) for kernel, args, named in kernels]
 
 
@@ -75,15 +78,20 @@ def turned(w1, rows, turn):
     return rows * 2
 
 
-REFUSED = [("ValueError", "communicates (_c10d_functional.all_reduce.default)"), ("ValueError", "the kernel calls a compiled op, and communication is off"),
-           ("ValueError", "rank 1: the kernel communicates in the group"), ("UnsupportedError", "uses nothing of what it gives"),
-           ("ValueError", "which this process does not have; keep the op"), ("ValueError", "inputs[0] of a compiled op in the kernel is torch.float32[2, 4], the op was compiled for torch.float32[4, 4]")]
+REFUSED = [("ValueError", "communicates (_c10d_functional.all_reduce.default)"),
+           ("ValueError", "the kernel calls a compiled op, and communication is off"),
+           ("ValueError", "rank 1: the kernel communicates in the group"),
+           ("UnsupportedError", "uses nothing of what it gives"),
+           ("ValueError", "which this process does not have; keep the op"),
+           ("ValueError", ("inputs[0] of a compiled op in the kernel is torch.float32[2, 4], the op was compiled for "
+                           "torch.float32[4, 4]"))]
 
 
 def compile_turn(rank, size):
     """From columns of the first weight to rows."""
     columns, rows = HIDDEN // size, 4 // size
-    return shardwire.compile_op(None, shape=[4, HIDDEN], dtype=torch.float32, inputs=[{"offset": [0, rank * columns], "shape": [4, columns]}],
+    return shardwire.compile_op(None, shape=[4, HIDDEN], dtype=torch.float32,
+                                inputs=[{"offset": [0, rank * columns], "shape": [4, columns]}],
                                 outputs=[{"offset": [rank * rows, 0], "shape": [rows, HIDDEN]}])
 
 
@@ -94,7 +102,9 @@ def train(rank, size, folder):
     turn = compile_turn(rank, size)
     wrong = refused(rank, x, y, w1, w2, rows, turn)
     from torch._inductor import config
-    quickly = "aot_inductor.compile_wrapper_opt_level=O0" if hasattr(config.aot_inductor, "compile_wrapper_opt_level") else None  # torch 2.6 lacks the setting
+    # torch 2.6 lacks the setting
+    quickly = ("aot_inductor.compile_wrapper_opt_level=O0" if hasattr(config.aot_inductor, "compile_wrapper_opt_level")
+               else None)
     kernel = DeviceKernel.compile_and_load(functools.partial(step, turn=turn), x, y, w1, w2, rows, build_dir=folder,
                                            additional_compiler_args=quickly)
     del turn  # the kernel keeps the op
@@ -110,9 +120,11 @@ def test_a_tensor_parallel_mlp_whose_step_is_one_kernel(run_ranks, tmp_path):
     for each in found:
         assert torch.allclose(torch.tensor(each[2]), torch.tensor(losses), rtol=1e-4)
     assert losses[-1] < losses[0]
-    assert torch.allclose(torch.cat([each[3] for each in found], 1), w1, atol=1e-5) and torch.allclose(torch.cat([each[4] for each in found]), w2, atol=1e-5)
+    assert (torch.allclose(torch.cat([each[3] for each in found], 1), w1, atol=1e-5)
+            and torch.allclose(torch.cat([each[4] for each in found]), w2, atol=1e-5))
     assert found[0][2] == found[1][2]  # the same bits
-    assert found[0][5] == ("ValueError", "the kernel changes 'w1', which shares memory with 'w2'; give it a tensor of its own")
+    assert found[0][5] == ("ValueError",
+                           "the kernel changes 'w1', which shares memory with 'w2'; give it a tensor of its own")
     assert torch.allclose(torch.cat([each[6] for each in found]), w1, atol=1e-5)
     for each in found:
         for refusal, (kind, text) in zip(each[1], REFUSED):

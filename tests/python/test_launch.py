@@ -12,7 +12,8 @@ from shardwire.launch import free_port
 
 
 def launch(launcher, *arguments, timeout=60, **options):
-    return subprocess.run([sys.executable, launcher, *arguments], capture_output=True, text=True, timeout=timeout, **options)
+    return subprocess.run([sys.executable, launcher, *arguments], capture_output=True, text=True, timeout=timeout,
+                          **options)
 
 
 @pytest.fixture
@@ -25,7 +26,8 @@ def script(tmp_path):
 
 
 def test_environment_and_prefix(launcher, script):
-    path = script("print(*(os.environ[k] for k in ('RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR USE_LIBUV').split()), *sys.argv[1:])")
+    path = script("print(*(os.environ[k] for k in ('RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR "
+                  "USE_LIBUV').split()), *sys.argv[1:])")
     environment = {k: v for k, v in os.environ.items() if k not in ("USE_LIBUV", "OMP_NUM_THREADS")}
     done = launch(launcher, "-n", "3", "--prefix", path, "--flag", "x", env=environment)
     assert done.returncode == 0, done.stderr
@@ -33,14 +35,17 @@ def test_environment_and_prefix(launcher, script):
 
 
 def test_collectives_over_env(launcher, script):
-    path = script("import torch, torch.distributed as dist, shardwire\ndist.init_process_group('shardwire')\nt = torch.ones(1) * rank\n"
-                  "dist.all_reduce(t)\nsys.stdout.write(f'sum {t.item()}\\n')\ndist.barrier()\ndist.destroy_process_group()")
+    path = script("import torch, torch.distributed as dist, shardwire\ndist.init_process_group('shardwire')\nt = "
+                  "torch.ones(1) * rank\n"
+                  "dist.all_reduce(t)\nsys.stdout.write(f'sum "
+                  "{t.item()}\\n')\ndist.barrier()\ndist.destroy_process_group()")
     done = launch(launcher, "-n", "2", path)
     assert done.returncode == 0 and done.stdout.count("sum 1.0") == 2, done.stderr
 
 
 def test_ranks_share_a_secret_that_no_other_job_has(launcher, script):
-    path = script("os.write(1, (os.environ['SHARDWIRE_JOB_TOKEN'] + '\\n').encode())")  # one write: lines of ranks do not mix
+    # one write: lines of ranks do not mix
+    path = script("os.write(1, (os.environ['SHARDWIRE_JOB_TOKEN'] + '\\n').encode())")
     environment = {k: v for k, v in os.environ.items() if k != "SHARDWIRE_JOB_TOKEN"}
     tokens = []
     for _ in range(2):
@@ -72,7 +77,8 @@ def test_killed_rank_is_named_with_its_signal(launcher, script):
 
 
 def test_stubborn_ranks_are_killed_after_the_grace_time(launcher, script):
-    path = script("if rank == 0:\n  time.sleep(0.5); sys.exit(3)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)")
+    path = script("if rank == 0:\n  time.sleep(0.5); sys.exit(3)\nsignal.signal(signal.SIGTERM, "
+                  "signal.SIG_IGN)\ntime.sleep(60)")
     start = time.monotonic()
     done = launch(launcher, "-n", "2", "--grace", "0.5", path)
     assert done.returncode == 3 and time.monotonic() - start < 10
@@ -80,7 +86,8 @@ def test_stubborn_ranks_are_killed_after_the_grace_time(launcher, script):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_reach_all_ranks(launcher, script, number, tmp_path):
-    path = script(f"signal.signal({int(number)}, lambda *_: (open('{tmp_path}/seen%d' % rank, 'w').close(), sys.exit(0)))\n"
+    path = script(f"signal.signal({int(number)}, lambda *_: (open('{tmp_path}/seen%d' % rank, 'w').close(), "
+                  "sys.exit(0)))\n"
                   f"open('{tmp_path}/ready%d' % rank, 'w').close()\ntime.sleep(60)")
     process = subprocess.Popen([sys.executable, launcher, "-n", "2", path])
     deadline = time.monotonic() + 20
@@ -103,7 +110,8 @@ def test_ranks_die_with_a_killed_launcher(launcher, script, tmp_path):
     process.kill()
     process.wait(timeout=20)
     pids = [int(f.read_text()) for f in files]
-    while any(os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split(")")[1][:3] for pid in pids):
+    while any(os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split(")")[1][:3]
+              for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -116,14 +124,16 @@ def test_module_and_wrong_arguments(launcher):
 
 
 def test_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "2", "-m", "platform"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "2", "-m", "platform"], capture_output=True,
+                          text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.count("Linux") == 2, done.stderr
 
 
-SHOW = ("sys.stdout.write(' '.join(str(os.environ.get(k)) for k in 'RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS "
-        "PMI_RANK'.split()) + f' {os.getppid()}\\n')")
-SRUN = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "7",
-        "SLURM_STEP_TASKS_PER_NODE": "4,2,1", "SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_CPUS_PER_TASK": "6", "PMI_RANK": "5"}
+SHOW = ("sys.stdout.write(' '.join(str(os.environ.get(k)) for k in 'RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "
+        "MASTER_ADDR MASTER_PORT OMP_NUM_THREADS PMI_RANK'.split()) + f' {os.getppid()}\\n')")
+SRUN = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+        "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "4,2,1", "SLURM_STEP_NODELIST": "gpu[07-09]",
+        "SLURM_CPUS_PER_TASK": "6", "PMI_RANK": "5"}
 
 
 def under(more):
@@ -133,14 +143,17 @@ def under(more):
 
 
 def test_a_task_of_srun_becomes_the_rank(launcher, script):
-    process = subprocess.Popen([sys.executable, launcher, script(SHOW + "\nsys.exit(9)")], env=under(SRUN), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, launcher, script(SHOW + "\nsys.exit(9)")], env=under(SRUN),
+                               stdout=subprocess.PIPE, text=True)
     output = process.communicate(timeout=60)[0].split()
     assert process.returncode == 9
-    assert output == ["5", "7", "1", "2", "gpu07", str(10000 + 1234 + 2 * 997), "6", "5", str(os.getpid())]  # no process between us and the rank
+    # no process between us and the rank
+    assert output == ["5", "7", "1", "2", "gpu07", str(10000 + 1234 + 2 * 997), "6", "5", str(os.getpid())]
 
 
 def test_a_task_of_srun_starts_ranks_of_the_job(launcher, script):
-    done = launch(launcher, "-n", "3", "--prefix", "--master-addr", "head", "--master-port", "2", script(SHOW), env=under(SRUN))
+    done = launch(launcher, "-n", "3", "--prefix", "--master-addr", "head", "--master-port", "2", script(SHOW),
+                  env=under(SRUN))
     assert done.returncode == 0, done.stderr
     lines = sorted(line.rsplit(" ", 1)[0] for line in done.stdout.splitlines())
     assert lines == [f"[rank {15 + k}] {15 + k} 21 {3 + k} 6 head 2 2 None" for k in range(3)]
@@ -160,8 +173,10 @@ def test_standalone_takes_no_notice_of_srun(launcher, script):
     ({**SRUN, "SLURM_PROCID": "x"}, [], "SLURM_PROCID is 'x', not a number"),
     ({**SRUN, "MASTER_PORT": "x"}, [], "MASTER_PORT is 'x'"),
     ({**SRUN, "SLURM_DISTRIBUTION": "arbitrary"}, [], "srun says rank 5 of 7 (SLURM_JOB_ID=1234"),
-    ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, [], "but not where rank 0 runs (give --master-addr HOST"),
-    ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, [], "but not which port rank 0's store can have (give --master-port PORT"),
+    ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, [],
+     "but not where rank 0 runs (give --master-addr HOST"),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, [],
+     "but not which port rank 0's store can have (give --master-port PORT"),
     ({"PMIX_RANK": "1"}, [], "but not how many ranks there are"),
     ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["-n", "2", "--master-addr", "h", "--master-port", "5"], "leave out -n"),
 ])
@@ -173,10 +188,12 @@ def test_what_a_launcher_does_not_state_is_asked_for(launcher, script, environme
 def test_hosts_by_hand_make_one_job(launcher, script):
     shown = []
     for node in ("0", "1"):
-        done = launch(launcher, "--nnodes", "2", "--node-rank", node, "-n", "3", "--master-addr", "head", "--master-port", "29499", script(SHOW), env=under(SRUN))
+        done = launch(launcher, "--nnodes", "2", "--node-rank", node, "-n", "3", "--master-addr", "head",
+                      "--master-port", "29499", script(SHOW), env=under(SRUN))
         assert done.returncode == 0, done.stderr
         shown += sorted(line.rsplit(" ", 1)[0] for line in done.stdout.splitlines())
-    assert shown == [f"{rank} 6 {rank % 3} 3 head 29499 1 None" for rank in range(6)]  # srun's variables do not count, and MPI's variables are hidden
+    # srun's variables do not count, and MPI's variables are hidden
+    assert shown == [f"{rank} 6 {rank % 3} 3 head 29499 1 None" for rank in range(6)]
     pods = under({"MASTER_ADDR": "trainer-master-0", "MASTER_PORT": "23456"})
     done = launch(launcher, "--nnodes", "3", "--node-rank", "2", "-n", "1", script(SHOW), env=pods)
     assert done.stdout.rsplit(" ", 1)[0] == "2 3 0 1 trainer-master-0 23456 1 None", done.stderr
@@ -185,28 +202,36 @@ def test_hosts_by_hand_make_one_job(launcher, script):
 
 
 def test_a_job_of_two_launchers(launcher, script):
-    path = script("import torch, torch.distributed as dist, shardwire\ndist.init_process_group('shardwire')\nt = torch.ones(1) * rank\n"
-                  "dist.all_reduce(t)\nsys.stdout.write(f'sum {t.item()}\\n')\ndist.barrier()\ndist.destroy_process_group()")
-    command = [sys.executable, launcher, "--nnodes", "2", "-n", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank"]
-    hosts = [subprocess.Popen([*command, node, path], env=under({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in ("1", "0")]
+    path = script("import torch, torch.distributed as dist, shardwire\ndist.init_process_group('shardwire')\nt = "
+                  "torch.ones(1) * rank\n"
+                  "dist.all_reduce(t)\nsys.stdout.write(f'sum "
+                  "{t.item()}\\n')\ndist.barrier()\ndist.destroy_process_group()")
+    command = [sys.executable, launcher, "--nnodes", "2", "-n", "2", "--master-addr", "127.0.0.1", "--master-port",
+               str(free_port()), "--node-rank"]
+    hosts = [subprocess.Popen([*command, node, path], env=under({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) for node in ("1", "0")]
     for host in hosts:
         output, errors = host.communicate(timeout=60)
         assert host.returncode == 0 and output.count("sum 6.0") == 2, errors
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["--nnodes", "2", "-n", "1"], "--node-rank is not given; with --nnodes 2 each host has a number of its own, from 0 to 1"),
+    (["--nnodes", "2", "-n", "1"],
+     "--node-rank is not given; with --nnodes 2 each host has a number of its own, from 0 to 1"),
     (["--nnodes", "2", "--node-rank", "2", "-n", "1"], "--node-rank is 2; with --nnodes 2"),
     (["--nnodes", "0", "-n", "1"], "--nnodes is 0; give at least 1"),
-    (["--nnodes", "2", "--node-rank", "1", "-n", "1"], "does not determine where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR), nor which port"),
-    (["--nnodes", "2", "--node-rank", "1", "-n", "1", "--master-addr", "h"], "does not determine which port its store can have (give --master-port PORT"),
+    (["--nnodes", "2", "--node-rank", "1", "-n", "1"],
+     "does not determine where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR), nor which port"),
+    (["--nnodes", "2", "--node-rank", "1", "-n", "1", "--master-addr", "h"],
+     "does not determine which port its store can have (give --master-port PORT"),
     (["--nnodes", "2", "--node-rank", "1", "--master-addr", "h"], "give -n N"),
     (["--node-rank", "1", "-n", "1"], "--node-rank goes with --nnodes"),
     (["--nnodes", "2", "--standalone", "-n", "1"], "leave one of them out"),
 ])
 def test_hosts_by_hand_say_what_is_missing(launcher, script, arguments, says):
     done = launch(launcher, *arguments, script("print('ran')"), env=under({}))
-    assert done.returncode == 2 and says in " ".join(done.stderr.split()) and "ran" not in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 2 and says in " ".join(done.stderr.split()) and "ran" not in done.stdout, (
+        done.stdout + done.stderr)
 
 
 def test_a_busy_port_is_reported_by_rank_0(launcher, script):
@@ -214,10 +239,13 @@ def test_a_busy_port_is_reported_by_rank_0(launcher, script):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = launch(launcher, "--master-port", str(port), script("print('ran')"), env=under({**SRUN, "SLURM_PROCID": "0"}))
-        node = launch(launcher, "--nnodes", "2", "--node-rank", "0", "-n", "1", "--master-addr", "h", "--master-port", str(port), script("print('ran')"), env=under({}))
+        done = launch(launcher, "--master-port", str(port), script("print('ran')"),
+                      env=under({**SRUN, "SLURM_PROCID": "0"}))
+        node = launch(launcher, "--nnodes", "2", "--node-rank", "0", "-n", "1", "--master-addr", "h", "--master-port",
+                      str(port), script("print('ran')"), env=under({}))
     for each in (done, node):
-        assert each.returncode == 2 and f"cannot have port {port}" in each.stderr and "Give --master-port" in each.stderr, each.stderr
+        assert (each.returncode == 2 and f"cannot have port {port}" in each.stderr
+                and "Give --master-port" in each.stderr), each.stderr
 
 
 def test_no_module_beside_it_hides_one_of_python(launcher):

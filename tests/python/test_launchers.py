@@ -20,7 +20,8 @@ import shardwire_autoload
 from conftest import write_entry_points
 from shardwire import launch
 from shardwire.groups import env
-from shardwire._launchers import Place, address_of, expand_hostlist, expand_tasks_per_node, recognise, why_none, without_mpi
+from shardwire._launchers import (Place, address_of, expand_hostlist, expand_tasks_per_node, recognise, why_none,
+                                  without_mpi)
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 # 2.6 is Debian 13's, which asks for libuv by default, and was built without libuv.
@@ -40,11 +41,15 @@ dist.destroy_process_group()
 """
 
 
-def _run(command: list[str], tmp_path: Path, script_text: str = SCRIPT.replace("IMPORT", "import shardwire"), **more: str) -> None:
+def _run(command: list[str], tmp_path: Path, script_text: str = SCRIPT.replace("IMPORT", "import shardwire"),
+         **more: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(script_text)
-    environment = {**os.environ, **NO_LIBUV, "PYTHONPATH": os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path]), "OMP_NUM_THREADS": "1", **more}
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=120, check=False, env=environment)
+    environment = {**os.environ, **NO_LIBUV,
+                   "PYTHONPATH": os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path]),
+                   "OMP_NUM_THREADS": "1", **more}
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=120, check=False,
+                          env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "summed on 2 ranks" in done.stdout + done.stderr
 
@@ -52,19 +57,21 @@ def _run(command: list[str], tmp_path: Path, script_text: str = SCRIPT.replace("
 @pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
 def test_torchrun(tmp_path: Path) -> None:
     options = ["-r", "1", "-t", "1"] if VERSION == (1, 13) else []  # 1.13 on Python 3.11 fails without these options
-    _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(launch.free_port()), *options], tmp_path)
+    _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port",
+          str(launch.free_port()), *options], tmp_path)
 
 
 REPEATED = SCRIPT.split("dist.init")[0] + "for _ in range(20):\n" + "".join(
     f"    {line}\n" for line in ("dist.init" + SCRIPT.split("dist.init", 1)[1]).splitlines())
 
 
-@pytest.mark.skipif(VERSION == (1, 13), reason="its init_process_group counts the ranks in the store, and waits for ever the second time, whatever the backend")
+@pytest.mark.skipif(VERSION == (1, 13), reason="its init_process_group counts the ranks in the store, and waits for "
+                                               "ever the second time, whatever the backend")
 @pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
 def test_the_default_group_is_made_again_and_again_by_torchrun(tmp_path: Path) -> None:
     """torchrun's agent keeps the store: the addresses of the groups before are still there."""
-    _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(launch.free_port())], tmp_path,
-         REPEATED.replace("IMPORT", "import shardwire"))
+    _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port",
+          str(launch.free_port())], tmp_path, REPEATED.replace("IMPORT", "import shardwire"))
 
 
 STARTED_ANEW = """
@@ -91,8 +98,8 @@ dist.destroy_process_group()
 @pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
 def test_torchrun_starts_a_job_anew(tmp_path: Path) -> None:
     """The agent keeps the store: the addresses of dead processes are still there, and the reasons of their failures."""
-    _run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "--max-restarts", "1", "--monitor-interval", "0.05"],
-         tmp_path, STARTED_ANEW)
+    _run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "--max-restarts", "1",
+          "--monitor-interval", "0.05"], tmp_path, STARTED_ANEW)
 
 
 # torch loads backends on import from 2.5 on; a script for older versions imports shardwire.
@@ -131,7 +138,8 @@ def _by_hand(rank: int, method: str) -> None:
         dist.barrier()
         dist.destroy_process_group()
         if round_number == 0:
-            again = f"{method}.again" if method.startswith("file://") else f"tcp://127.0.0.1:{int(method.rsplit(':', 1)[1]) + 1}"
+            again = (f"{method}.again" if method.startswith("file://")
+                     else f"tcp://127.0.0.1:{int(method.rsplit(':', 1)[1]) + 1}")
             dist.init_process_group("shardwire", init_method=again, rank=rank, world_size=2)
 
 
@@ -141,11 +149,11 @@ def test_multiprocessing_and_re_init(how: str, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_by_hand, args=(method,), nprocs=2)
 
 
-SRUN = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "7",
-        "SLURM_STEP_TASKS_PER_NODE": "4,2,1", "SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_JOB_NODELIST": "gpu[03-09]", "SLURM_NTASKS": "9",
-        "SLURM_CPUS_PER_TASK": "6"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            "PMIX_NAMESPACE": "865533953", "PMIX_RANK": "3"}
+SRUN = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+        "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "4,2,1", "SLURM_STEP_NODELIST": "gpu[07-09]",
+        "SLURM_JOB_NODELIST": "gpu[03-09]", "SLURM_NTASKS": "9", "SLURM_CPUS_PER_TASK": "6"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "865533953", "PMIX_RANK": "3"}
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
@@ -157,7 +165,8 @@ def _place(environment: dict[str, str]) -> Place:
 
 def test_srun_is_recognised() -> None:
     place = _place(SRUN)
-    assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.cpus) == ("srun", 5, 7, 1, 2, 6)
+    assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.cpus) == (
+        "srun", 5, 7, 1, 2, 6)
     assert address_of(place) == ("gpu07", 10000 + (1234 + 2 * 997) % 20000)
     assert "SLURM_PROCID=5" in place.describe() and "rank 5 of 7" in place.describe()
     # pmi2 adds the same values under other names; in old versions a step of the whole job has no node list
@@ -168,7 +177,8 @@ def test_srun_is_recognised() -> None:
 
 
 def test_ports_of_jobs_and_steps_differ() -> None:
-    ports = [address_of(_place({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}))[1] for job in range(5_000_000, 5_000_900) for step in range(3)]
+    ports = [address_of(_place({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}))[1]
+             for job in range(5_000_000, 5_000_900) for step in range(3)]
     assert len(set(ports)) == len(ports) and all(port is not None and 10000 <= port < 30000 for port in ports)
 
 
@@ -182,7 +192,8 @@ def test_the_innermost_launcher_counts() -> None:
 
 def test_mpirun_and_mpiexec_are_recognised() -> None:
     host, port = address_of(_place(OPEN_MPI))
-    assert host is None and port is not None and address_of(_place({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"})) == ("127.0.0.1", port)
+    assert (host is None and port is not None
+            and address_of(_place({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"})) == ("127.0.0.1", port))
     assert address_of(_place({**OPEN_MPI, "PMIX_NAMESPACE": "865533954"}))[1] != port
     assert address_of(_place(HYDRA)) == ("127.0.0.1", None)
     alone = _place({"PMIX_RANK": "4", "PMIX_NAMESPACE": "prterun-a-1@1"})
@@ -199,21 +210,23 @@ def test_children_of_an_mpi_process_are_not_mpis() -> None:
     assert without_mpi({**SRUN, **OPEN_MPI, **HYDRA, "PATH": "/bin"}) == {**SRUN, "PATH": "/bin"}
 
 
-@pytest.mark.parametrize(("name", "value"), [("SLURM_PROCID", "x"), ("SLURM_STEP_NUM_TASKS", "-1"), ("SLURM_STEP_TASKS_PER_NODE", "2(x"),
-                                             ("SLURM_STEP_NODELIST", "n[1-")])
+@pytest.mark.parametrize(("name", "value"), [("SLURM_PROCID", "x"), ("SLURM_STEP_NUM_TASKS", "-1"),
+                                             ("SLURM_STEP_TASKS_PER_NODE", "2(x"), ("SLURM_STEP_NODELIST", "n[1-")])
 def test_variables_that_make_no_sense_are_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match="host list" if name.endswith("LIST") else name):
         recognise({**SRUN, name: value})
 
 
 def test_host_lists_and_task_counts() -> None:
-    assert expand_hostlist("rack[1-2]node[08-10]-ib,login") == [f"rack{r}node{n}-ib" for r in (1, 2) for n in ("08", "09", "10")] + ["login"]
+    assert (expand_hostlist("rack[1-2]node[08-10]-ib,login")
+            == [f"rack{r}node{n}-ib" for r in (1, 2) for n in ("08", "09", "10")] + ["login"])
     assert expand_hostlist("n[1-2,5],127.0.0.[3-4]") == ["n1", "n2", "n5", "127.0.0.3", "127.0.0.4"]
     assert expand_hostlist("n[099-101]") == ["n099", "n100", "n101"] and expand_hostlist("") == []
     assert expand_tasks_per_node("4(x2),1,3") == [4, 4, 1, 3]
 
 
-@pytest.mark.parametrize("text", ["n[1-2", "n]1[", "n[2-1]", "n[]", "n[1,]", "n[a-b]", "n[-2]", "n[[1]]", "n[1-99999999]", "n[0-9999]m[0-9999]"])
+@pytest.mark.parametrize("text", ["n[1-2", "n]1[", "n[2-1]", "n[]", "n[1,]", "n[a-b]", "n[-2]", "n[[1]]",
+                                  "n[1-99999999]", "n[0-9999]m[0-9999]"])
 def test_broken_host_lists_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="host list"):
         expand_hostlist(text)
@@ -221,7 +234,8 @@ def test_broken_host_lists_are_refused(text: str) -> None:
 
 def _without_launchers(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
     for name in list(os.environ):
-        if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") or name.startswith(("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")):
+        if (name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+                or name.startswith(("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL"))):
             monkeypatch.delenv(name)
     for name, value in more.items():
         monkeypatch.setenv(name, value)
@@ -231,13 +245,16 @@ ACROSS = {**OPEN_MPI, "RANK": ""}
 
 
 @pytest.mark.parametrize(("environment", "says"), [
-    ({}, ["none of them is set", "none of them started this process", "python -m shardwire.launch -n N", "init_method='tcp://HOST:PORT'"]),
+    ({}, ["none of them is set", "none of them started this process", "python -m shardwire.launch -n N",
+          "init_method='tcp://HOST:PORT'"]),
     ({"RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_ADDR and MASTER_PORT are not set", "none of them started"]),
     ({"SLURM_JOB_ID": "17"}, ["batch script", "put srun before"]),
-    (ACROSS, ["Open MPI's mpirun says rank 3 of 8", "but not where rank 0 runs: set MASTER_ADDR for all ranks (-x MASTER_ADDR=...)"]),
+    (ACROSS, ["Open MPI's mpirun says rank 3 of 8",
+              "but not where rank 0 runs: set MASTER_ADDR for all ranks (-x MASTER_ADDR=...)"]),
     (HYDRA, ["mpiexec (PMI) says rank 1 of 2", "but not which port its store can have: set MASTER_PORT"]),
     ({"PMIX_RANK": "1"}, ["how many ranks there are: set WORLD_SIZE", "init_method='mpi://'"]),
-    ({**SRUN, "RANK": "2"}, ["RANK is given as 2, but srun says rank 5 of 7", "or set WORLD_SIZE, MASTER_ADDR and MASTER_PORT as well"]),
+    ({**SRUN, "RANK": "2"},
+     ["RANK is given as 2, but srun says rank 5 of 7", "or set WORLD_SIZE, MASTER_ADDR and MASTER_PORT as well"]),
     ({**SRUN, "MASTER_PORT": "http"}, ["MASTER_PORT is 'http'"]),
     ({**SRUN, "RANK": "first"}, ["RANK is 'first', not a number"]),
 ])
@@ -254,7 +271,8 @@ def test_a_busy_port_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) 
         taken.bind(("", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        _without_launchers(monkeypatch, **{**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"},
+        _without_launchers(monkeypatch, **{**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1",
+                                           "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"},
                            MASTER_PORT=port, **NO_LIBUV)
         with pytest.raises(RuntimeError, match=f"could not open the ranks' store at 127.0.0.1:{port}.*MASTER_PORT"):
             dist.init_process_group("shardwire")

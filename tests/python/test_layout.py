@@ -1,4 +1,5 @@
-"""Layouts against a naive model (lists of indices, cut as torch.chunk cuts), against torch's own DTensor arithmetic, and DTensors in compile_op."""
+"""Layouts against a naive model (lists of indices, cut as torch.chunk cuts), against torch's own DTensor arithmetic,
+and DTensors in compile_op."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def naive_indices(layout: Layout, rank: int) -> list[list[int]]:
             held[placement.dim] = chunk(held[placement.dim], pieces, int(which))
         elif isinstance(placement, StridedShard):
             whole = held[placement.dim]
-            parts = [chunk(chunk(whole, placement.split_factor, part), pieces, int(which)) for part in range(placement.split_factor)]
+            parts = [chunk(chunk(whole, placement.split_factor, part), pieces, int(which))
+                     for part in range(placement.split_factor)]
             held[placement.dim] = list(itertools.chain.from_iterable(parts))
     return held
 
@@ -150,15 +152,19 @@ def move_layouts(rank: int, seed: int, world: int) -> None:
     for side in range(2):
         mesh_shape = rng.choice([[world], [world - 1], [1, world], [world // 2, 2], [1]])
         ranks = rng.sample(range(world), int(np.prod(mesh_shape)))
-        choices = [Replicate()] + [Shard(dim) for dim in range(len(shape))] + [StridedShard(dim, 2) for dim in range(len(shape))]
+        choices = ([Replicate()] + [Shard(dim) for dim in range(len(shape))]
+                   + [StridedShard(dim, 2) for dim in range(len(shape))])
         if side == 0:
             choices.append(Partial())
-        pair.append(Layout(np.array(ranks).reshape(mesh_shape), [rng.choice(choices) for _ in mesh_shape], shape, torch.float64))
+        pair.append(Layout(np.array(ranks).reshape(mesh_shape), [rng.choice(choices) for _ in mesh_shape], shape,
+                           torch.float64))
     source, target = pair
     whole = torch.arange(int(np.prod(shape)), dtype=torch.float64).reshape(shape) + 1
     held = source.take(whole, rank)
-    addends = int(np.prod([size for size, placement in zip(source.mesh_shape, source.placements) if isinstance(placement, Partial)]))
-    out = None if target.local_shape(rank) is None else torch.full(target.local_shape(rank), -1.0, dtype=torch.float64)  # type: ignore[arg-type]
+    addends = int(np.prod(
+        [size for size, placement in zip(source.mesh_shape, source.placements) if isinstance(placement, Partial)]))
+    out = None if target.local_shape(rank) is None else torch.full(target.local_shape(rank),  # type: ignore[arg-type]
+                                                                   -1.0, dtype=torch.float64)
     op = shardwire.compile_op(group(), inputs=[source], outputs=[target])
     op([held], [out]).wait()
     if out is not None:
@@ -270,8 +276,10 @@ def meta_dtensors(rank: int) -> None:
     out = torch.zeros(4, 2)
     op([whole[rank * 2:rank * 2 + 2]], [out]).wait()
     assert torch.equal(out, whole[:, rank * 2:rank * 2 + 2])
-    with pytest.raises(ValueError, match=r"inputs\[0\]: the DTensor's local tensor has shape \[3, 4\], its placements say \[2, 4\]"):
-        lying = dt.DTensor.from_local(torch.empty(3, 4), mesh, [dt.Shard(0)], run_check=False, shape=torch.Size([4, 4]), stride=(4, 1))
+    with pytest.raises(ValueError, match=r"inputs\[0\]: the DTensor's local tensor has shape \[3, 4\], its placements "
+                                         r"say \[2, 4\]"):
+        lying = dt.DTensor.from_local(torch.empty(3, 4), mesh, [dt.Shard(0)], run_check=False, shape=torch.Size([4, 4]),
+                                      stride=(4, 1))
         shardwire.compile_op(group(), inputs=[lying])
     from torch.distributed.tensor.placement_types import _StridedShard
     strided = dt.DTensor.from_local(torch.empty(2, 4), mesh, [_StridedShard(0, split_factor=2)], run_check=False,

@@ -47,10 +47,12 @@ print("native", any("second" in text for _, text in lines), all("fourth" not in 
 
 
 def test_lines_go_to_pythons_logging_once_it_is_configured_for_them() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60, env={**os.environ, "SHARDWIRE_LOG": "debug"})
+    done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "SHARDWIRE_LOG": "debug"})
     assert sorted(done.stdout.splitlines()) == ["child True True", "native True True", "python True"], done
     # The groups end with the program; by then lines go to stderr again.
-    assert not [line for line in done.stderr.splitlines() if ("second" in line or "third" in line) and "shut down" not in line], done.stderr
+    assert not [line for line in done.stderr.splitlines()
+                if ("second" in line or "third" in line) and "shut down" not in line], done.stderr
     assert "first" in done.stderr and "fourth" in done.stderr and "and this too" in done.stderr, done.stderr
     assert "a line of Python's" not in done.stderr, done.stderr
 
@@ -83,12 +85,15 @@ print({name for name, _, _ in lines}, any("first" in text for _, _, text in line
 
 def test_lines_reach_the_root_logger_by_its_level() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "SHARDWIRE_LOG"}
-    done = subprocess.run([sys.executable, "-c", OF_THE_ROOT_LOGGER], check=True, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.stdout.splitlines() == ["""['a warning', "now of the root's level"]""", "{'shardwire'} False True"], done
+    done = subprocess.run([sys.executable, "-c", OF_THE_ROOT_LOGGER], check=True, capture_output=True, text=True,
+                          timeout=60, env=environment)
+    assert done.stdout.splitlines() == ["""['a warning', "now of the root's level"]""", "{'shardwire'} False True"], (
+        done)
     assert "not configured yet" in done.stderr and "a warning" not in done.stderr, done.stderr
 
 
 def test_shardwire_log_goes_before_the_root_logger() -> None:
-    done = subprocess.run([sys.executable, "-c", OF_THE_ROOT_LOGGER], check=True, capture_output=True, text=True, timeout=60, env={**os.environ, "SHARDWIRE_LOG": "info"})
+    done = subprocess.run([sys.executable, "-c", OF_THE_ROOT_LOGGER], check=True, capture_output=True, text=True,
+                          timeout=60, env={**os.environ, "SHARDWIRE_LOG": "info"})
     assert done.stdout.splitlines() == ["[]", "set() False False"], done
     assert "below the root's level" in done.stderr, done.stderr

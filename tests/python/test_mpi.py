@@ -62,8 +62,8 @@ def _run(script: str, tmp_path: Path, ranks: int = 3, **more: str) -> subprocess
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return subprocess.run(["mpirun", "-n", str(ranks), "--oversubscribe", *root, sys.executable, str(file)], capture_output=True, text=True,
-                          timeout=120, check=False, env=environment)
+    return subprocess.run(["mpirun", "-n", str(ranks), "--oversubscribe", *root, sys.executable, str(file)],
+                          capture_output=True, text=True, timeout=120, check=False, env=environment)
 
 
 # A rank that fails ends the job: mpi4py would wait in MPI_Finalize for the other ranks, which wait for the failed rank.
@@ -126,7 +126,8 @@ def test_what_is_no_communicator_is_a_type_error() -> None:
         shardwire.create_process_group_from_mpi(object())
 
 
-@pytest.mark.skipif(any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")), reason="this is an MPI job")
+@pytest.mark.skipif(any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")),
+                    reason="this is an MPI job")
 def test_without_an_mpi_job_the_error_says_so() -> None:
     with pytest.raises(shardwire.UnsupportedError, match="neither by mpirun nor"):
         torch.distributed.init_process_group("shardwire", init_method="mpi://")

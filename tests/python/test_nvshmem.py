@@ -88,7 +88,8 @@ print("done", rank)
 def test_the_documents_program_runs_with_its_import_changed(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "3", str(path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "3", str(path)], capture_output=True,
+                          text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("done") == 3
 
@@ -122,7 +123,9 @@ def all_names_body(rank, _):
     v.zero_()
     core.barrier_all()
     right = (rank + 1) % 4
-    core.put_signal(v, torch.full((4,), rank + 1.0, dtype=torch.float64), sig, 5, core.SignalOp.SIGNAL_ADD, right, stream=None)  # the shorter one counts
+    # the shorter one counts
+    core.put_signal(v, torch.full((4,), rank + 1.0, dtype=torch.float64), sig, 5, core.SignalOp.SIGNAL_ADD, right,
+                    stream=None)
     core.signal_wait(sig, 5, core.ComparisonType.CMP_GE, stream=None)
     left = (rank - 1) % 4
     assert v.tolist() == [left + 1.0] * 4 + [0.0] * 6
@@ -152,8 +155,10 @@ def all_names_body(rank, _):
     assert core.atomic_fetch(a, 0, offset=7) == 16 and core.atomic_fetch(a, 0, offset=5) == 4
     core.barrier_all()
     if rank == 2:
-        assert core.atomic_fetch_inc(a, 0) == 0 and core.atomic_swap(a, 6, 0) == 1 and core.atomic_compare_swap(a, 6, 12, 0) == 6
-        assert core.atomic_fetch_and(a, 4, 0) == 12 and core.atomic_fetch_or(a, 3, 0) == 4 and core.atomic_fetch_xor(a, 1, 0) == 7
+        assert (core.atomic_fetch_inc(a, 0) == 0 and core.atomic_swap(a, 6, 0) == 1
+                and core.atomic_compare_swap(a, 6, 12, 0) == 6)
+        assert (core.atomic_fetch_and(a, 4, 0) == 12 and core.atomic_fetch_or(a, 3, 0) == 4
+                and core.atomic_fetch_xor(a, 1, 0) == 7)
         core.atomic_set(a, 15, 0)
         core.atomic_and(a, 12, 0)
         core.atomic_xor(a, 4, 0)
@@ -165,12 +170,15 @@ def all_names_body(rank, _):
     even = core.team_split_strided(core.Teams.TEAM_WORLD, 0, 2, 2, config, 0, new_team_name="even")
     assert (even is None) == (rank % 2 == 1)
     row, column = core.team_split_2d(core.Teams.TEAM_WORLD, 2, config, 0, config, 0, new_team_name="grid")
-    assert core.Teams["grid_X"] == core.Teams.grid_X == row and "grid_Y" in core.Teams and "even" in core.Teams or even is None
+    assert (core.Teams["grid_X"] == core.Teams.grid_X == row and "grid_Y" in core.Teams and "even" in core.Teams
+            or even is None)
     assert (core.team_my_pe(row), core.team_n_pes(row)) == (rank % 2, 2) and core.team_my_pe("grid_Y") == rank // 2
     assert core.team_translate_pe(column, 1, core.Teams.TEAM_WORLD) == rank % 2 + 2
     assert core.team_translate_pe(core.Teams.TEAM_WORLD, (rank + 2) % 4, row) == -1
     # The existing teams, and a team of any PEs.
-    assert core.Teams.TEAM_SHARED in (1,) and core.team_n_pes(core.Teams.TEAM_NODE) == core.team_n_pes("TEAM_SHARED") == 4 and core.team_my_pe("TEAM_NODE") == rank
+    assert (core.Teams.TEAM_SHARED in (1,)
+            and core.team_n_pes(core.Teams.TEAM_NODE) == core.team_n_pes("TEAM_SHARED") == 4
+            and core.team_my_pe("TEAM_NODE") == rank)
     assert core.team_n_pes(core.Teams.TEAM_SAME_MYPE_NODE) == 1
     with pytest.raises(core.NvshmemInvalid):
         core.team_destroy(core.Teams.TEAM_NODE)
@@ -179,7 +187,8 @@ def all_names_body(rank, _):
     config.uniqueid = uids[0]
     if rank != 1:
         own = core.team_init(config, 0, 3, {3: 0, 0: 1, 2: 2}[rank], new_team_name="own")
-        assert core.team_my_pe("own") == {3: 0, 0: 1, 2: 2}[rank] and core.team_translate_pe(own, 0, core.Teams.TEAM_WORLD) == 3
+        assert (core.team_my_pe("own") == {3: 0, 0: 1, 2: 2}[rank]
+                and core.team_translate_pe(own, 0, core.Teams.TEAM_WORLD) == 3)
         ones = torch.ones(2)
         core.reduce(own, ones, ones, "sum")
         assert ones.tolist() == [3.0, 3.0]
@@ -226,9 +235,11 @@ def node_teams_body(rank, store):
     core.init()
     near = [1, 3] if rank in (1, 3) else [0, 2, 4]
     teams = core.Teams
-    assert [core.team_translate_pe(teams.TEAM_NODE, pe, teams.TEAM_WORLD) for pe in range(core.team_n_pes(teams.TEAM_NODE))] == near
+    assert [core.team_translate_pe(teams.TEAM_NODE, pe, teams.TEAM_WORLD)
+            for pe in range(core.team_n_pes(teams.TEAM_NODE))] == near
     same = [[0, 1], [2, 3], [4]][near.index(rank)]
-    assert [core.team_translate_pe(teams.TEAM_SAME_MYPE_NODE, pe, 0) for pe in range(core.team_n_pes(teams.TEAM_SAME_MYPE_NODE))] == same
+    assert [core.team_translate_pe(teams.TEAM_SAME_MYPE_NODE, pe, 0)
+            for pe in range(core.team_n_pes(teams.TEAM_SAME_MYPE_NODE))] == same
     x = torch.ones(1) * rank
     core.reduce(teams.TEAM_SHARED, x, x, "sum")
     assert x.item() == sum(near)
@@ -264,8 +275,9 @@ def test_init_says_what_does_not_fit():
 
 
 def test_it_is_an_attribute_of_the_package():
-    names = subprocess.run([sys.executable, "-c", "import shardwire; print(shardwire.nvshmem.core.my_pe.__name__, 'nvshmem' in shardwire.__all__)"], check=True, capture_output=True,
-                           text=True, timeout=60).stdout.split()
+    names = subprocess.run([sys.executable, "-c", ("import shardwire; print(shardwire.nvshmem.core.my_pe.__name__, "
+                                                   "'nvshmem' in shardwire.__all__)")],
+                           check=True, capture_output=True, text=True, timeout=60).stdout.split()
     assert names == ["my_pe", "True"]
 
 

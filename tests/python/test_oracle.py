@@ -22,8 +22,8 @@ SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "1"))
 # Puts some tensors elsewhere, with the same strides; set by test_device_oracle.py.
 PLACE: Any = None
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
-          torch.uint8, torch.bool, torch.complex64)
+DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+          torch.int8, torch.uint8, torch.bool, torch.complex64)
 ORDINARY_REDUCTIONS = (None, None, None, "sum", "prod", "min", "max", "mean")
 
 
@@ -41,7 +41,8 @@ class Tensor:
 
 
 def random_box(rng: random.Random, shape: tuple[int, ...]) -> Box:
-    extents = tuple(rng.choice((rng.randint(0, extent), extent, max(1, extent // 2) if extent else 0)) for extent in shape)
+    extents = tuple(rng.choice((rng.randint(0, extent), extent, max(1, extent // 2) if extent else 0))
+                    for extent in shape)
     return tuple(rng.randint(0, whole - extent) for whole, extent in zip(shape, extents)), extents
 
 
@@ -53,7 +54,8 @@ def tiles(rng: random.Random, shape: tuple[int, ...], pieces: int) -> list[Box]:
         dim = rng.randrange(len(shape))
         cut = rng.randint(0, extent[dim])
         boxes.append((offset, extent[:dim] + (cut,) + extent[dim + 1:]))
-        boxes.append((offset[:dim] + (offset[dim] + cut,) + offset[dim + 1:], extent[:dim] + (extent[dim] - cut,) + extent[dim + 1:]))
+        boxes.append((offset[:dim] + (offset[dim] + cut,) + offset[dim + 1:],
+                      extent[:dim] + (extent[dim] - cut,) + extent[dim + 1:]))
     return boxes
 
 
@@ -73,7 +75,8 @@ def random_case(seed: int, world: int) -> tuple[list[Tensor], bool]:
             reduction = rng.choice((None, "sum", "min", "max", "band", "bor", "bxor"))
         floating = [other for other in DTYPES if other.is_floating_point] if dtype.is_floating_point else [dtype]
         output_dtype = cast_rng.choice(floating) if cast_rng.random() < 0.5 else dtype
-        tensor = Tensor(f"t{index}", shape, dtype, reduction, output_dtype, [[] for _ in range(world)], [[] for _ in range(world)])
+        tensor = Tensor(f"t{index}", shape, dtype, reduction, output_dtype, [[] for _ in range(world)],
+                        [[] for _ in range(world)])
         if rng.random() < 0.7:
             for box in tiles(rng, shape, rng.randint(1, 2 * world)):
                 tensor.inputs[rng.randrange(world)].append(box)
@@ -99,7 +102,8 @@ def random_values(generator: torch.Generator, shape: tuple[int, ...], dtype: tor
 def in_memory(rng: random.Random, values: torch.Tensor, heap: bool) -> torch.Tensor:
     """The same values with other strides, in the heap or outside."""
     def empty(shape: Any) -> torch.Tensor:
-        return shardwire.empty(tuple(shape), dtype=values.dtype) if heap else torch.empty(tuple(shape), dtype=values.dtype)
+        return (shardwire.empty(tuple(shape), dtype=values.dtype) if heap
+                else torch.empty(tuple(shape), dtype=values.dtype))
 
     kind = rng.randrange(4)
     if kind == 0 and values.dim() >= 2:
@@ -121,8 +125,8 @@ def combine(reduction: str | None, so_far: torch.Tensor, value: torch.Tensor) ->
         return value
     if reduction in ("sum", "mean"):
         return so_far + value
-    return {"prod": torch.mul, "min": torch.minimum, "max": torch.maximum, "band": torch.bitwise_and, "bor": torch.bitwise_or,
-            "bxor": torch.bitwise_xor}[reduction](so_far, value)
+    return {"prod": torch.mul, "min": torch.minimum, "max": torch.maximum, "band": torch.bitwise_and,
+            "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}[reduction](so_far, value)
 
 
 def model(tensor: Tensor, values: list[list[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,17 +151,22 @@ def run_case(rank: int, world: int, seed: int) -> str:
     tensors, allow_gaps = random_case(seed, world)
     rng = random.Random(f"{seed}/{rank}")
     generator = torch.Generator().manual_seed(seed)
-    values = [[[random_values(generator, box[1], tensor.dtype) for box in boxes] for boxes in tensor.inputs] for tensor in tensors]
+    values = [[[random_values(generator, box[1], tensor.dtype) for box in boxes] for boxes in tensor.inputs]
+              for tensor in tensors]
     wholes = [model(tensor, held) for tensor, held in zip(tensors, values)]
     has_gap = any(bool((covered[view(covered, box)] == 0).any())
                   for tensor, (_, covered) in zip(tensors, wholes) for boxes in tensor.outputs for box in boxes)
 
     def regions(side: list[list[list[Box]]]) -> dict[str, Any]:
-        return {tensor.name: [{"offset": offset, "shape": shape} for offset, shape in boxes[rank]] for tensor, boxes in zip(tensors, side)}
+        return {tensor.name: [{"offset": offset, "shape": shape} for offset, shape in boxes[rank]]
+                for tensor, boxes in zip(tensors, side)}
 
-    arguments = {"shape": {tensor.name: tensor.shape for tensor in tensors}, "dtype": {tensor.name: tensor.dtype for tensor in tensors},
-                 "output_dtype": {tensor.name: tensor.output_dtype for tensor in tensors if tensor.output_dtype != tensor.dtype or rank % 2},
-                 "reduction": {tensor.name: tensor.reduction for tensor in tensors}, "inputs": regions([tensor.inputs for tensor in tensors]),
+    arguments = {"shape": {tensor.name: tensor.shape for tensor in tensors},
+                 "dtype": {tensor.name: tensor.dtype for tensor in tensors},
+                 "output_dtype": {tensor.name: tensor.output_dtype for tensor in tensors
+                                  if tensor.output_dtype != tensor.dtype or rank % 2},
+                 "reduction": {tensor.name: tensor.reduction for tensor in tensors},
+                 "inputs": regions([tensor.inputs for tensor in tensors]),
                  "outputs": regions([tensor.outputs for tensor in tensors]), "allow_gaps": allow_gaps}
     if has_gap and not allow_gaps:
         try:
@@ -167,16 +176,18 @@ def run_case(rank: int, world: int, seed: int) -> str:
         raise AssertionError(f"seed {seed}: a gap was not refused")
     op = shardwire.compile_op(group(), **arguments)
     for _ in range(2):
-        inputs = {tensor.name: [in_memory(rng, value, rng.random() < 0.5) for value in held[rank]] for tensor, held in zip(tensors, values)}
+        inputs = {tensor.name: [in_memory(rng, value, rng.random() < 0.5) for value in held[rank]]
+                  for tensor, held in zip(tensors, values)}
         # Elements that no input covers must stay ones.
-        outputs = {tensor.name: [in_memory(rng, torch.ones(box[1], dtype=tensor.output_dtype), rng.random() < 0.5) for box in tensor.outputs[rank]]
-                   for tensor in tensors}
+        outputs = {tensor.name: [in_memory(rng, torch.ones(box[1], dtype=tensor.output_dtype), rng.random() < 0.5)
+                                 for box in tensor.outputs[rank]] for tensor in tensors}
         op(inputs, outputs).wait()
         for tensor, (whole, covered) in zip(tensors, wholes):
             for index, (box, out) in enumerate(zip(tensor.outputs[rank], outputs[tensor.name])):
                 at = view(whole, box)
                 expected = torch.where(covered[at] > 0, whole[at], torch.ones((), dtype=tensor.output_dtype))
-                assert torch.equal(out.cpu(), expected), f"seed {seed}, rank {rank}, {tensor}: output {index} is\n{out}\nexpected\n{expected}"
+                assert torch.equal(out.cpu(), expected), (f"seed {seed}, rank {rank}, {tensor}: output {index} "
+                                                          f"is\n{out}\nexpected\n{expected}")
     return "moved"
 
 

@@ -41,7 +41,8 @@ def run_repeated(rank, size, count, rounds):
             for _ in range(rounds):
                 tensor, other = make(), torch.full((7,), rank + 1.0)
                 dist.all_reduce_coalesced([tensor, other, tensor, tensor.view(tensor.shape)])
-                assert torch.equal(tensor, torch.full_like(tensor, total)), "a tensor that is listed twice is reduced once, as by gloo"
+                assert torch.equal(
+                    tensor, torch.full_like(tensor, total)), "a tensor that is listed twice is reduced once, as by gloo"
                 assert torch.equal(other, torch.full_like(other, total))
 
 
@@ -79,24 +80,31 @@ def run_refusals(rank, size):
     pieces = list(base.chunk(3))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        raises(ValueError, lambda: dist.all_reduce_coalesced([apart, base[:4], base[3:6]]), contains="tensors[1] and tensors[2] share part")
+        raises(ValueError, lambda: dist.all_reduce_coalesced([apart, base[:4], base[3:6]]),
+               contains="tensors[1] and tensors[2] share part")
         # torch's Python refuses several dtypes; shardwire refuses a direct call of the group.
         raises((TypeError, ValueError, RuntimeError), lambda: dist.all_reduce_coalesced([apart, apart.long()]))
         raises(TypeError, lambda: alone().allreduce_coalesced([apart, apart.long()]), contains="tensors[1] is int64")
         lists = [[torch.zeros(4), torch.zeros(4)] for _ in range(size)]
         lists[2][1] = lists[0][0]
-        raises(ValueError, lambda: dist.all_gather_coalesced(lists, [apart, apart]), contains="output[0][0] and output[2][1] share memory")
+        raises(ValueError, lambda: dist.all_gather_coalesced(lists, [apart, apart]),
+               contains="output[0][0] and output[2][1] share memory")
         lists[2][1] = torch.zeros(4)
-        raises(ValueError, lambda: dist.all_gather_coalesced(lists, [apart, lists[1][0]]), contains="input[1] and output[1][0] share memory")
+        raises(ValueError, lambda: dist.all_gather_coalesced(lists, [apart, lists[1][0]]),
+               contains="input[1] and output[1][0] share memory")
         lists = [[torch.zeros(4), torch.zeros(4, dtype=torch.int64)] for _ in range(size)]
-        raises(TypeError, lambda: alone().allgather_coalesced(lists, [apart, apart.long()]), contains="input[1] is int64")
+        raises(TypeError, lambda: alone().allgather_coalesced(lists, [apart, apart.long()]),
+               contains="input[1] is int64")
     raises(ValueError, lambda: dist.all_gather([apart] * size, torch.ones(4)), contains="outputs[0] and outputs[1]")
-    raises(ValueError, lambda: dist.all_gather([base[:4], base[4:8], base[7:11]], apart), contains="outputs[1] and outputs[2]")
-    raises(ValueError, lambda: dist.all_gather(pieces, pieces[(rank + 1) % size]), contains=f"the input and outputs[{(rank + 1) % size}]")
+    raises(ValueError, lambda: dist.all_gather([base[:4], base[4:8], base[7:11]], apart),
+           contains="outputs[1] and outputs[2]")
+    raises(ValueError, lambda: dist.all_gather(pieces, pieces[(rank + 1) % size]),
+           contains=f"the input and outputs[{(rank + 1) % size}]")
     uneven = [base[:1], base[1:3], base[2:5]]
-    raises(ValueError, lambda: dist.all_gather(uneven, torch.ones(rank + 1)), contains="output[1] and output[2] share memory")
-    raises(ValueError, lambda: dist.all_gather([torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3)], torch.ones(2, 3)),
-           contains="output[1] [3, 2]")
+    raises(ValueError, lambda: dist.all_gather(uneven, torch.ones(rank + 1)),
+           contains="output[1] and output[2] share memory")
+    raises(ValueError, lambda: dist.all_gather([torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3)],
+                                               torch.ones(2, 3)), contains="output[1] [3, 2]")
     raises(ValueError, lambda: into_tensor(base, base[2:6]), contains="share memory")
     raises(ValueError, lambda: dist.all_to_all_single(base, base), contains="all_to_all: inputs[")
     if hasattr(alone(), "allgather_into_tensor_coalesced") and TORCH >= (2, 1):
@@ -108,7 +116,8 @@ def run_refusals(rank, size):
         raises(ValueError, lambda: alone().reduce_scatter_tensor_coalesced([both[1][:4], torch.zeros(4)], both),
                contains="input[1] and output[0] share memory")
     if rank == 0:
-        raises(ValueError, lambda: dist.gather(apart, [base[:4], base[2:6], base[6:10]]), contains="outputs[0] and outputs[1]")
+        raises(ValueError, lambda: dist.gather(apart, [base[:4], base[2:6], base[6:10]]),
+               contains="outputs[0] and outputs[1]")
         raises(ValueError, lambda: dist.scatter(base[6:10], pieces), contains="inputs[1] and the output")
     raises(ValueError, lambda: dist.reduce_scatter(base[2:6], pieces), contains="inputs[0] and the output")
     # Legal calls: in place, interleaving columns, one input for all.
@@ -139,7 +148,8 @@ def run_order(rank, size):
         assert torch.equal(tensor, torch.full_like(tensor, size**6))
         # Each operation reads the output of the operation before.
         gathered, first = torch.zeros(size * count), torch.full((count,), float(rank))
-        works = [dist.broadcast(first, 1, async_op=True), into_tensor(gathered, first, async_op=True), dist.all_reduce(gathered, async_op=True)]
+        works = [dist.broadcast(first, 1, async_op=True), into_tensor(gathered, first, async_op=True),
+                 dist.all_reduce(gathered, async_op=True)]
         for work in reversed(works):
             work.wait()
         assert torch.equal(gathered, torch.full_like(gathered, size))
@@ -155,13 +165,15 @@ def run_random(rank, size):
         length = 60 if rng.random() < 0.7 else 100_000
         values = torch.Generator().manual_seed(seed)
         model = [torch.randint(-(2**40), 2**40, (length,), generator=values) for _ in range(size)]
-        buffer = model[rank].clone() if rng.random() < 0.5 else shardwire.empty((length,), dtype=torch.int64).copy_(model[rank])
+        buffer = (model[rank].clone() if rng.random() < 0.5
+                  else shardwire.empty((length,), dtype=torch.int64).copy_(model[rank]))
         works, calls, outputs = [], [], []
         for _ in range(rng.randint(2, 10)):
             kind = rng.choice(("all_reduce", "broadcast", "into", "list"))
             count = rng.randint(1, length // 8)
             step = rng.choice((1, 1, 2))
-            first = [rng.randint(0, length - count * step)] * size if rng.random() < 0.5 else [rng.randint(0, length - count * step) for _ in range(size)]
+            first = ([rng.randint(0, length - count * step)] * size if rng.random() < 0.5
+                     else [rng.randint(0, length - count * step) for _ in range(size)])
             view = lambda whole, r: whole[first[r]:first[r] + count * step:step]
             calls.append((kind, count, step, first))
             if kind == "all_reduce":
@@ -219,8 +231,10 @@ def test_coalescing_manager_over_one_tensor(run_ranks):
 
 def run_checked(rank, size):
     outputs = [torch.zeros(3, 2) if rank == 1 else torch.zeros(2, 3) for _ in range(size)]
-    error = raises(shardwire.MismatchError, lambda: dist.all_gather(outputs, torch.ones(3, 2) if rank == 1 else torch.ones(2, 3)))
-    assert "rank 0 called all_gather(float32[2, 3])" in str(error) and "rank 1 called all_gather(float32[3, 2])" in str(error), error
+    error = raises(shardwire.MismatchError,
+                   lambda: dist.all_gather(outputs, torch.ones(3, 2) if rank == 1 else torch.ones(2, 3)))
+    assert ("rank 0 called all_gather(float32[2, 3])" in str(error)
+            and "rank 1 called all_gather(float32[3, 2])" in str(error)), error
 
 
 def test_checked_mode_compares_shapes(run_ranks, monkeypatch):
@@ -259,8 +273,8 @@ def test_checked_mode_lets_right_programs_pass(run_ranks, monkeypatch):
         dist.all_gather_object(gathered, {"rank": rank})
         assert gathered[2] == {"rank": 2}
         # Rank s sends r + 1 rows to rank r.
-        dist.all_to_all_single(torch.zeros(size * (rank + 1), 2), torch.zeros(sum(range(1, size + 1)), 2), [rank + 1] * size,
-                               [r + 1 for r in range(size)])
+        dist.all_to_all_single(torch.zeros(size * (rank + 1), 2), torch.zeros(sum(range(1, size + 1)), 2),
+                               [rank + 1] * size, [r + 1 for r in range(size)])
         dist.barrier()
 
     run_ranks(3, body)

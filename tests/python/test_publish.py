@@ -78,16 +78,19 @@ def check(target: dict[str, Any], wanted: dict[str, Any], rank: int, version: in
         if expected is None:
             assert got is None
         else:
-            assert torch.equal(got.float(), expected.to(got.dtype).float()), f"{name} is not version {version}: {got.reshape(-1)[:4]} for {expected.reshape(-1)[:4]}"
+            assert torch.equal(got.float(), expected.to(got.dtype).float()), (
+                f"{name} is not version {version}: {got.reshape(-1)[:4]} for {expected.reshape(-1)[:4]}")
 
 
 def columns(ranks: int) -> dict[str, Any]:
     """w cut by columns, b cut, e whole."""
     mesh = list(range(ranks))
-    return {"w": Layout(mesh, [Shard(1)], SHAPES["w"], F32), "b": Layout(mesh, [Shard(0)], SHAPES["b"], F32), "e": Layout(mesh, [Replicate()], SHAPES["e"], F32)}
+    return {"w": Layout(mesh, [Shard(1)], SHAPES["w"], F32), "b": Layout(mesh, [Shard(0)], SHAPES["b"], F32),
+            "e": Layout(mesh, [Replicate()], SHAPES["e"], F32)}
 
 
-def publisher(rank: int, url: str, ranks: int, versions: int = 3, pause: float = 0.0, options: dict[str, Any] | None = None) -> None:
+def publisher(rank: int, url: str, ranks: int, versions: int = 3, pause: float = 0.0,
+              options: dict[str, Any] | None = None) -> None:
     """Commits versions 1, 2, ... and serves until the test ends the process."""
     state = state_of(rank, ranks)
     pub = shardwire.publish(url, "policy", state, group(), timeout=60, **(options or {}))
@@ -122,7 +125,8 @@ def reader(rank: int, url: str, ranks: int) -> int:
     assert kind == "TimeoutError" and "version 4" in text and "it has 2, 3" in text, text
     kind, text = raised(lambda: sub.fetch(newer=True, timeout=0.2))
     assert kind == "TimeoutError" and "a version after 3" in text, text
-    assert raised(lambda: sub.fetch(-3))[0] == "ValueError" and raised(lambda: sub.fetch("new"))[0] == "TypeError"  # type: ignore[arg-type]
+    assert (raised(lambda: sub.fetch(-3))[0] == "ValueError"  # type: ignore[arg-type]
+            and raised(lambda: sub.fetch("new"))[0] == "TypeError")
     assert sub.version == 3, "nothing moved, so the target is what it was"
     assert sub.fetch(3) == 3
     sub.close()
@@ -130,13 +134,14 @@ def reader(rank: int, url: str, ranks: int) -> int:
     return 3
 
 
-@pytest.mark.parametrize(("kind", "publishers", "subscribers", "transport"), [("tcp", 2, 2, "shm"), ("file", 2, 1, "shm"), ("tcp", 1, 3, "shm"), ("tcp", 2, 2, "tcp")])
+@pytest.mark.parametrize(("kind", "publishers", "subscribers", "transport"),
+                         [("tcp", 2, 2, "shm"), ("file", 2, 1, "shm"), ("tcp", 1, 3, "shm"), ("tcp", 2, 2, "tcp")])
 def test_fetch(kind: str, publishers: int, subscribers: int, transport: str, tmp_path: Path) -> None:
     with jobs() as start:
         url, environment = url_of(kind, tmp_path), {"SHARDWIRE_TRANSPORTS": transport, "SHARDWIRE_JOB_TOKEN": "ours"}
         served = start(publishers, publisher, url, publishers, environment=environment)
-        served.until(lambda: all(("committed", 3) == words[:2] for said in served.reports for words in said[2:3]) and all(len(said) > 2 for said in served.reports), 60,
-                     "three commits")
+        served.until(lambda: all(("committed", 3) == words[:2] for said in served.reports for words in said[2:3])
+                             and all(len(said) > 2 for said in served.reports), 60, "three commits")
         assert start(subscribers, reader, url, subscribers, environment=environment).results() == [3] * subscribers
         served.until(lambda: all(said[-1] == ("serves", 0) for said in served.reports), 20, "the subscriber's leave")
 
@@ -178,10 +183,12 @@ def fused_reader(rank: int, url: str) -> None:
     expected = torch.cat([parts[0].take(value_of("w", index), rank) for index in (1, 2, 3)]).to(torch.bfloat16)
     assert torch.equal(sub.target["qkv"], expected)
     sub.close()
-    kind, text = raised(lambda: shardwire.subscribe(url, "policy", {"q": parts[0], "other": parts[1]}, group(), timeout=60))
+    kind, text = raised(
+        lambda: shardwire.subscribe(url, "policy", {"q": parts[0], "other": parts[1]}, group(), timeout=60))
     assert kind == "ValueError" and "'other'" in text and "'k'" in text and "'v'" in text, text
     different = NameMap(lambda name: f"{name}{rank}", lambda name: f"{name}{rank}")
-    kind, text = raised(lambda: shardwire.subscribe(url, "policy", {"q": parts[0]}, group(), mapping=different, timeout=60))
+    kind, text = raised(
+        lambda: shardwire.subscribe(url, "policy", {"q": parts[0]}, group(), mapping=different, timeout=60))
     assert kind == "MismatchError" and "mapping" in text, text
     shardwire.subscribe(url, "policy", {"q": parts[0]}, group(), strict=False, timeout=60).fetch()
 
@@ -217,7 +224,8 @@ def test_modules_and_tied_weights(tmp_path: Path) -> None:
         then = {name: tensor.clone() for name, tensor in source.state_dict().items()}
         optimizer.step()
         for sub, module in zip(subs, (target, absent)):
-            assert sub.fetch(changed=True) == version and sub.target is module and module.head.weight is module.embed.weight
+            assert (sub.fetch(changed=True) == version and sub.target is module
+                    and module.head.weight is module.embed.weight)
             assert all(torch.equal(tensor, then[name]) for name, tensor in module.state_dict().items())
     assert raised(lambda: shardwire.subscribe(url, "policy", target, cast=torch.bfloat16))[0] == "TypeError"
     for each in (*subs, pub):
@@ -252,8 +260,9 @@ def test_contexts_and_asyncio(tmp_path: Path) -> None:
 @in_a_child
 def test_stores_of_torch(kind: str, tmp_path: Path) -> None:
     import torch.distributed as dist
-    store = {"HashStore": dist.HashStore, "FileStore": lambda: dist.FileStore(str(tmp_path / "store"), 1),
-             "TCPStore": lambda: tcp_store("127.0.0.1", free_port(), None, True, datetime.timedelta(seconds=20))}[kind]()
+    store = ({"HashStore": dist.HashStore,
+              "FileStore": lambda: dist.FileStore(str(tmp_path / "store"), 1), "TCPStore": lambda: tcp_store(
+                  "127.0.0.1", free_port(), None, True, datetime.timedelta(seconds=20))}[kind]())
     pub = shardwire.publish(store, "policy", {"b": torch.ones(3)})
     pub.commit(5)
     for _ in range(2):
@@ -269,7 +278,8 @@ def changing_publisher(rank: int, url: str, buffers: int) -> None:
     rows = torch.zeros(4000, 64)  # 1 MB on each of two ranks, in blocks of 64 KiB
     cut = Layout([0, 1], [Shard(0)], (8000, 64), F32)
     small = torch.zeros(10)
-    pub = shardwire.publish(url, "policy", {"w": (cut, rows), "s": small}, group(), buffers=buffers, changes=True, timeout=60)
+    pub = shardwire.publish(url, "policy", {"w": (cut, rows), "s": small}, group(), buffers=buffers, changes=True,
+                            timeout=60)
     for version in range(1, 7):
         if rank == 1:
             rows[100 * version] = version
@@ -283,7 +293,8 @@ def changing_publisher(rank: int, url: str, buffers: int) -> None:
 
 
 def changing_reader(rank: int, url: str) -> None:
-    sub = shardwire.subscribe(url, "policy", {"w": Layout([0], [Shard(0)], (8000, 64), torch.bfloat16), "s": torch.ones(10)}, group(), timeout=60)
+    sub = shardwire.subscribe(url, "policy", {"w": Layout([0], [Shard(0)], (8000, 64), torch.bfloat16),
+                                              "s": torch.ones(10)}, group(), timeout=60)
     expected = torch.zeros(8000, 64)
     for version in range(1, 7):
         expected[4000 + 100 * version] = version
@@ -326,7 +337,8 @@ def test_the_jobs_token(tmp_path: Path) -> None:
         url = url_of("tcp", tmp_path)
         served = start(1, publisher, url, 1, environment={"SHARDWIRE_JOB_TOKEN": "ours"})
         served.until(lambda: len(served.reports[0]) > 3, 30, "commits")
-        for environment, text in (({"SHARDWIRE_JOB_TOKEN": "theirs"}, "has another"), ({"SHARDWIRE_JOB_TOKEN": ""}, "has none")):
+        for environment, text in (({"SHARDWIRE_JOB_TOKEN": "theirs"}, "has another"),
+                                  ({"SHARDWIRE_JOB_TOKEN": ""}, "has none")):
             start(1, refused, url, text, environment=environment).results()
         start(1, reader, url, 1, environment={"SHARDWIRE_JOB_TOKEN": "ours"}).results()
         assert served.running() == [0]
@@ -342,9 +354,11 @@ def test_the_publisher_refuses_foreign_notes(tmp_path: Path) -> None:
     try:
         pub = publishing.publish(f"file://{tmp_path}", "policy", {"b": torch.zeros(3)})
         place = address.open(1.0)
-        strange = [signed("subscriber", {"id": pub._id, "nonce": "n", **more}) for more in ({"size": 0, "seconds": 1}, {"size": 1, "seconds": float("nan")},
-                                                                                            {"size": "1", "seconds": 1}, {"size": 1, "seconds": "1"}, {"size": 1})]
-        for data in (*strange, b"junk", b'{"body": "{}", "proof": ""}', b'{"body": "[]", "proof": 3}', b'{"body": "{}", "proof": "ab"}', b"[]"):
+        strange = [signed("subscriber", {"id": pub._id, "nonce": "n", **more})
+                   for more in ({"size": 0, "seconds": 1}, {"size": 1, "seconds": float("nan")},
+                                {"size": "1", "seconds": 1}, {"size": 1, "seconds": "1"}, {"size": 1})]
+        for data in (*strange, b"junk", b'{"body": "{}", "proof": ""}', b'{"body": "[]", "proof": 3}',
+                     b'{"body": "{}", "proof": "ab"}', b"[]"):
             note = place.post(pub._id, data)
             limit = time.monotonic() + 10
             while place.peek(f"{pub._id}/{note}.answer.0") is None:
@@ -353,7 +367,8 @@ def test_the_publisher_refuses_foreign_notes(tmp_path: Path) -> None:
             assert b'"no"' in place.peek(f"{pub._id}/{note}.answer.0")
         assert pub.subscribers == 0
         pub.commit(1)
-        sub = subscribing.subscribe(f"file://{tmp_path}", "policy", {"b": torch.ones(3)}, timeout=20)  # of the same process, too
+        # of the same process, too
+        sub = subscribing.subscribe(f"file://{tmp_path}", "policy", {"b": torch.ones(3)}, timeout=20)
         assert sub.fetch() == 1 and (sub.target["b"] == 0).all()
         sub.close()
         pub.close()
@@ -370,18 +385,21 @@ def test_the_publisher_refuses_foreign_notes(tmp_path: Path) -> None:
 def test_wrong_arguments(tmp_path: Path) -> None:
     state = {"b": torch.zeros(3)}
     url = f"file://{tmp_path}"
-    for store, name, text in (("http://x", "p", "tcp://HOST:PORT"), ("tcp://x", "p", "tcp://HOST:PORT"), (url, "a/b", "name"), (url, "", "name"), (3, "p", "store")):
+    for store, name, text in (("http://x", "p", "tcp://HOST:PORT"), ("tcp://x", "p", "tcp://HOST:PORT"),
+                              (url, "a/b", "name"), (url, "", "name"), (3, "p", "store")):
         for call in (lambda: shardwire.publish(store, name, state), lambda: shardwire.subscribe(store, name, state)):
             kind, said = raised(call)
             assert kind in ("ValueError", "TypeError") and text in said, said
     for buffers in (0, 5, True, "2"):
-        assert raised(lambda: shardwire.publish(url, "p", state, buffers=buffers))[0] == "ValueError"  # type: ignore[arg-type]
+        assert (raised(lambda: shardwire.publish(url, "p", state, buffers=buffers))[0]  # type: ignore[arg-type]
+                == "ValueError")
     assert raised(lambda: shardwire.subscribe(url, "p", state, cast=torch.int8))[0] == "TypeError"
     assert raised(lambda: shardwire.subscribe(url, "p", state, cast=torch.bfloat16))[0] == "ValueError"
     assert raised(lambda: shardwire.publish(url, "p", {}))[0] == "ValueError"
     pub = shardwire.publish(url, "p", state)
     pub.commit(3)
-    for version, kind in ((3, "ValueError"), (-1, "ValueError"), (2.0, "TypeError"), (True, "TypeError"), (1 << 62, "ValueError")):
+    for version, kind in ((3, "ValueError"), (-1, "ValueError"), (2.0, "TypeError"), (True, "TypeError"),
+                          (1 << 62, "ValueError")):
         assert raised(lambda: pub.commit(version))[0] == kind  # type: ignore[arg-type]
     state["b"] = torch.zeros(4)
     kind, text = raised(lambda: pub.commit(4))
@@ -448,12 +466,14 @@ def test_a_dead_publisher_is_named_and_the_next_one_is_found(victim: int, tmp_pa
         follower.until(lambda: bool(failed(follower)) and bool(failed(follower, 1)), 30, "an error on both ranks")
         for rank in range(2):
             kind, text = failed(follower, rank)[0]
-            assert kind == "PeerFailedError" and f"the publisher's rank {victim}" in text and "died" in text, (kind, text)
+            assert kind == "PeerFailedError" and f"the publisher's rank {victim}" in text and "died" in text, (
+                kind, text)
         assert failed(follower)[0] == failed(follower, 1)[0], "the same error on both ranks"
         first.kill()
         first.until(lambda: not first.running(), 10, "the deaths")  # the port is free then
         start(2, publisher, url, 2, 4)
-        follower.until(lambda: 4 in fetched(follower) and 4 in fetched(follower, 1), 60, "a version of the next publisher")
+        follower.until(lambda: 4 in fetched(follower) and 4 in fetched(follower, 1), 60,
+                       "a version of the next publisher")
 
 
 def test_a_publisher_that_died_before_the_subscriber_came_is_named(tmp_path: Path) -> None:
@@ -468,7 +488,8 @@ def test_a_publisher_that_died_before_the_subscriber_came_is_named(tmp_path: Pat
             return raised(lambda: shardwire.subscribe(url, "policy", columns(1), group(), timeout=1.0))
 
         ((kind, text),) = start(1, late).results()
-        assert kind == "TimeoutError" and "rank 1 (pid" in text and "rank 0 (" not in text.split("does not answer", 1)[1], text
+        assert (kind == "TimeoutError" and "rank 1 (pid" in text
+                and "rank 0 (" not in text.split("does not answer", 1)[1]), text
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -480,17 +501,20 @@ def test_a_dead_subscriber_is_a_line_in_the_publishers_log(victim: int, tmp_path
         for job in (one, other):
             job.until(lambda: len(fetched(job)) > 3, 60, "fetches")
         one.kill(victim)
-        one.until(lambda: one.ended == [one.ended[0], one.ended[1]] and one.ended[victim] is not None and bool(failed(one, 1 - victim)), 30, "an error on the other rank")
+        one.until(lambda: one.ended == [one.ended[0], one.ended[1]] and one.ended[victim] is not None
+                          and bool(failed(one, 1 - victim)), 30, "an error on the other rank")
         kind, text = failed(one, 1 - victim)[0]
         assert kind == "PeerFailedError" and "died" in text, text
         before = len(fetched(other))
         other.until(lambda: len(fetched(other)) > before + 20, 30, "fetches of the other subscriber")
         assert not failed(other)
-        served.until(lambda: all(said and said[-1] == ("serves", 1) for said in served.reports), 30, "the end of one subscription")
+        served.until(lambda: all(said and said[-1] == ("serves", 1) for said in served.reports), 30,
+                     "the end of one subscription")
         slow = [words for said in served.reports for words in said if words[0] == "committed" and words[2] > 9]
         assert not slow, slow
         lines = [line for line in log.read_text().splitlines() if "publish 'policy'" in line]
-        assert len(lines) == 1 and "is gone" in lines[0] and f"pid {one.pids[victim]}" in lines[0] and "died" in lines[0], log.read_text()
+        assert (len(lines) == 1 and "is gone" in lines[0] and f"pid {one.pids[victim]}" in lines[0]
+                and "died" in lines[0]), log.read_text()
 
 
 def test_a_subscriber_that_stops_in_a_fetch_is_sent_away(tmp_path: Path) -> None:
@@ -506,7 +530,8 @@ def test_a_subscriber_that_stops_in_a_fetch_is_sent_away(tmp_path: Path) -> None
                 begin = time.monotonic()
                 pub.commit(version)
                 report("committed", version, time.monotonic() - begin)
-                group().barrier().wait()  # in step, like the ranks of a training: else a rank may be ahead by more versions than are kept
+                # in step, like the ranks of a training: else a rank may be ahead by more versions than are kept
+                group().barrier().wait()
                 time.sleep(0.02)
 
         def stopping(rank: int) -> tuple[str, str]:
@@ -636,7 +661,8 @@ def trainer(rank: int, url: str, first: int) -> None:
     """Steps with the trainer's own collectives between, which subscribers must not disturb."""
     cut = Layout([0, 1], [Shard(0)], BIG["w"], F32)
     local, whole = torch.zeros(cut.local_shape(rank)), torch.zeros(BIG["b"])
-    pub = shardwire.publish(url, "policy", {"w": (cut, local), "b": whole}, group(), changes=first % 2 == 0, buffers=1 + first // 100 % 3, timeout=30)
+    pub = shardwire.publish(url, "policy", {"w": (cut, local), "b": whole}, group(), changes=first % 2 == 0,
+                            buffers=1 + first // 100 % 3, timeout=30)
     for version in range(first, first + 99):
         local.copy_(cut.take(value_of("w", version, BIG), rank))
         whole.copy_(value_of("b", version, BIG))
@@ -652,7 +678,8 @@ def trainer(rank: int, url: str, first: int) -> None:
 def campaigner(rank: int, url: str, ranks: int, seed: int) -> None:
     rng = random.Random(seed)  # the same on all ranks
     mesh = list(range(ranks))
-    wanted = {"w": Layout(mesh, [rng.choice([Shard(1), Shard(0), Replicate()])], BIG["w"], F32), "b": Layout(mesh, [Shard(0)], BIG["b"], F32)}
+    wanted = {"w": Layout(mesh, [rng.choice([Shard(1), Shard(0), Replicate()])], BIG["w"], F32),
+              "b": Layout(mesh, [Shard(0)], BIG["b"], F32)}
     staged = rng.random() < 0.5
     sub: Any = None
     while sub is None:
@@ -677,7 +704,8 @@ def campaigner(rank: int, url: str, ranks: int, seed: int) -> None:
         for name, layout in wanted.items() if sub.version is not None else ():  # after an error as well
             expected = layout.take(value_of(name, sub.version, BIG), rank)
             if not torch.equal(sub.target[name], expected):
-                report("mixture", name, sub.version, sorted(set((sub.target[name] // 1000).reshape(-1).tolist()))[:9], str(error))
+                report("mixture", name, sub.version, sorted(set((sub.target[name] // 1000).reshape(-1).tolist()))[:9],
+                       str(error))
                 return
         if error is None:
             report("fetched", version)
@@ -689,7 +717,8 @@ def campaigner(rank: int, url: str, ranks: int, seed: int) -> None:
 
 def test_random_kills(tmp_path: Path) -> None:
     """SHARDWIRE_TEST_KILLS is the number of kills; the seed is printed."""
-    kills, seed = int(os.environ.get("SHARDWIRE_TEST_KILLS", "12")), int(os.environ.get("SHARDWIRE_TEST_SEED", random.randrange(1 << 30)))
+    kills, seed = (int(os.environ.get("SHARDWIRE_TEST_KILLS", "12")),
+                   int(os.environ.get("SHARDWIRE_TEST_SEED", random.randrange(1 << 30))))
     print(f"seed {seed}")
     rng = random.Random(seed)
     port = free_port()
@@ -708,7 +737,8 @@ def test_random_kills(tmp_path: Path) -> None:
             while True:
                 for job in (publishing, *readers):
                     job.poll(0.005)
-                mixed = [words for job in everyone for said in job.reports for words in said if words[0] in ("mixture", "error")]
+                mixed = [words for job in everyone for said in job.reports for words in said
+                         if words[0] in ("mixture", "error")]
                 assert not mixed, f"seed {seed}: {mixed[0]}"
                 if time.monotonic() > limit:
                     return
@@ -734,11 +764,13 @@ def test_random_kills(tmp_path: Path) -> None:
                 everyone.append(readers[which])
         for job in readers:
             for rank in range(job.size):
-                job.until(lambda: any(version >= first for version in fetched(job, rank)), 60, f"seed {seed}: a version of the last publisher on rank {rank}")
+                job.until(lambda: any(version >= first for version in fetched(job, rank)), 60,
+                          f"seed {seed}: a version of the last publisher on rank {rank}")
         look(0.2)
         assert publishing.running() == [0, 1], f"seed {seed}: {publishing.reports}"
         count = sum(len(fetched(job, rank)) for job in everyone for rank in range(job.size))
-        print(f"{kills_of}, {count} fetches, {sum(len(failed(job, rank)) for job in everyone for rank in range(job.size))} errors")
+        print(f"{kills_of}, {count} fetches, "
+              f"{sum(len(failed(job, rank)) for job in everyone for rank in range(job.size))} errors")
         if store is not None:
             store.close()
 

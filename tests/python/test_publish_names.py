@@ -38,7 +38,8 @@ def close_while_a_newer_one_comes(url: str) -> None:
     assert not newer[0]._is_replaced(newer[0]._place) and not newer[0]._over
     sub.close()
     newer[0].close()
-    assert raised(lambda: shardwire.subscribe(url, "policy", timeout=0.5).fetch())[0] in ("TimeoutError", "AbortedError"), "it was closed"
+    assert raised(lambda: shardwire.subscribe(url, "policy", timeout=0.5).fetch())[0] in (
+        "TimeoutError", "AbortedError"), "it was closed"
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])

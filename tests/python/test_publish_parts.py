@@ -43,7 +43,8 @@ class Sitting:
 
 @in_a_child
 def test_a_commit_never_writes_what_is_read() -> None:
-    state = {"w": torch.zeros(100, 10), "t": torch.zeros(3, dtype=torch.complex64), "n": torch.tensor(0, dtype=torch.int64), "f": torch.zeros(2, dtype=torch.bool)}
+    state = {"w": torch.zeros(100, 10), "t": torch.zeros(3, dtype=torch.complex64),
+             "n": torch.tensor(0, dtype=torch.int64), "f": torch.zeros(2, dtype=torch.bool)}
     state["tied"] = state["w"]
     versions = Versions(Holdings(state, "source", 0, [0]), 2, None)
     assert versions.total_bytes == 4000 + 24 + 8 + 2, "tied weights are held once"
@@ -81,7 +82,8 @@ def test_a_commit_never_writes_what_is_read() -> None:
 @in_a_child
 def test_changed_rows_are_all_that_changed(buffers: int) -> None:
     rng = random.Random(buffers)
-    state = {"w": torch.zeros(50, 16), "t": torch.zeros(16, 50).t(), "s": torch.tensor(0.0), "z": torch.zeros(0, 3), "c": torch.zeros(9, dtype=torch.complex64)}
+    state = {"w": torch.zeros(50, 16), "t": torch.zeros(16, 50).t(), "s": torch.tensor(0.0), "z": torch.zeros(0, 3),
+             "c": torch.zeros(9, dtype=torch.complex64)}
     versions = Versions(Holdings(state, "source", 0, [0]), buffers, 256)
     history: list[dict[str, torch.Tensor]] = []
     for version in range(1, 30):
@@ -102,10 +104,12 @@ def test_changed_rows_are_all_that_changed(buffers: int) -> None:
         for held, buffer in versions.pin_all(reader).items():
             for name, tensor in state.items():
                 now = history[held - 1][name]
-                assert torch.equal(torch.view_as_real(buffer.tensors[name]).nan_to_num(7) if now.is_complex() else buffer.tensors[name].nan_to_num(7),
+                assert torch.equal(torch.view_as_real(buffer.tensors[name]).nan_to_num(7) if now.is_complex()
+                                   else buffer.tensors[name].nan_to_num(7),
                                    torch.view_as_real(now).nan_to_num(7) if now.is_complex() else now.nan_to_num(7))
                 for since in range(1, held):
-                    rows = {row for begin, end in versions.changed_rows(buffer, name, since) for row in range(begin, end)}
+                    rows = {row for begin, end in versions.changed_rows(buffer, name, since)
+                            for row in range(begin, end)}
                     then = history[since - 1][name]
                     pairs = zip(then.reshape(-1), now.reshape(-1)) if not now.dim() else zip(then, now)
                     different = {row for row, (a, b) in enumerate(pairs) if not (a.equal(b) or str(a) == str(b))}
@@ -115,6 +119,8 @@ def test_changed_rows_are_all_that_changed(buffers: int) -> None:
 
 
 def test_ranks_in_errors_are_those_of_the_jobs() -> None:
-    text = "rank 3 gave up: rank 1 (pid 7) died; ranks 0, 2 and 3 of 4 wait; global rank 1, rank 9; another group of its process failed (rank 1)"
-    assert rename_ranks(text, 2, 2) == ("the subscriber's rank 1 gave up: the publisher's rank 1 (pid 7) died; the publisher's rank 0, the subscriber's rank 0 and "
-                                        "the subscriber's rank 1 of 4 wait; global rank 1, rank 9; another group of its process failed (rank 1)")
+    text = ("rank 3 gave up: rank 1 (pid 7) died; ranks 0, 2 and 3 of 4 wait; global rank 1, rank 9; another group of "
+            "its process failed (rank 1)")
+    assert rename_ranks(text, 2, 2) == ("the subscriber's rank 1 gave up: the publisher's rank 1 (pid 7) died; the "
+                                        "publisher's rank 0, the subscriber's rank 0 and the subscriber's rank 1 of 4 "
+                                        "wait; global rank 1, rank 9; another group of its process failed (rank 1)")

@@ -1,4 +1,5 @@
-"""shardwire.Queue: order and content against an oracle, capacity, transactions, several locations, names, waiting, and closing."""
+"""shardwire.Queue: order and content against an oracle, capacity, transactions, several locations, names, waiting, and
+closing."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def entry_of(rng, source, number):
 
 def equal(one, other):
     if isinstance(one, torch.Tensor):
-        return type(other) is torch.Tensor and one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+        return (type(other) is torch.Tensor and one.dtype == other.dtype and one.shape == other.shape
+                and torch.equal(one, other))
     if isinstance(one, dict):
         return type(other) is dict and list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list):
@@ -126,7 +128,8 @@ def kinds(rank):
     q = Queue(group(), 0)
     if rank == 1:
         strided = torch.arange(24.0).reshape(4, 6)
-        for tensor in (strided.t(), torch.tensor(3), torch.tensor([1 + 2j]).conj(), torch.nn.Parameter(torch.ones(2)), torch.zeros(2, 0)):
+        for tensor in (strided.t(), torch.tensor(3), torch.tensor([1 + 2j]).conj(), torch.nn.Parameter(torch.ones(2)),
+                       torch.zeros(2, 0)):
             q.put_tensor(tensor)
         changed = torch.ones(100000)
         q.put_tensor(changed)
@@ -276,7 +279,8 @@ def transactions(rank, seed):
         count = rng.randint(1, 20)
         with q.transaction() as puts:
             for number in range(count):
-                puts.put((turn, number, count, torch.full((rng.choice([0, 10, 50000]),), float(number))), async_op=rng.random() < 0.5)
+                puts.put((turn, number, count, torch.full((rng.choice([0, 10, 50000]),), float(number))),
+                         async_op=rng.random() < 0.5)
                 assert q.qsize() == 0 or turn > 0
     return None
 
@@ -356,7 +360,8 @@ def names(rank):
         return answers.get(timeout=20)
     time.sleep(0.3)  # rank 1 puts by now
     q = Queue(group(), 0, name="work", capacity=4)
-    assert Queue(group(), 0, name="work", capacity=4).held() is q.held()  # not compared by size: rank 1 may put between two looks
+    # not compared by size: rank 1 may put between two looks
+    assert Queue(group(), 0, name="work", capacity=4).held() is q.held()
     kind, text = raised(Queue, group(), 0, "work")
     assert kind is ValueError and "[[0], 4, False]" in text and "[[0], None, False]" in text, text
     assert raised(pickle.dumps, Queue(group(), 0))[0] is TypeError
@@ -413,13 +418,15 @@ def test_queues_of_several_groups_meet_users_of_their_own():
 # ---- waiting
 
 def waiting(rank):
-    here, there, go = Queue(group(), rank, f"mine {rank}"), Queue(group(), 1 - rank, f"mine {1 - rank}"), Queue(group(), 0)
+    here, there, go = (Queue(group(), rank, f"mine {rank}"), Queue(group(), 1 - rank, f"mine {1 - rank}"),
+                       Queue(group(), 0))
     if rank == 1:
         assert raised(here.get, timeout=0.1)[0] is standard.Empty
         assert not here.wait(0.1) and not there.wait(0.1) and Queue.wait_any([here, there], 0.1) == []
         kind, text = raised(there.get, timeout=0.2)
         assert kind is standard.Empty and "0.2 s" in text
-        assert raised(there.get, block=False)[0] is standard.Empty and raised(here.get, block=False)[0] is standard.Empty
+        assert (raised(there.get, block=False)[0] is standard.Empty
+                and raised(here.get, block=False)[0] is standard.Empty)
         go.put(None)
         assert Queue.wait_any([here, there], 20) == [here] and here.get() == "to you"
         go.put(None)
@@ -455,7 +462,8 @@ def now(rank):
         puts.put(3)
     while q.qsize() != 2:
         pass
-    assert Queue.wait_any([q, full, over], 0) == [q, full] and q.get(timeout=0) == "b" and asyncio.run(q.get_async(timeout=0)) == "c"
+    assert (Queue.wait_any([q, full, over], 0) == [q, full] and q.get(timeout=0) == "b"
+            and asyncio.run(q.get_async(timeout=0)) == "c")
     assert raised(q.get, timeout=0)[0] is standard.Empty and Queue.wait_any([q, over], 0) == [] and q.wait(0) is False
     full.close()
     assert full.wait(0) and full.get(timeout=0) == 3 and raised(full.get, timeout=0)[0] is shardwire.ClosedError
@@ -684,7 +692,8 @@ def beside_collectives(rank):
             moved.append(1)
     thread = threading.Thread(target=traffic)
     thread.start()
-    op = shardwire.compile_op(group(), [4 * 3], torch.float32, [{"offset": [4 * rank], "shape": [4]}], [{"offset": [0], "shape": [12]}])
+    op = shardwire.compile_op(group(), [4 * 3], torch.float32, [{"offset": [4 * rank], "shape": [4]}],
+                              [{"offset": [0], "shape": [12]}])
     for turn in range(200):
         out = torch.empty(12)
         op([torch.full((4,), float(rank + turn))], [out]).wait()
@@ -743,7 +752,8 @@ def test_a_queue_that_was_read_trusts_whom_its_reader_trusts():
 
 def reading_makes_nothing(rank):
     q = Queue(group(), 0, "x", capacity=7)
-    data = bytes(shardwire.serialize([q]).numpy()).replace(b"\x01\x00\x00\x00x", b"\x01\x00\x00\x00w")  # the name is "w" now
+    # the name is "w" now
+    data = bytes(shardwire.serialize([q]).numpy()).replace(b"\x01\x00\x00\x00x", b"\x01\x00\x00\x00w")
     threads = threading.active_count()
     (read,) = shardwire.deserialize(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     assert "not used here yet" in repr(read) and list(q.hub.held) == ["name x"] and threading.active_count() == threads
@@ -763,7 +773,8 @@ def test_reading_a_queue_makes_no_queue():
 
 def test_wrong_arguments():
     def body(rank):
-        assert raised(Queue, group(), 5) == (ValueError, "location is [5]; give different ranks of 0 to 0, at least one")
+        assert raised(Queue, group(), 5) == (ValueError,
+                                             "location is [5]; give different ranks of 0 to 0, at least one")
         assert raised(Queue, group(), [0, 0])[0] is ValueError and raised(Queue, group(), [])[0] is ValueError
         assert raised(Queue, group(), "0")[0] is TypeError and raised(Queue, group(), True)[0] is TypeError
         assert raised(Queue, group(), 0, 3)[0] is TypeError and raised(Queue, group(), 0, capacity=-1)[0] is ValueError

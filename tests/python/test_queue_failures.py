@@ -1,4 +1,5 @@
-"""shardwire.Queue when ranks die, stop, are interrupted or fork: an error with the rank's name or the timeout, and no entry is lost or half there."""
+"""shardwire.Queue when ranks die, stop, are interrupted or fork: an error with the rank's name or the timeout, and no
+entry is lost or half there."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def raised(call, *args, **options):
 
 
 def joined(folder, rank, size, timeout=20):
-    return shardwire.create_process_group(dist.FileStore(str(folder / "store"), size), rank, size, timeout=timeout, name="job")
+    return shardwire.create_process_group(dist.FileStore(str(folder / "store"), size), rank, size, timeout=timeout,
+                                          name="job")
 
 
 def meet(folder, name, count):
@@ -65,9 +67,11 @@ def dead_holder(rank, size, folder):
         die()
     start = time.monotonic()
     if rank == 1:
-        results = [raised(full.put, torch.ones(100000)), raised(full.get), raised(empty.get), raised(full.qsize), raised(full.put, 1, block=False)]
+        results = [raised(full.put, torch.ones(100000)), raised(full.get), raised(empty.get), raised(full.qsize),
+                   raised(full.put, 1, block=False)]
     else:
-        results = [raised(empty.get), raised(Queue.wait_any, [full, empty]), raised(next, empty.stream()), raised(full.close)]
+        results = [raised(empty.get), raised(Queue.wait_any, [full, empty]), raised(next, empty.stream()),
+                   raised(full.close)]
     assert time.monotonic() - start < 10, "it took a timeout to see a death"
     meet(folder, "over", size - 1)
     return results
@@ -78,7 +82,8 @@ def test_a_dead_holder_is_named(run_ranks, tmp_path, monkeypatch, way):
     monkeypatch.setenv("SHARDWIRE_TRANSPORTS", way)
     results = run_ranks(3, dead_holder, tmp_path, init=False, may_die=(0,))
     for kind, text in results[1] + results[2]:
-        assert kind is shardwire.PeerFailedError and "rank 0 of group 'job', which holds the queue, died" in text and "(pid" in text, (kind, text)
+        assert (kind is shardwire.PeerFailedError and "rank 0 of group 'job', which holds the queue, died" in text
+                and "(pid" in text), (kind, text)
 
 
 # ---- dead putters
@@ -117,7 +122,8 @@ def test_getters_are_notified_that_a_putter_died(run_ranks, tmp_path):
     results = run_ranks(3, dead_putter, tmp_path, init=False, may_die=(1,))
     for failed, waited, _ in (results[0], results[2]):
         for kind, text in (failed, waited):
-            assert kind is shardwire.PeerFailedError and "rank 1 of group 'job', which had put into it, died" in text and "(pid" in text, (kind, text)
+            assert (kind is shardwire.PeerFailedError and "rank 1 of group 'job', which had put into it, died" in text
+                    and "(pid" in text), (kind, text)
     assert results[0][2] == ["whole", "more", standard.Empty]
 
 
@@ -186,7 +192,8 @@ def test_kills_of_putters_and_getters_lose_nothing_and_mix_nothing(run_ranks, tm
     print("seed", seed)
     results = run_ranks(7, killed_at_random, tmp_path, seed, init=False, may_die=(2, 3, 5, 6), timeout=60)
     assert results[0] == 0
-    lines = {what: [tuple(map(int, line.split(":"))) for line in (tmp_path / f"{what}.log").read_text().splitlines()] for what in ("begun", "put", "got")}
+    lines = {what: [tuple(map(int, line.split(":"))) for line in (tmp_path / f"{what}.log").read_text().splitlines()]
+             for what in ("begun", "put", "got")}
     begun, put = ({tag[1:] for tag in lines[what]} for what in ("begun", "put"))
     got = Counter(tag[1:] for tag in lines["got"])
     assert max(got.values()) == 1, f"got twice: {[tag for tag, count in got.items() if count > 1]}"
@@ -216,7 +223,8 @@ def stopped_holder(rank, size, folder):
     holder = int((folder / "pid").read_text())
     time.sleep(0.2)  # a holder at rest
     os.kill(holder, signal.SIGSTOP)
-    while any(text.rpartition(")")[2].split()[0] != "T" for text in (path.read_text() for path in Path(f"/proc/{holder}/task").glob("*/stat"))):
+    while any(text.rpartition(")")[2].split()[0] != "T"
+              for text in (path.read_text() for path in Path(f"/proc/{holder}/task").glob("*/stat"))):
         time.sleep(0.001)  # a thread stops when the kernel schedules the thread again
     try:
         start = time.monotonic()
@@ -236,8 +244,10 @@ def test_a_stopped_holder_is_a_timeout_and_loses_nothing(run_ranks, tmp_path):
     left, (in_time, after, silent, silence, putting) = run_ranks(2, stopped_holder, tmp_path, init=False, timeout=60)
     assert in_time[0] is standard.Empty and after < 2
     assert silent[0] in (shardwire.TimeoutError, standard.Empty) and silence < 8
-    assert silent[0] is standard.Empty or "rank 0 of group 'job', which holds the queue, has answered nothing for 3 s" in silent[1], silent
-    assert putting[0] in (shardwire.TimeoutError, standard.Full) and ("rank 0" in putting[1] or "[0]" in putting[1]), putting
+    assert (silent[0] is standard.Empty
+            or "rank 0 of group 'job', which holds the queue, has answered nothing for 3 s" in silent[1]), silent
+    assert (putting[0] in (shardwire.TimeoutError, standard.Full)
+            and ("rank 0" in putting[1] or "[0]" in putting[1])), putting
     assert left <= 1
 
 
@@ -245,7 +255,8 @@ def never_made(rank, size, folder):
     group = joined(folder, rank, size, timeout=15)
     result = None
     if rank == 1:
-        result = raised(Queue(group, 0, "lonely").get, timeout=0.5), raised(Queue(group, 0, "lonely").put, 1, timeout=0.5)
+        result = (raised(Queue(group, 0, "lonely").get, timeout=0.5),
+                  raised(Queue(group, 0, "lonely").put, 1, timeout=0.5))
         (folder / "other").touch()
         Queue(group, 1, "mine").put(1)
         await_file(folder / "made")
@@ -260,7 +271,8 @@ def never_made(rank, size, folder):
 
 def test_a_rank_that_made_no_queue_is_named(run_ranks, tmp_path):
     for kind, text in run_ranks(2, never_made, tmp_path, init=False)[1]:
-        assert kind is shardwire.TimeoutError and "rank 0 of group 'job'" in text and ("has not made" in text), (kind, text)
+        assert kind is shardwire.TimeoutError and "rank 0 of group 'job'" in text and ("has not made" in text), (
+            kind, text)
 
 
 # ---- death during the join
@@ -317,7 +329,8 @@ def interrupted(rank, size, folder):
     full.put(0)
     meet(folder, "ready", size)
     waited = []
-    for call in (here.get, there.get, lambda: full.put(1), lambda: Queue.wait_any([here, there]), lambda: next(there.stream())):
+    for call in (here.get, there.get, lambda: full.put(1), lambda: Queue.wait_any([here, there]),
+                 lambda: next(there.stream())):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         start = time.monotonic()
         kind, _ = raised(call)
@@ -325,7 +338,8 @@ def interrupted(rank, size, folder):
         waited.append(time.monotonic() - start)
     here.put("a")
     there.put("b")
-    assert here.get(timeout=5) == "a" and there.get(timeout=5) == "b" and full.get() == 0 and full.qsize() == 0, "an interrupted call took or left something"
+    assert (here.get(timeout=5) == "a" and there.get(timeout=5) == "b" and full.get() == 0
+            and full.qsize() == 0), "an interrupted call took or left something"
     meet(folder, "over", size)
     return max(waited)
 

@@ -64,16 +64,19 @@ def test_callers_that_say_nothing_take_neither_descriptors_nor_threads_nor_the_s
     with called_by_another_process(port, 100):
         (tmp_path / "its own").write_text("a checkpoint")
         assert first.ask("peek", "a") == "1"
-        assert RecordClient("127.0.0.1", port, 60).ask("peek", "a") == "1", "the silent ones go after a while, and this one comes to its turn"
+        assert RecordClient("127.0.0.1", port, 60).ask("peek", "a") == "1", (
+            "the silent ones go after a while, and this one comes to its turn")
         assert threading.active_count() == threads
         assert len(os.listdir("/proc/self/fd")) < descriptors + 60
     assert RecordClient("127.0.0.1", port, 60).ask("peek", "a") == "1"
     server.close()
 
 
-def test_callers_with_the_token_have_half_of_the_descriptors_and_the_next_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_with_the_token_have_half_of_the_descriptors_and_the_next_waits(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(record_server, "resource", types.SimpleNamespace(getrlimit=lambda _: (8, 8), RLIMIT_NOFILE=0, RLIM_INFINITY=-1))
+    monkeypatch.setattr(record_server, "resource",
+                        types.SimpleNamespace(getrlimit=lambda _: (8, 8), RLIMIT_NOFILE=0, RLIM_INFINITY=-1))
     monkeypatch.setattr(record_server, "log", lambda level, text: lines.append(text))
     server = RecordServer("127.0.0.1", 0)
     port = server._listener.getsockname()[1]
@@ -127,11 +130,14 @@ def test_nothing_is_answered_before_the_token(tmp_path: Path) -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert foreign.recv(1) == b"", said
     assert RecordClient("127.0.0.1", port, 5).ask("peek", "a") is None
-    for token, text in (("theirs", "has another SHARDWIRE_JOB_TOKEN than this process"), ("", "has a SHARDWIRE_JOB_TOKEN, and this process has none")):
+    for token, text in (("theirs", "has another SHARDWIRE_JOB_TOKEN than this process"),
+                        ("", "has a SHARDWIRE_JOB_TOKEN, and this process has none")):
         client_token(token, port, text)
     own = RecordClient("127.0.0.1", port, 5)
-    assert raised(lambda: own.ask("rest", "0", float("nan")))[0] in ("ConnectionError", "ConnectionResetError", "BrokenPipeError")
-    assert raised(lambda: RecordClient("127.0.0.1", port, 5).ask("rest"))[0] in ("ConnectionError", "ConnectionResetError", "BrokenPipeError")
+    assert raised(lambda: own.ask("rest", "0", float("nan")))[0] in (
+        "ConnectionError", "ConnectionResetError", "BrokenPipeError")
+    assert raised(lambda: RecordClient("127.0.0.1", port, 5).ask("rest"))[0] in (
+        "ConnectionError", "ConnectionResetError", "BrokenPipeError")
     assert RecordClient("127.0.0.1", port, 5).ask("peek", "a") is None
     server.close()
 
@@ -143,7 +149,8 @@ def client_token(token: str, port: int, text: str) -> None:
     records.proof = lambda role, body: real(role, body + token) if token else ""  # type: ignore[assignment]
     differs = records.how_it_differs
     if not token:
-        records.how_it_differs = lambda has_one: "has a SHARDWIRE_JOB_TOKEN, and this process has none" if has_one else "?"  # type: ignore[assignment]
+        records.how_it_differs = (  # type: ignore[assignment]
+            lambda has_one: "has a SHARDWIRE_JOB_TOKEN, and this process has none" if has_one else "?")
     try:
         kind, said = raised(lambda: Address(f"tcp://127.0.0.1:{port}", "p").open(5))
     finally:
@@ -151,7 +158,8 @@ def client_token(token: str, port: int, text: str) -> None:
     assert kind == "MismatchError" and text in said, said
 
 
-def test_it_listens_on_all_addresses_where_the_hosts_name_is_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_listens_on_all_addresses_where_the_hosts_name_is_a_loopback_address(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's /etc/hosts maps the host's name to a loopback address."""
     real = socket.getaddrinfo
     known = {"trainer0": "127.0.1.1", "another": "192.0.2.7"}
@@ -160,7 +168,8 @@ def test_it_listens_on_all_addresses_where_the_hosts_name_is_a_loopback_address(
         return real(known.get(host, host), *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with listen_for("trainer0", 0) as everywhere, listen_for("127.0.0.1", 0) as here, listen_for("localhost", 0) as there:
+    with (listen_for("trainer0", 0) as everywhere, listen_for("127.0.0.1", 0) as here,
+          listen_for("localhost", 0) as there):
         assert everywhere.getsockname()[0] in ("::", "0.0.0.0")
         socket.create_connection(("127.0.0.1", everywhere.getsockname()[1]), 5).close()
         assert here.getsockname()[0] == "127.0.0.1" and there.getsockname()[0] in ("127.0.0.1", "::1")
@@ -182,14 +191,16 @@ def test_the_store_of_records() -> None:
     server = RecordServer("127.0.0.1", port := free_port())
     assert raised(lambda: RecordServer("127.0.0.1", port))[0] == "OSError"
     one, other = RecordClient("127.0.0.1", port, 5), RecordClient("127.0.0.1", port, 5)
-    for junk in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\3{}x", b'\0\0\0\x08["none"]', b'\0\0\0\x0f["rest","x", 1]', os.urandom(300)):
+    for junk in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\3{}x",
+                 b'\0\0\0\x08["none"]', b'\0\0\0\x0f["rest","x", 1]', os.urandom(300)):
         with socket.create_connection(("127.0.0.1", port)) as foreign:
             foreign.sendall(junk)
     places = [RecordPlace(client, "p") for client in (one, other)]
     assert places[0].peek("k") is None
     places[0].put("k", b"\x00\xff?")
     assert places[1].peek("k") == b"\x00\xff?"
-    assert places[0].notes("box") == [] and [places[0].post("box", b"1"), places[1].post("box", b"2")] == ["1", "2"] == places[0].notes("box")
+    assert (places[0].notes("box") == []
+            and [places[0].post("box", b"1"), places[1].post("box", b"2")] == ["1", "2"] == places[0].notes("box"))
     places[0].put("box/1.go", b"")
     places[0].put("box/12", b"another")
     places[0].remove("box/1")
@@ -207,7 +218,8 @@ def test_the_store_of_records() -> None:
         os._exit(0)
     server.close()  # like the end of the server's process; a child keeps neither the port nor the connections
     try:
-        assert raised(lambda: [one.ask("peek", "k") for _ in range(3)])[0] in ("ConnectionError", "ConnectionResetError", "BrokenPipeError", "OSError")
+        assert raised(lambda: [one.ask("peek", "k") for _ in range(3)])[0] in (
+            "ConnectionError", "ConnectionResetError", "BrokenPipeError", "OSError")
         again = RecordServer("127.0.0.1", port)
         assert RecordPlace(RecordClient("127.0.0.1", port, 5), "p").peek("k") is None
         again.close()

@@ -38,7 +38,8 @@ def every_pair(rank: int) -> int:
     for before in itertools.product(singles + [dt.Partial()], repeat=2):
         addends = 2 ** sum(item.is_partial() for item in before)
         layout = shardwire.Layout(mesh, before, (7, 5), whole.dtype)
-        tensor = dt.DTensor.from_local(local_of(layout, whole, rank), mesh, before, run_check=False, shape=whole.shape, stride=whole.stride())
+        tensor = dt.DTensor.from_local(local_of(layout, whole, rank), mesh, before, run_check=False, shape=whole.shape,
+                                       stride=whole.stride())
         for after in itertools.product(singles, repeat=2):
             result = shardwire.redistribute(tensor, placements=after)
             target = shardwire.Layout(mesh, after, (7, 5), whole.dtype)
@@ -58,8 +59,10 @@ def between_meshes(rank: int) -> None:
     from torch.distributed.device_mesh import DeviceMesh
     first, second = DeviceMesh("cpu", torch.tensor([0, 1])), DeviceMesh("cpu", torch.tensor([2, 3]))
     whole = torch.arange(30.0).reshape(5, 6)
-    source, target = (shardwire.Layout(mesh, [dt.Shard(dim)], (5, 6), whole.dtype) for mesh, dim in ((first, 0), (second, 1)))
-    tensor = dt.DTensor.from_local(local_of(source, whole, rank), first, [dt.Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    source, target = (shardwire.Layout(mesh, [dt.Shard(dim)], (5, 6), whole.dtype)
+                      for mesh, dim in ((first, 0), (second, 1)))
+    tensor = dt.DTensor.from_local(local_of(source, whole, rank), first, [dt.Shard(0)], run_check=False,
+                                   shape=whole.shape, stride=whole.stride())
     result = shardwire.redistribute(tensor, second, [dt.Shard(1)])
     assert result.device_mesh == second
     assert torch.equal(result.to_local(), local_of(target, whole, rank))
@@ -126,7 +129,8 @@ def gradients(rank: int) -> None:
         theirs = grad_of(lambda tensor, placement: tensor.redistribute(placements=[placement]), before, after)
         assert torch.equal(ours, theirs), (before, after)
     leaf = torch.ones((2, 4), requires_grad=True)
-    moved = shardwire.redistribute(dt.DTensor.from_local(leaf, mesh, [dt.Shard(0)], run_check=False), placements=[dt.Shard(1)])
+    moved = shardwire.redistribute(dt.DTensor.from_local(leaf, mesh, [dt.Shard(0)], run_check=False),
+                                   placements=[dt.Shard(1)])
     slope, = torch.autograd.grad(moved.to_local().pow(2).sum(), leaf, create_graph=True)
     assert torch.equal(slope.detach(), torch.full((2, 4), 2.0))
     with pytest.raises(RuntimeError, match="once_differentiable"):

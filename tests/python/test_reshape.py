@@ -1,4 +1,5 @@
-"""reshape and redistribute: against numpy's own cutting of the whole array, and every misuse as one error on all ranks."""
+"""reshape and redistribute: against numpy's own cutting of the whole array, and every misuse as one error on all
+ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ranks import error_of, group, run_ranks
 
 import shardwire
 import shardwire.distributed as swd
-from shardwire.distributed.distribution import Block, BlockCyclic, Box, Boxes, Distribution, Pencil, Placements, ProcessGrid, Slab
+from shardwire.distributed.distribution import (Block, BlockCyclic, Box, Boxes, Distribution, Pencil, Placements,
+                                                ProcessGrid, Slab)
 from shardwire.distributed.reshape import InvalidReshapeState, Reshape, ReshapeOptions, redistribute, reshape
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20260714"))
@@ -70,13 +72,15 @@ def random_distribution(rng: random.Random, shape: tuple[int, ...], ranks: int) 
                 left //= prime
         grid = ProcessGrid(shape=factors, layout=rng.choice(list(ProcessGrid.Layout)))
         first = [rng.randrange(extent) for extent in factors]
-        return Block(grid, first_process=first) if kind == "block" else BlockCyclic(grid, [rng.randint(1, 4) for _ in shape], first_process=first)
+        return (Block(grid, first_process=first) if kind == "block"
+                else BlockCyclic(grid, [rng.randint(1, 4) for _ in shape], first_process=first))
     return random_boxes(rng, shape, ranks)
 
 
 def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
     rng = random.Random(seed)
-    dtypes = [torch.bool, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.complex64, torch.complex128]
+    dtypes = [torch.bool, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.float32, torch.int64,
+              torch.complex64, torch.complex128]
     for case in range(cases):
         ndim = rng.randint(1, 4)
         shape = tuple(rng.randint(1, 9) for _ in range(ndim))
@@ -108,7 +112,8 @@ def documented(rank: int) -> None:
     swd.initialize(0, group())
     assert swd.get_context().rank == rank and swd.get_context().size == 2
     a = numpy.zeros((4, 2)) if rank == 0 else numpy.ones((4, 2))
-    input_box, output_box = (Box((0, 0), (4, 2)), Box((0, 0), (2, 4))) if rank == 0 else (Box((0, 2), (4, 4)), Box((2, 0), (4, 4)))
+    input_box, output_box = ((Box((0, 0), (4, 2)), Box((0, 0), (2, 4))) if rank == 0
+                             else (Box((0, 2), (4, 4)), Box((2, 0), (4, 4))))
     for _ in range(2):
         b = swd.reshape.reshape(a, input_box, output_box)
         assert isinstance(b, numpy.ndarray) and numpy.array_equal(b, [[0, 0, 1, 1]] * 2)
@@ -133,7 +138,8 @@ def older_forms(rank: int, communicator: bool) -> None:
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     a = swd.allocate_symmetric_memory((4, 2), numpy, dtype=numpy.complex64)
     t = swd.allocate_symmetric_memory((4, 3 + rank), torch, axis_order="F", make_symmetric=True)
-    assert a.dtype == numpy.complex64 and t.shape == (4, 3 + rank) and t.stride() == (1, 4) and shardwire.in_shared_heap(t)
+    assert (a.dtype == numpy.complex64 and t.shape == (4, 3 + rank) and t.stride() == (1, 4)
+            and shardwire.in_shared_heap(t))
     a[:] = rank
     columns, rows = [(0, 2 * rank), (4, 2 * rank + 2)], [(2 * rank, 0), (2 * rank + 2, 4)]
     b = swd.reshape.reshape(a, columns, rows)
@@ -142,7 +148,8 @@ def older_forms(rank: int, communicator: bool) -> None:
     assert whole.shape == (4, 4)
     wanted = numpy.fft.fft2(whole)
     assert numpy.allclose(swd.fft.fft(a, distribution=[columns, rows]), wanted[2 * rank:2 * rank + 2])
-    assert numpy.allclose(swd.fft.fft(b, Slab.X, options=swd.fft.FFTOptions(logger=logger)), wanted[2 * rank:2 * rank + 2])
+    assert numpy.allclose(swd.fft.fft(b, Slab.X, options=swd.fft.FFTOptions(logger=logger)),
+                          wanted[2 * rank:2 * rank + 2])
     with swd.fft.FFT(a, Slab.Y, options={"logger": logger}) as f:
         f.plan()
         assert numpy.allclose(f.execute(), wanted[:, 2 * rank:2 * rank + 2])
@@ -150,10 +157,13 @@ def older_forms(rank: int, communicator: bool) -> None:
         r.plan()
     assert len(lines) == 3 and "C2C of [4, 4]" in lines[0] and "reshape of [4, 4]" in lines[2], lines
     swd.free_symmetric_memory(a, t)
-    assert "rank 1: array 0 does not lie in the heap" in error_of(lambda: swd.free_symmetric_memory(a if rank == 0 else numpy.zeros(3)))[1]
+    assert ("rank 1: array 0 does not lie in the heap"
+            in error_of(lambda: swd.free_symmetric_memory(a if rank == 0 else numpy.zeros(3)))[1])
     assert "rank 0 frees 2 arrays, rank 1 1" in error_of(lambda: swd.free_symmetric_memory(*[a, t][rank:]))[1]
-    assert "rank 0 asks for 16 bytes, rank 1 for 20" in error_of(lambda: swd.allocate_symmetric_memory([4 + rank], torch))[1]
-    assert "rank 0: package is 'json'" in error_of(lambda: swd.allocate_symmetric_memory([4], json if rank == 0 else torch))[1]
+    assert ("rank 0 asks for 16 bytes, rank 1 for 20"
+            in error_of(lambda: swd.allocate_symmetric_memory([4 + rank], torch))[1])
+    assert ("rank 0: package is 'json'"
+            in error_of(lambda: swd.allocate_symmetric_memory([4], json if rank == 0 else torch))[1])
     assert error_of(lambda: swd.initialize(0, group(), communicator=group()))[0] == "TypeError"
     swd.finalize()
 
@@ -184,13 +194,15 @@ def stateful(rank: int) -> None:
         assert torch.equal(r.execute(), wanted + 1)
         assert "redistribute" not in r.explain() and "Slab(0) to Slab(1)" in r.explain()
         wrong = mine.float() if rank == 1 else mine
-        with pytest.raises(TypeError, match="rank 1: the operand's dtype was torch.float64, the new one's is torch.float32"):
+        with pytest.raises(TypeError,
+                           match="rank 1: the operand's dtype was torch.float64, the new one's is torch.float32"):
             r.reset_operand(wrong)
         assert torch.equal(r.execute(), wanted + 1)  # the former operand stays
     with pytest.raises(InvalidReshapeState, match="freed"):
         r.execute()
     assert reshape(mine, Slab.X, Slab.Y, group=group(), out=out) is out and torch.equal(out, wanted + 1)
-    backwards = mine.numpy()[::-1]  # torch has no negative strides; each execute still reads the present values of the array
+    # torch has no negative strides; each execute still reads the present values of the array
+    backwards = mine.numpy()[::-1]
     with Reshape(backwards, Slab.X, Slab.X, group=group()) as r:
         r.plan()
         assert numpy.array_equal(r.execute(), backwards)
@@ -213,7 +225,8 @@ def gradients(rank: int) -> None:
     (moved * weights).sum().backward()
     assert torch.equal(mine.grad, take(Slab.X, whole, rank, 2))
     mine.grad = None
-    everywhere = reshape(mine, Slab.X, [Box((0, 0), (6, 8))] * 2, group=group())  # each element on both ranks: both gradients are added
+    # each element on both ranks: both gradients are added
+    everywhere = reshape(mine, Slab.X, [Box((0, 0), (6, 8))] * 2, group=group())
     (everywhere * whole * (rank + 1)).sum().backward()
     assert torch.equal(mine.grad, 3 * take(Slab.X, whole, rank, 2))
     slope, = torch.autograd.grad(reshape(mine, Slab.X, Slab.Y, group=group()).pow(2).sum(), mine, create_graph=True)
@@ -226,7 +239,8 @@ def gradients(rank: int) -> None:
             r.reset_operand(mine)
     with torch.no_grad():
         assert torch.equal(reshape(mine, Slab.X, Slab.Y, out=out, group=group()), take(Slab.Y, whole, rank, 2))
-    with pytest.raises(RuntimeError, match="once_differentiable"):  # an error, instead of a gradient that lacks a part of the sum
+    # an error, instead of a gradient that lacks a part of the sum
+    with pytest.raises(RuntimeError, match="once_differentiable"):
         (slope.pow(2).sum() + mine.sum()).backward()
 
 
@@ -250,36 +264,45 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: reshape(mine, Slab.X if rank else Slab.Y, rows, **g)),
         error_of(lambda: reshape(mine, columns if rank else None, rows, **g)),
         # An overlap that cancels a gap: 16 elements in boxes, 16 in the array.
-        error_of(lambda: reshape(mine.view(2, 4) if rank else mine, Box((0, 0), (2, 4)) if rank else Box((0, 0), (4, 2)), rows, **g)),
+        error_of(lambda: reshape(mine.view(2, 4) if rank else mine,
+                                 Box((0, 0), (2, 4)) if rank else Box((0, 0), (4, 2)), rows, **g)),
         error_of(lambda: reshape(mine, Box((0, 0), (4, 2)) if rank == 0 else Box((0, 3), (4, 5)), Slab.X, **g)),
         error_of(lambda: reshape(mine, columns, Box((0, 0), (2, 4)) if rank == 0 else Box((3, 0), (4, 4)), **g)),
         error_of(lambda: reshape(mine, columns, Box((0, 0), (2, 4)) if rank == 0 else Box((2, 0), (5, 4)), **g)),
         error_of(lambda: reshape(mine, columns, Box((0,), (2,)), **g)),
         error_of(lambda: reshape(mine, columns, rows, options={"no such": 1} if rank else None, **g)),
         error_of(lambda: reshape(mine, columns, rows, options=ReshapeOptions(blocking=False) if rank else None, **g)),
-        error_of(lambda: swd.fft.fft(flat, [columns, rows], options=swd.fft.FFTOptions(chunks=0) if rank else None, **g)),
+        error_of(lambda: swd.fft.fft(flat, [columns, rows], options=swd.fft.FFTOptions(chunks=0) if rank else None,
+                                     **g)),
         error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4) if rank else None, **g)),
         error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4 + rank), **g)),
         error_of(lambda: reshape(mine, columns, rows, out=mine.view(2, 4) if rank else torch.empty(2, 4), **g)),
-        error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4, dtype=torch.float64 if rank else torch.float32), **g)),
-        error_of(lambda: reshape(flat, columns, rows, out=torch.empty(2, 4, dtype=flat.dtype).conj() if rank else torch.empty(2, 4, dtype=flat.dtype), **g)),
+        error_of(lambda: reshape(mine, columns, rows,
+                                 out=torch.empty(2, 4, dtype=torch.float64 if rank else torch.float32), **g)),
+        error_of(lambda: reshape(flat, columns, rows, out=torch.empty(2, 4, dtype=flat.dtype).conj() if rank
+                                                          else torch.empty(2, 4, dtype=flat.dtype), **g)),
         error_of(lambda: reshape(mine if rank else mine.clone().requires_grad_(), columns, rows, **g)),
         error_of(lambda: reshape(mine, columns, rows, **g) if rank else redistribute(mine, columns, rows, **g)),
         error_of(lambda: reshape(mine, Block(ProcessGrid(shape=(3, 1))), rows, **g)),
         error_of(lambda: reshape(mine, Placements([shardwire.Partial()]), rows, **g)),
     ]
     assert torch.equal(reshape(mine, columns, rows, **g), torch.zeros(2, 4))  # the group goes on
-    assert torch.equal(reshape(mine, columns, rows, global_shape=numpy.array([4, 4]) if rank else [4, 4], **g), torch.zeros(2, 4))
+    assert torch.equal(reshape(mine, columns, rows, global_shape=numpy.array([4, 4]) if rank else [4, 4], **g),
+                       torch.zeros(2, 4))
     return errors
 
 
 EXPECTED = [
     ("TypeError", "rank 1: operand is 'no array'"), ("ValueError", "rank 0"), ("ValueError", "the operand 1 on rank 0"),
-    ("MismatchError", "dtype differs"), ("MismatchError", "package differs"), ("MismatchError", "input_box differs"), ("MismatchError", "input_box differs"),
-    ("TypeError", "rank 0: input_box is None"), ("ValueError", "ranks 0 and 1 both have [0:2, 0:2]"), ("GapError", "leaves [0:4, 2:3]"),
-    ("GapError", "leaves [2:3, 0:4]"), ("ValueError", "reach to [5, 4]"), ("ValueError", "output_box has 1 dimensions"), ("ValueError", "rank 1: options has 'no such'"),
-    ("ValueError", "rank 1: blocking is False"), ("ValueError", "rank 1: chunks is 0"), ("MismatchError", "out is given on rank 1"), ("ValueError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
-    ("ValueError", "out has dtype torch.float64 on rank 1"), ("ValueError", "rank 1: out is a lazily conjugated"), ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
+    ("MismatchError", "dtype differs"), ("MismatchError", "package differs"), ("MismatchError", "input_box differs"),
+    ("MismatchError", "input_box differs"), ("TypeError", "rank 0: input_box is None"),
+    ("ValueError", "ranks 0 and 1 both have [0:2, 0:2]"), ("GapError", "leaves [0:4, 2:3]"),
+    ("GapError", "leaves [2:3, 0:4]"), ("ValueError", "reach to [5, 4]"), ("ValueError", "output_box has 1 dimensions"),
+    ("ValueError", "rank 1: options has 'no such'"), ("ValueError", "rank 1: blocking is False"),
+    ("ValueError", "rank 1: chunks is 0"), ("MismatchError", "out is given on rank 1"),
+    ("ValueError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
+    ("ValueError", "out has dtype torch.float64 on rank 1"), ("ValueError", "rank 1: out is a lazily conjugated"),
+    ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
     ("ValueError", "3 ranks"), ("UnsupportedError", "Partial"),
 ]
 
@@ -372,9 +395,11 @@ def differently_placed(whole: Any) -> Any:
     import torch.distributed.tensor as dt
     from torch.distributed.device_mesh import DeviceMesh
     mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
-    rows, others, everywhere = ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(0)], [dt.Replicate(), dt.Replicate()])
+    rows, others, everywhere = ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(0)],
+                                [dt.Replicate(), dt.Replicate()])
     addends = dt.DTensor.from_local(whole, mesh, [dt.Partial(), dt.Replicate()], run_check=False)
-    return (rows, everywhere), dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others), addends
+    return ((rows, everywhere), dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others),
+            addends)
 
 
 def check_other_placements(body: Any) -> list[tuple[str, str]]:
@@ -401,16 +426,20 @@ def other_placements(rank: int) -> list[tuple[str, str]]:
         r.reset_operand(first + 1)
         assert torch.equal(r.execute().to_local(), whole + 1)
     assert torch.equal(reshape(first, Placements(rows, mesh), everywhere).to_local(), whole)
-    errors += [error_of(lambda: reshape(second, Placements(rows, mesh), everywhere)), error_of(lambda: reshape(addends, Placements(everywhere, mesh), rows))]
+    errors += [error_of(lambda: reshape(second, Placements(rows, mesh), everywhere)),
+               error_of(lambda: reshape(addends, Placements(everywhere, mesh), rows))]
     columns = dt.distribute_tensor(torch.zeros(4, 4), mesh, [dt.Shard(1), dt.Replicate()])
-    assert reshape(first, None, columns.placements, out=columns) is columns and torch.equal(columns.full_tensor(), whole)
-    errors += [error_of(lambda: reshape(first, None, [dt.Replicate(), dt.Shard(1)], out=columns)), error_of(lambda: reshape(first, None, everywhere, out=spread))]
+    assert (reshape(first, None, columns.placements, out=columns) is columns
+            and torch.equal(columns.full_tensor(), whole))
+    errors += [error_of(lambda: reshape(first, None, [dt.Replicate(), dt.Shard(1)], out=columns)),
+               error_of(lambda: reshape(first, None, everywhere, out=spread))]
     return errors
 
 
 def test_a_dtensors_own_placements_count() -> None:
     errors = check_other_placements(other_placements)
-    assert "rank 1: the operand is a DTensor that gave this rank [0:2, 0:4], the placements of the new one give it [2:4, 0:4]" in errors[0][1]
+    assert ("rank 1: the operand is a DTensor that gave this rank [0:2, 0:4], the placements of the new one give it "
+            "[2:4, 0:4]" in errors[0][1])
     assert "the operand is a DTensor, whose own placements give rank 1 [2:4, 0:4]" in errors[2][1]
     assert "out is a DTensor, whose own placements give rank 1 [0:4, 0:2]" in errors[4][1]
 
@@ -422,7 +451,8 @@ def on_a_part(rank: int) -> None:
     few, all_ranks = DeviceMesh("cpu", torch.tensor([2, 0])), DeviceMesh("cpu", torch.arange(3))
     whole = torch.arange(5.0 * 6).reshape(5, 6)
     rows = Placements([dt.Shard(0)], few)
-    tensor = dt.DTensor.from_local(take(rows, whole, rank, 3), few, [dt.Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    tensor = dt.DTensor.from_local(take(rows, whole, rank, 3), few, [dt.Shard(0)], run_check=False, shape=whole.shape,
+                                   stride=whole.stride())
     columns = Placements([dt.Shard(1)], all_ranks)
     assert torch.equal(reshape(tensor, None, columns).to_local(), take(columns, whole, rank, 3))
     back = reshape(reshape(tensor, None, columns), None, rows)
@@ -432,7 +462,8 @@ def on_a_part(rank: int) -> None:
         r.reset_operand(back)
         assert torch.equal(r.execute().to_local(), take(columns, whole, rank, 3))
     tensor.requires_grad_()
-    assert torch.equal(reshape(tensor, None, columns).to_local(), take(columns, whole, rank, 3))  # torch's to_local has no gradient outside of a mesh
+    # torch's to_local has no gradient outside of a mesh
+    assert torch.equal(reshape(tensor, None, columns).to_local(), take(columns, whole, rank, 3))
 
 
 def test_dtensors_on_a_part_of_the_ranks() -> None:

@@ -22,7 +22,8 @@ from shardwire import deserialize, serialize
 from shardwire.plain import keys as plain_keys, read as plain_read, user_classes as plain_records, write as plain_write
 
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool,
+          torch.complex64]
 
 
 @dataclass
@@ -70,9 +71,10 @@ def there_and_back(value, **options):
     return deserialize(serialize(value, **options), **options)
 
 
-ATOMS = [None, True, False, 0, -1, 255, -(1 << 63), (1 << 63) - 1, 1 << 63, -(1 << 200), 0.0, -0.0, float("inf"), 1e-300, 1 + 2j, "", "a" * 31, "b" * 32,
-         "ñ 你好 🎉 \udc80", b"", b"\0\xff" * 40, bytearray(b"xyz"), range(3, -9, -2), slice(None, 4, 2), torch.bfloat16, torch.device("cpu"),
-         torch.Size([2, 0, 3]), np.float32(1.5), np.datetime64("2026-01-02"), np.bool_(True), np.str_(""), np.bytes_(b"")]
+ATOMS = [None, True, False, 0, -1, 255, -(1 << 63), (1 << 63) - 1, 1 << 63, -(1 << 200), 0.0, -0.0, float("inf"),
+         1e-300, 1 + 2j, "", "a" * 31, "b" * 32, "ñ 你好 🎉 \udc80", b"", b"\0\xff" * 40, bytearray(b"xyz"),
+         range(3, -9, -2), slice(None, 4, 2), torch.bfloat16, torch.device("cpu"), torch.Size([2, 0, 3]),
+         np.float32(1.5), np.datetime64("2026-01-02"), np.bool_(True), np.str_(""), np.bytes_(b"")]
 
 
 @pytest.mark.parametrize("value", ATOMS, ids=[f"{number}-{type(value).__name__}" for number, value in enumerate(ATOMS)])
@@ -184,12 +186,14 @@ def reference(number):
     return struct.pack("<cI", b"R", number)
 
 
-KINDS_WITH_KEYS = {b"d": lambda key: {key: 1}, b"o": lambda key: OrderedDict({key: 1}), b"S": lambda key: {key}, b"Z": lambda key: frozenset([key])}
+KINDS_WITH_KEYS = {b"d": lambda key: {key: 1}, b"o": lambda key: OrderedDict({key: 1}), b"S": lambda key: {key},
+                   b"Z": lambda key: frozenset([key])}
 
 
 def chain(depth, first=0):
     """Nodes of tuples in each other, which have the numbers from `first`."""
-    return [struct.pack("<cI", b"t", 1) + reference(first + number) for number in range(1, depth)] + [struct.pack("<cI", b"t", 0)]
+    return ([struct.pack("<cI", b"t", 1) + reference(first + number) for number in range(1, depth)]
+            + [struct.pack("<cI", b"t", 0)])
 
 
 def holder(kind, *keys):
@@ -226,7 +230,8 @@ def test_keys_that_only_broken_bytes_have():
 
 def doubled(kind, depth, first=0):
     """Nodes with the next node twice in each: 2^depth values, as each node counts at every visit."""
-    return [struct.pack("<cI", kind, 2) + 2 * reference(first + number) for number in range(1, depth)] + [struct.pack("<cI", b"t", 0)]
+    return ([struct.pack("<cI", kind, 2) + 2 * reference(first + number) for number in range(1, depth)]
+            + [struct.pack("<cI", b"t", 0)])
 
 
 def paired(depth, first=0):
@@ -236,7 +241,8 @@ def paired(depth, first=0):
     nodes = []
     for number in range(first, first + 3 * depth, 3):
         nodes.append(struct.pack("<cI", b"Z", 2) + reference(number + 1) + reference(number + 2))
-        nodes += [struct.pack("<cI", b"t", 2) + reference(number + 3) + struct.pack("<cq", b"i", each) for each in (0, 1)]
+        nodes += [struct.pack("<cI", b"t", 2) + reference(number + 3) + struct.pack("<cq", b"i", each)
+                  for each in (0, 1)]
     return [*nodes, struct.pack("<cI", b"t", 0)]
 
 
@@ -254,8 +260,10 @@ except ValueError as error:
 def test_keys_that_would_be_hashed_or_compared_for_ever_are_refused(kind, keys):
     nodes = [*keys, holder(kind, *range(0, len(keys), 301))]
     # Hashing in C does not react to signals, so this runs in a process that can be killed.
-    done = subprocess.run([sys.executable, "-c", READS], input=bytes(head_of(*nodes).numpy()), capture_output=True, timeout=120, check=True)
-    assert f"more than {plain_keys.MOST_IN_KEYS} values in all" in done.stdout.decode() and "with those of node" in done.stdout.decode(), done
+    done = subprocess.run([sys.executable, "-c", READS], input=bytes(head_of(*nodes).numpy()), capture_output=True,
+                          timeout=120, check=True)
+    assert (f"more than {plain_keys.MOST_IN_KEYS} values in all" in done.stdout.decode()
+            and "with those of node" in done.stdout.decode()), done
 
 
 def test_what_is_no_key_may_share_as_it_likes():
@@ -268,7 +276,8 @@ def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
     """The reader accepts all output of the writer."""
     shared = tuple(range(20))
     twice = ((shared, shared), "x" * 40, frozenset([shared, torch.Size([2, 3])]))
-    values = [{(shared, number): number for number in range(10)}, OrderedDict({twice: 1, shared: [2]}), {twice, frozenset([twice]), "y" * 40, 5},
+    values = [{(shared, number): number for number in range(10)}, OrderedDict({twice: 1, shared: [2]}),
+              {twice, frozenset([twice]), "y" * 40, 5},
               frozenset([(frozenset([shared]), torch.Size([4])), torch.Size([4])])]
     for value in values:
         head, parts = plain_write.write([value, [shared]])
@@ -288,15 +297,18 @@ def test_registered_classes_come_back_without_pickle():
     tensor = torch.arange(6.0)
     ring = Node(1)
     ring.next = Node([ring, Pair(ring, tensor)], next="y" * 40)
-    value = {"flat": Pair(1, "x" * 50), "deep": Pair(Pair(tensor, tensor[2:]), [Frozen("a", (Pair(1, 2),))]), "ring": ring, Pair(1, Pair(2, 3)): {Pair(4, 5), 6}}
+    value = {"flat": Pair(1, "x" * 50), "deep": Pair(Pair(tensor, tensor[2:]), [Frozen("a", (Pair(1, 2),))]),
+             "ring": ring, Pair(1, Pair(2, 3)): {Pair(4, 5), 6}}
     back = there_and_back(value)
     assert list(back) == list(value) and back[Pair(1, Pair(2, 3))] == {Pair(4, 5), 6}
     assert type(back["flat"]) is Pair and back["flat"] == value["flat"]
     left, (frozen,) = back["deep"]
-    assert type(left) is Pair and torch.equal(left.right, tensor[2:]) and left.left.data_ptr() + 8 == left.right.data_ptr(), "shared memory was split"
+    assert (type(left) is Pair and torch.equal(left.right, tensor[2:])
+            and left.left.data_ptr() + 8 == left.right.data_ptr()), "shared memory was split"
     assert type(frozen) is Frozen and frozen == Frozen("a", (Pair(1, 2),))
     (first, pair), ring = back["ring"].next.value, back["ring"]
-    assert type(ring) is Node and first is ring and pair.left is ring and pair.right is left.left and ring.next.next == "y" * 40
+    assert (type(ring) is Node and first is ring and pair.left is ring and pair.right is left.left
+            and ring.next.next == "y" * 40)
 
 
 def test_only_what_the_reader_registered_is_made(monkeypatch):
@@ -306,7 +318,8 @@ def test_only_what_the_reader_registered_is_made(monkeypatch):
     whole = serialize([made, Pair(1)])
     monkeypatch.setattr(plain_records, "by_name", {})
     monkeypatch.setattr(plain_read, "by_name", plain_records.by_name)
-    with pytest.raises(ValueError, match=r"class '\S*Frozen' is in it, which this process has not registered; call shardwire.register_plain"):
+    with pytest.raises(ValueError, match=r"class '\S*Frozen' is in it, which this process has not registered; call "
+                                         r"shardwire.register_plain"):
         deserialize(whole)
 
     @dataclass
@@ -316,11 +329,13 @@ def test_only_what_the_reader_registered_is_made(monkeypatch):
     with pytest.raises(ValueError, match="give .*another name"):
         shardwire.register_plain(Frozen, name=f"{__name__}.Mine")
     plain_records.by_name[f"{__name__}.Frozen"] = plain_records.by_name[f"{__name__}.Mine"]
-    with pytest.raises(ValueError, match=r"written with the fields \['name', 'parts'\], and is registered here with \['names'\]"):
+    with pytest.raises(ValueError,
+                       match=r"written with the fields \['name', 'parts'\], and is registered here with \['names'\]"):
         deserialize(whole)
 
 
-@pytest.mark.parametrize("keys", [{Frozen("a"): 1}, {(1, (Frozen("a"), 2)): 1}, {Frozen("a"), 2}, frozenset([Pair(Frozen("a"))])])
+@pytest.mark.parametrize(
+    "keys", [{Frozen("a"): 1}, {(1, (Frozen("a"), 2)): 1}, {Frozen("a"), 2}, frozenset([Pair(Frozen("a"))])])
 def test_a_dataclass_is_no_key(keys, monkeypatch):
     """The fields of a dataclass are set after keys were hashed."""
     with pytest.raises(TypeError, match="a dataclass as a key or member"):
@@ -349,7 +364,8 @@ def test_what_cannot_be_registered():
 
 def test_tensors_are_views_and_shared_memory_stays_shared():
     base = torch.arange(1000.0)
-    whole = serialize({"base": base, "row": base.view(10, 100)[3], "columns": base.view(10, 100)[:, ::7], "alone": torch.ones(5)})
+    whole = serialize(
+        {"base": base, "row": base.view(10, 100)[3], "columns": base.view(10, 100)[:, ::7], "alone": torch.ones(5)})
     back = deserialize(whole)
     begin, end = whole.data_ptr(), whole.data_ptr() + whole.numel()
     assert all(begin <= tensor.data_ptr() < end for tensor in back.values()), "a tensor was copied"
@@ -368,14 +384,17 @@ def test_parameters_gradients_and_numpy():
     back = there_and_back([parameter, leaf, frozen, array, np.array(["é", "ab"]), np.zeros((0, 3)), (leaf * 2)])
     assert type(back[0]) is torch.nn.Parameter and back[0].requires_grad and torch.equal(back[0], parameter)
     assert back[1].requires_grad and back[1].is_leaf and not back[2].requires_grad and not back[6].requires_grad
-    assert back[3].dtype == array.dtype and (back[3] == array).all() and list(back[4]) == ["é", "ab"] and back[5].shape == (0, 3)
+    assert (back[3].dtype == array.dtype and (back[3] == array).all() and list(back[4]) == ["é", "ab"]
+            and back[5].shape == (0, 3))
     for value in (np.array(5.0), np.array("abc"), np.ndarray((1,), "<U0"), np.zeros((0, 5), "S1")):
         array = there_and_back(value)
-        assert type(array) is np.ndarray and array.dtype == value.dtype and array.shape == value.shape and (array == value).all()
+        assert (type(array) is np.ndarray and array.dtype == value.dtype and array.shape == value.shape
+                and (array == value).all())
     assert torch.equal(there_and_back(torch.tensor([1 + 2j]).conj()), torch.tensor([1 - 2j]))
 
 
-@pytest.mark.parametrize("value", [Point(1, torch.ones(2)), Trap(), len, Point, np.array([object()]), torch.ones(2).to_sparse()],
+@pytest.mark.parametrize("value",
+                         [Point(1, torch.ones(2)), Trap(), len, Point, np.array([object()]), torch.ones(2).to_sparse()],
                          ids=["dataclass", "reduce", "function", "class", "objects", "sparse"])
 def test_what_is_not_plain_is_refused_by_name_without_pickle(value):
     with pytest.raises(TypeError, match="allow_pickle=True.*runs what its writer put") as error:
@@ -412,7 +431,8 @@ def test_equal_objects_have_equal_bytes_and_the_value_stays():
 def test_broken_bytes_are_errors_never_more():
     print("seed", SEED)
     rng = random.Random(SEED)
-    value = {"a": [1, (2, "three" * 20), torch.arange(20), np.arange(3)], "b": {4, frozenset([5])}, 1: OrderedDict(x=b"y" * 50), "r": range(4)}
+    value = {"a": [1, (2, "three" * 20), torch.arange(20), np.arange(3)], "b": {4, frozenset([5])},
+             1: OrderedDict(x=b"y" * 50), "r": range(4)}
     value["loop"] = value
     value["records"] = [Pair(1, Pair("x" * 40)), Node(3, value), Node(4), {Pair(1, (2, Pair(3))): 5}]
     whole = serialize(value)

@@ -26,7 +26,8 @@ def places_of(sizes):
 
 
 def random_placements(rng, sizes, num_dims):
-    return [rng.choice([Replicate(), Shard(rng.randrange(num_dims)), Shard(0), StridedShard(0, rng.randint(1, 3))]) for _ in sizes]
+    return [rng.choice([Replicate(), Shard(rng.randrange(num_dims)), Shard(0), StridedShard(0, rng.randint(1, 3))])
+            for _ in sizes]
 
 
 def test_compute_shards_gives_what_layouts_take():
@@ -78,13 +79,15 @@ def test_local_reshard_gives_the_target_layouts_local_tensor_or_refuses():
                 assert not is_local and "compile_op" in str(error), (shape, current, target, places, str(error))
                 refused += 1
             else:
-                assert is_local and torch.equal(apply_local_reshard(local, chunks), wanted), (shape, current, target, places)
+                assert is_local and torch.equal(apply_local_reshard(local, chunks), wanted), (
+                    shape, current, target, places)
                 done += 1
             try:
                 chunks = compute_local_reshard(list(local.shape), current, target, places)
             except ValueError:
                 continue
-            assert torch.equal(apply_local_reshard(local, chunks), wanted), ("without shape", shape, current, target, places)
+            assert torch.equal(apply_local_reshard(local, chunks), wanted), (
+                "without shape", shape, current, target, places)
             without += 1
     assert done > 300 and refused > 100 and without > 200, (done, refused, without)
 
@@ -94,11 +97,13 @@ def test_local_reshard_is_a_view_where_it_is_one_box_and_states_what_is_wrong():
     view = apply_local_reshard(tensor, compute_local_reshard([4, 3], [Replicate()], [Shard(0)], [(1, 2)]))
     assert view.data_ptr() == tensor[2:].data_ptr() and view.shape == (2, 3)
     for call, text in ((lambda: compute_local_reshard([4], [Shard(0)], [Replicate()], [(0, 2)]), "needs other ranks"),
-                       (lambda: compute_local_reshard([4], [Replicate(), Shard(0)], [Shard(0), Shard(0)], [(0, 2), (0, 2)]), "give shape="),
+                       (lambda: compute_local_reshard([4], [Replicate(), Shard(0)], [Shard(0), Shard(0)],
+                                                      [(0, 2), (0, 2)]), "give shape="),
                        (lambda: compute_shards([4], [Shard(0)], []), "1 placements, but 0 pairs"),
                        (lambda: compute_shards([4], [Shard(0)], [(2, 2)]), "index 2 is no place"),
                        (lambda: apply_local_reshard(tensor, []), "chunks is empty"),
-                       (lambda: apply_local_reshard(tensor[:1], [shardwire.ShardInfo([2, 0], [0, 0], [2, 3])]), "does not lie in")):
+                       (lambda: apply_local_reshard(tensor[:1], [shardwire.ShardInfo([2, 0], [0, 0], [2, 3])]),
+                        "does not lie in")):
         with pytest.raises(ValueError, match=text):
             call()
 
@@ -124,7 +129,8 @@ def test_specs_from_a_layout_compile():
 def cat(rank, seed):
     rng = random.Random(seed)
     for turn in range(6):
-        dtype, rest = rng.choice([torch.float32, torch.int64, torch.bool]), [rng.randint(1, 4) for _ in range(rng.randint(0, 2))]
+        dtype, rest = (rng.choice([torch.float32, torch.int64, torch.bool]),
+                       [rng.randint(1, 4) for _ in range(rng.randint(0, 2))])
         numbers = rng.sample(range(100), rng.randint(1, 7))
         tensors = {number: (torch.arange(math.prod([rows, *rest])).reshape([rows, *rest]) * number % 7).to(dtype)
                    for number in numbers for rows in [rng.randint(0, 5)]}
@@ -133,7 +139,8 @@ def cat(rank, seed):
         future = shardwire.cat(mine, group()) if turn % 2 else shardwire.resolve_backend(group()).cat(mine)
         assert torch.equal(future.result(20), torch.cat([tensors[number] for number in sorted(numbers)]))
     errors = []
-    for mine in ([(0, torch.ones(2))], [(rank, torch.ones(rank + 1, rank + 1))], [(rank, "x")] if rank == 1 else [], []):
+    for mine in ([(0, torch.ones(2))], [(rank, torch.ones(rank + 1, rank + 1))], [(rank, "x")] if rank == 1 else [],
+                 []):
         try:
             shardwire.cat(mine, group())
         except (TypeError, ValueError) as error:
@@ -145,7 +152,8 @@ def test_cat_joins_in_the_order_of_the_numbers():
     print("seed", SEED)
     results = run_ranks(3, cat, SEED)
     assert results[0] == results[1] == results[2] and len(results[0]) == 4
-    for text, part in zip(results[0], ("ranks 0 and 1 both give tensor 0", "tensor 1 of rank 1 float32[2, 2]", "rank 1: tensor 1 is str", "no rank gave a tensor")):
+    for text, part in zip(results[0], ("ranks 0 and 1 both give tensor 0", "tensor 1 of rank 1 float32[2, 2]",
+                                       "rank 1: tensor 1 is str", "no rank gave a tensor")):
         assert part in text, text
 
 
@@ -161,10 +169,12 @@ def overlaps(rank):
             reported.append((type(error).__name__, str(error)))
     for overlap in (None, "last"):
         out = torch.empty(4)
-        shardwire.compile_op(group(), [4], torch.float32, mine, whole, overlap=overlap)([torch.full((3,), float(rank))], [out]).wait()
+        shardwire.compile_op(group(), [4], torch.float32, mine, whole, overlap=overlap)(
+            [torch.full((3,), float(rank))], [out]).wait()
         assert out.tolist() == [0, 1, 1, 1]
     out = torch.empty(4)
-    future = shardwire.compile_op(group(), [4], torch.float32, mine, whole, overlap="any")([torch.arange(3.0) + rank], [out])
+    future = shardwire.compile_op(group(), [4], torch.float32, mine, whole, overlap="any")(
+        [torch.arange(3.0) + rank], [out])
     assert future.result()[0] is out or torch.equal(future.result()[0], out)
     assert out.tolist() == [0, 1, 2, 3]
     try:
@@ -172,7 +182,8 @@ def overlaps(rank):
     except shardwire.GapError as error:
         assert isinstance(error, ValueError) and isinstance(error, RuntimeError)
         reported.append(("gap", str(error)))
-    op = shardwire.compile_op(group(), dtype=torch.float32, inputs=[shardwire.TensorRegion([rank], [1], tensor_id=rank)],
+    op = shardwire.compile_op(group(), dtype=torch.float32,
+                              inputs=[shardwire.TensorRegion([rank], [1], tensor_id=rank)],
                               outputs=[{"offset": [rank], "shape": [1], "tensor_id": str(rank)}])
     assert [tensor.name for tensor in op.tensors] == ["0", "1"]
     assert shardwire.cpu_allocator_owns(shardwire.empty(3)) and not shardwire.cpu_allocator_owns(torch.empty(3))
@@ -184,8 +195,10 @@ def test_overlaps_and_gaps_are_reported_with_regions_and_ranks():
     assert one == other
     assert [kind for kind, _ in one] == ["ValueError", "ValueError", "ValueError", "TypeError", "gap"]
     texts = [text for _, text in one]
-    assert "rank 0, inputs[0] [0:3] and rank 1, inputs[0] [1:4]" in texts[0] and "rank 0 gives overlap='any', rank 1 gives overlap='last'" in texts[1]
-    assert "overlap is 'each'" in texts[2] and "no input covers 2 regions" in texts[4] and "rank 1, outputs[0] [0:4]" in texts[4]
+    assert ("rank 0, inputs[0] [0:3] and rank 1, inputs[0] [1:4]" in texts[0]
+            and "rank 0 gives overlap='any', rank 1 gives overlap='last'" in texts[1])
+    assert ("overlap is 'each'" in texts[2] and "no input covers 2 regions" in texts[4]
+            and "rank 1, outputs[0] [0:4]" in texts[4])
 
 
 def standalone(rank, size):
@@ -200,7 +213,8 @@ def standalone(rank, size):
     tensor = torch.full((4,), float(rank + 1))
     ours.allreduce([tensor]).wait()
     q = shardwire.Queue(ours, 0)
-    op = shardwire.compile_op("apart", [size], torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [size]}])
+    op = shardwire.compile_op("apart", [size], torch.float32, [{"offset": [rank], "shape": [1]}],
+                              [{"offset": [0], "shape": [size]}])
     out = torch.empty(size)
     op([tensor[:1]], [out]).wait()
     if rank == 1:

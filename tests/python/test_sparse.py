@@ -27,7 +27,8 @@ def check_sum(rank, size, shape, sparse_dims, counts, dtype=torch.float32):
     assert mine.is_sparse and mine.is_coalesced() and mine.sparse_dim() == sparse_dims
     assert torch.equal(mine.to_dense(), expected), (mine.to_dense(), expected)
     # Only entries of some rank are stored.
-    touched = {tuple(index) for r in range(size) for index in entries(r, shape, sparse_dims, counts[r])._indices().t().tolist()}
+    touched = {tuple(index) for r in range(size)
+               for index in entries(r, shape, sparse_dims, counts[r])._indices().t().tolist()}
     assert {tuple(index) for index in mine.indices().t().tolist()} == touched
 
 
@@ -68,7 +69,9 @@ def test_asynchronous(run_ranks):
 
 def test_disagreement_is_reported_on_all_ranks(run_ranks):
     def body(rank, size):
-        error = raises(shardwire.MismatchError, lambda: dist.all_reduce(torch.sparse_coo_tensor([[0]], [1.0], (4 + rank,))), contains="shape [4]")
+        error = raises(shardwire.MismatchError,
+                       lambda: dist.all_reduce(torch.sparse_coo_tensor([[0]], [1.0], (4 + rank,))),
+                       contains="shape [4]")
         assert "rank 1" in str(error) and "shape [5]" in str(error)
         check_sum(rank, size, (5, 4), 2, [3, 6])  # the group goes on
 

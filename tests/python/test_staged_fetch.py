@@ -68,11 +68,13 @@ def in_the_middle(rank: int, url: str, folder: str, staged: bool) -> str:
     assert kind == "PeerFailedError" and "the publisher's rank 1" in text, (kind, text)
     now = sub.target["w"]
     if staged:
-        assert (now == 1).all() and sub.version == 1 and "the target was not touched: it is version 1, whole" in text, text
+        assert ((now == 1).all() and sub.version == 1
+                and "the target was not touched: it is version 1, whole" in text), text
         assert "no version of 'policy' is staged whole" in raised(sub.apply)[1]
     else:
         assert (now[:ROWS // 2] == 2).all() and (now[ROWS // 2:] == 1).all(), "else this test shows nothing"
-        assert sub.version is None and "the target may hold parts of two versions now" in text and "staged=True" in text, text
+        assert (sub.version is None and "the target may hold parts of two versions now" in text
+                and "staged=True" in text), text
     report("reported")
     # From the next publisher the fetch gets all bytes, also with changed=True.
     assert sub.fetch(timeout=LIMIT_S, changed=True) == 11 == sub.version and (now == 11).all()
@@ -85,9 +87,11 @@ def test_a_publisher_that_is_killed_in_the_middle(staged: bool, tmp_path: Path) 
         url = f"file://{tmp_path}/meeting"
         first = start(2, half_a_publisher, url, str(tmp_path), 1)
         job = start(2, in_the_middle, url, str(tmp_path), staged)
-        job.until(lambda: all(("half",) in said for said in job.reports) or job.running() != [0, 1], LIMIT_S, "half of a version on both ranks")
+        job.until(lambda: all(("half",) in said for said in job.reports) or job.running() != [0, 1], LIMIT_S,
+                  "half of a version on both ranks")
         first.kill(1)
-        job.until(lambda: all(("reported",) in said for said in job.reports) or job.running() != [0, 1], LIMIT_S, "an error on both ranks")
+        job.until(lambda: all(("reported",) in said for said in job.reports) or job.running() != [0, 1], LIMIT_S,
+                  "an error on both ranks")
         first.kill()
         start(2, half_a_publisher, url, str(tmp_path), 11)
         one, other = job.results()
@@ -145,7 +149,8 @@ def test_halves_of_a_fetch(tmp_path: Path) -> None:
     pub = shardwire.publish(url, "policy", source)
     sub = shardwire.subscribe(url, "policy", target, staged=True, timeout=20)
     plain = shardwire.subscribe(url, "policy", timeout=20)
-    assert "subscribe(staged=True)" in raised(plain.stage)[1] and raised(plain.apply)[0] == raised(sub.apply)[0] == "ValueError"
+    assert ("subscribe(staged=True)" in raised(plain.stage)[1]
+            and raised(plain.apply)[0] == raised(sub.apply)[0] == "ValueError")
 
     def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -162,7 +167,8 @@ def test_halves_of_a_fetch(tmp_path: Path) -> None:
         pub.commit(version)
         then[version] = state_of(source)
         assert sub.stage(newer=version > 0) == version
-        assert same(target, first if version == 0 else then[0]) and sub.version == (None if version == 0 else 0), "only apply writes the target"
+        assert (same(target, first if version == 0 else then[0])
+                and sub.version == (None if version == 0 else 0)), "only apply writes the target"
         if version == 0:
             assert sub.apply() == 0 == sub.version and same(target, then[0])
     target.body[0].weight.data = torch.zeros(6, 6)  # as optimizers do
@@ -171,7 +177,8 @@ def test_halves_of_a_fetch(tmp_path: Path) -> None:
     for call in (sub.apply, sub.fetch):
         kind, text = raised(call)
         assert kind == "ValueError" and "'body.0.weight' has shape [3, 6]" in text and sub.version == 2, (kind, text)
-    assert raised(lambda: shardwire.subscribe(url, "policy", target, staged=1))[0] == "TypeError"  # type: ignore[arg-type]
+    assert (raised(lambda: shardwire.subscribe(url, "policy", target, staged=1))[0]  # type: ignore[arg-type]
+            == "TypeError")
     for each in (sub, plain, pub):
         each.close()
 
@@ -189,17 +196,21 @@ def test_what_is_staged_is_cast_and_cut_as_without(tmp_path: Path) -> None:
         return choices[int(torch.randint(len(choices), (1,), generator=draw))]
 
     for case in range(4):
-        shapes = {f"w{number}": tuple(pick(0, 1, 3, 17, 40) for _ in range(pick(0, 1, 2, 3))) for number in range(pick(1, 3, 6))}
-        state = {name: torch.randn(shape, generator=draw).to(pick(torch.float32, torch.bfloat16)) for name, shape in shapes.items()}
+        shapes = {f"w{number}": tuple(pick(0, 1, 3, 17, 40) for _ in range(pick(0, 1, 2, 3)))
+                  for number in range(pick(1, 3, 6))}
+        state = {name: torch.randn(shape, generator=draw).to(pick(torch.float32, torch.bfloat16))
+                 for name, shape in shapes.items()}
         dtype = pick(torch.float32, torch.bfloat16, torch.float16)
         pub = shardwire.publish(f"file://{tmp_path}/{case}", "policy", state)
         pub.commit(case)
         targets = []
         for staged in (False, True):
-            sub = shardwire.subscribe(f"file://{tmp_path}/{case}", "policy", {name: torch.full(shape, 7.0).to(dtype) for name, shape in shapes.items()},
+            sub = shardwire.subscribe(f"file://{tmp_path}/{case}", "policy",
+                                      {name: torch.full(shape, 7.0).to(dtype) for name, shape in shapes.items()},
                                       staged=staged, timeout=20)
             assert sub.fetch() == case
             targets.append(sub.target)
             sub.close()
-        assert all(torch.equal(targets[0][name], targets[1][name]) and torch.equal(targets[1][name], state[name].to(dtype)) for name in shapes), f"seed {seed}"
+        assert all(torch.equal(targets[0][name], targets[1][name])
+                   and torch.equal(targets[1][name], state[name].to(dtype)) for name in shapes), f"seed {seed}"
         pub.close()

@@ -28,7 +28,8 @@ def joined(rank, size, store, backend="gloo", **more):
     shardwire.stand_in_for("gloo")
     shardwire.stand_in_for("gloo")  # twice is once
     named = {} if backend is None else {"backend": backend}
-    dist.init_process_group(**named, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=20), **more)
+    dist.init_process_group(**named, init_method=f"file://{store}", rank=rank, world_size=size,
+                            timeout=timedelta(seconds=20), **more)
 
 
 def end():
@@ -51,7 +52,8 @@ def is_ours(group=None):
 
 def by_name(rank, size, store, backend):
     if backend is not None and "fake" in backend:
-        from torch.testing._internal.distributed import fake_pg  # noqa: F401  in the place of nccl, which torch for the CPU lacks
+        # in the place of nccl, which torch for the CPU lacks
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401
     joined(rank, size, store, backend)
     assert is_ours() and (dist.get_backend() == backend or backend is None or ":" in backend)
     assert shardwire.global_ranks(None) == [0, 1]
@@ -82,7 +84,8 @@ def by_its_own_name(rank, size, store):
     ours = dist.new_group([0, 1], backend="gloo")
     assert is_ours(ours) and total(rank, ours) == 1.0
     # Some programs make gloo by its class: this remains gloo.
-    direct = dist.ProcessGroupGloo(dist.PrefixStore("direct", dist.FileStore(store + ".direct", 2)), rank, size, timedelta(seconds=20))
+    direct = dist.ProcessGroupGloo(dist.PrefixStore("direct", dist.FileStore(store + ".direct", 2)), rank, size,
+                                   timedelta(seconds=20))
     tensor = torch.ones(2)
     direct.allreduce([tensor]).wait()
     assert tensor.tolist() == [2.0, 2.0] and c10d.ProcessGroupGloo.create_default_device is not None
@@ -111,7 +114,8 @@ def by_what_torch_decides(rank, size, store):
         end()
         return
     # The error known to torch's users names the missing rank. Rank 1 waits in the barrier of end().
-    error = raises(RuntimeError, lambda: dist.monitored_barrier(group=other, timeout=timedelta(seconds=0.5)), contains="monitoredBarrier")
+    error = raises(RuntimeError, lambda: dist.monitored_barrier(group=other, timeout=timedelta(seconds=0.5)),
+                   contains="monitoredBarrier")
     assert "1" in str(error)
     end()
 
@@ -160,10 +164,12 @@ def ddp(rank, size, store):
     joined(rank, size, store)
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
-    # DDP's logger takes what is called gloo in C++ for a ProcessGroupGloo, and would read the number of threads from foreign memory.
+    # DDP's logger takes what is called gloo in C++ for a ProcessGroupGloo, and would read the number of threads from
+    # foreign memory.
     logged = model._get_ddp_logging_data()
     assert logged["backend_name"] == "gloo" and logged["gloo_num_threads"] == dist.ProcessGroupGloo._Options()._threads
-    assert logged["gloo_socket_ifname"] == os.environ.get("GLOO_SOCKET_IFNAME", "N/A") and logged["gloo_device_transport"] == "N/A"
+    assert (logged["gloo_socket_ifname"] == os.environ.get("GLOO_SOCKET_IFNAME", "N/A")
+            and logged["gloo_device_transport"] == "N/A")
     assert not WRAPS or dist.group.WORLD.name() == "gloo"
     model(torch.full((4, 3), rank + 1.0)).sum().backward()
     found = [parameter.grad.clone() for parameter in model.parameters()]
@@ -233,13 +239,15 @@ CHECKPOINTS = """
 """
 
 
-def run(tmp_path: Path, launcher: str, backend: str, more: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, launcher: str, backend: str, more: str = "",
+        **environment: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     text = SCRIPT.replace("IMPORT", "" if AUTOLOADS else "import shardwire").replace("BACKEND", backend)
     script.write_text(text.replace("    MORE\n", more))
     path = os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path])
     env = {**os.environ, **NO_LIBUV, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SHARDWIRE_AS": "gloo", **environment}
-    return subprocess.run([sys.executable, launcher, "-n", "2", str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, check=False, env=env)
+    return subprocess.run([sys.executable, launcher, "-n", "2", str(script), str(tmp_path)], capture_output=True,
+                          text=True, timeout=120, check=False, env=env)
 
 
 @pytest.mark.parametrize("backend", ['"gloo"', *(["", '"cpu:gloo"'] if AUTOLOADS else [])])
@@ -259,6 +267,6 @@ def test_asynchronous_checkpoints(launcher: str, tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_gloo_is_reported(tmp_path: Path) -> None:
     path = os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path])
-    done = subprocess.run([sys.executable, "-c", "import shardwire"], capture_output=True, text=True, timeout=60, check=False,
-                          env={**os.environ, "PYTHONPATH": path, "SHARDWIRE_AS": "nccl"})
+    done = subprocess.run([sys.executable, "-c", "import shardwire"], capture_output=True, text=True, timeout=60,
+                          check=False, env={**os.environ, "PYTHONPATH": path, "SHARDWIRE_AS": "nccl"})
     assert done.returncode == 0 and "shardwire stands in for gloo, not for 'nccl'" in done.stderr, done.stderr

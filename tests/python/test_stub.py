@@ -44,7 +44,8 @@ def arguments_of_extension(function: object) -> list[tuple[str, bool]] | None:
             part = ""
         else:
             part += letter
-    return [(part.partition(":")[0].strip(), re.search(r" = ", part) is not None) for part in parts if part and part.partition(":")[0] != "self"]
+    return [(part.partition(":")[0].strip(), re.search(r" = ", part) is not None) for part in parts
+            if part and part.partition(":")[0] != "self"]
 
 
 def public(names: object) -> set[str]:
@@ -74,15 +75,18 @@ def test_each_has_the_names_of_the_other() -> None:
 def test_the_package_uses_every_function_of_the_extension() -> None:
     package = pathlib.Path(shardwire.__file__).parent
     text = "\n".join(path.read_text() for path in package.rglob("*.py"))
-    unused = {node.name for node in STUB.body if isinstance(node, ast.FunctionDef) and not re.search(rf"\b{node.name}\b", text)}
+    unused = {node.name for node in STUB.body
+              if isinstance(node, ast.FunctionDef) and not re.search(rf"\b{node.name}\b", text)}
     assert unused == {"heap_used_bytes", "symm_num_deferred"}, unused  # used by tests of leaks
 
 
 def test_functions_have_the_same_arguments() -> None:
     compared = 0
-    for owner, where in [(_C, STUB), *((getattr(_C, node.name), node) for node in STUB.body if isinstance(node, ast.ClassDef))]:
+    for owner, where in [(_C, STUB),
+                         *((getattr(_C, node.name), node) for node in STUB.body if isinstance(node, ast.ClassDef))]:
         for name, node in members(where).items():
-            if not isinstance(node, ast.FunctionDef) or any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list):
+            if not isinstance(node, ast.FunctionDef) or any(isinstance(mark, ast.Name) and mark.id == "property"
+                                                            for mark in node.decorator_list):
                 continue
             built = arguments_of_extension(getattr(owner, name, None))
             if built is not None:

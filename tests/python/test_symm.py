@@ -18,8 +18,9 @@ import shardwire
 from shardwire import _C, symm
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", random.SystemRandom().randrange(1 << 30)))
-DTYPES = [dtype for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
-                              torch.float64, torch.complex64, torch.complex128, getattr(torch, "float8_e4m3fn", None), getattr(torch, "uint16", None))
+DTYPES = [dtype for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+                              torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+                              getattr(torch, "float8_e4m3fn", None), getattr(torch, "uint16", None))
           if dtype is not None]
 
 
@@ -52,14 +53,17 @@ def peers_body(rank):
     world = group()
     for dtype in DTYPES:
         t = symm.empty(6, 8, dtype=dtype, group=world)
-        assert t.shape == (6, 8) and t.dtype == dtype and t.is_contiguous() and shardwire.in_shared_heap(t) and symm.is_symmetric(t)
+        assert (t.shape == (6, 8) and t.dtype == dtype and t.is_contiguous() and shardwire.in_shared_heap(t)
+                and symm.is_symmetric(t))
         t.view(torch.uint8).copy_(pattern(rank, dtype, 48).view(torch.uint8).view_as(t.view(torch.uint8)))
         symm.barrier(world)
         for peer in range(3):
             wanted = pattern(peer, dtype, 48).view(6, 8)
-            for view in (lambda x: x, lambda x: x[2], lambda x: x[1:5:2, 3:], lambda x: x.t(), lambda x: x[3, 5], lambda x: x[2:].view(-1)):
+            for view in (lambda x: x, lambda x: x[2], lambda x: x[1:5:2, 3:], lambda x: x.t(), lambda x: x[3, 5],
+                         lambda x: x[2:].view(-1)):
                 theirs = symm.get_peer_tensor(view(t), peer)
-                assert type(theirs) is torch.Tensor and theirs.stride() == view(t).stride() and same_bytes(theirs, view(wanted)), (dtype, peer)
+                assert (type(theirs) is torch.Tensor and theirs.stride() == view(t).stride()
+                        and same_bytes(theirs, view(wanted))), (dtype, peer)
                 # A peer tensor is symmetric too: any rank's elements lead to the elements of every other rank.
                 again = symm.get_peer_tensor(theirs, (peer + 1) % 3)
                 assert same_bytes(again, view(pattern((peer + 1) % 3, dtype, 48).view(6, 8)))
@@ -105,11 +109,15 @@ def test_they_are_ordinary_heap_tensors_to_collectives_and_compile_op():
 
 def unequal_body(rank):
     world = group()
-    texts = [raised(symm.empty, 4, 5 + (rank == 1), group=world), raised(symm.empty, 4, dtype=torch.int32 if rank else torch.int16, group=world),
-             raised(symm.empty, *((4, -1) if rank == 2 else (4, 1)), group=world), raised(symm.empty, 3, dtype="float" if rank == 1 else torch.int8, group=world),
-             raised(symm.empty, (2, 1.5) if rank == 0 else (2, 1), group=world), raised(symm.zeros if rank else symm.empty, 3, group=world),
-             raised(symm.empty, 1 << 62 if rank == 1 else 1, group=world), raised(symm.team(world).split_strided, 0, 1, 9 if rank else 2),
-             raised(symm.split_2d, world, 0), raised(symm.team(world).split_strided, rank, 1, 1)]
+    texts = [raised(symm.empty, 4, 5 + (rank == 1), group=world),
+             raised(symm.empty, 4, dtype=torch.int32 if rank else torch.int16, group=world),
+             raised(symm.empty, *((4, -1) if rank == 2 else (4, 1)), group=world),
+             raised(symm.empty, 3, dtype="float" if rank == 1 else torch.int8, group=world),
+             raised(symm.empty, (2, 1.5) if rank == 0 else (2, 1), group=world),
+             raised(symm.zeros if rank else symm.empty, 3, group=world),
+             raised(symm.empty, 1 << 62 if rank == 1 else 1, group=world),
+             raised(symm.team(world).split_strided, 0, 1, 9 if rank else 2), raised(symm.split_2d, world, 0),
+             raised(symm.team(world).split_strided, rank, 1, 1)]
     assert symm.zeros(1, group=world).item() == 0  # the group is usable
     symm.barrier(world)
     return texts
@@ -119,7 +127,8 @@ def test_what_differs_or_is_wrong_on_one_rank_is_the_same_error_on_all(links):
     results = run_ranks(3, unequal_body)
     assert results[0] == results[1] == results[2]
     mismatch, value = shardwire.errors.MismatchError, ValueError
-    assert [kind for kind, _ in results[0]] == [mismatch, mismatch, value, value, value, mismatch, value, value, value, mismatch]
+    assert [kind for kind, _ in results[0]] == [mismatch, mismatch, value, value, value, mismatch, value, value, value,
+                                                mismatch]
     assert "ranks 0, 2 gave Float[4, 5], rank 1 gave Float[4, 6]" in results[0][0][1]
     assert "rank 2: shape (4, -1) has a negative extent" in results[0][2][1]
     assert "rank 1: dtype is a str; give a torch.dtype" in results[0][3][1]
@@ -158,8 +167,8 @@ def free_body(rank):
     t = symm.empty(1000, group=world)
     view, theirs = t[5:], symm.get_peer_tensor(t, 1 - rank)
     symm.free(t)
-    for call in (lambda: symm.get_peer_tensor(view, 0), lambda: symm.put(t, t, 0), lambda: symm.atomic_add(t[0], 1, 0), lambda: symm.signal_wait(t[0], "eq", 0),
-                 lambda: symm.get_multicast_tensor(t).store(0.0)):
+    for call in (lambda: symm.get_peer_tensor(view, 0), lambda: symm.put(t, t, 0), lambda: symm.atomic_add(t[0], 1, 0),
+                 lambda: symm.signal_wait(t[0], "eq", 0), lambda: symm.get_multicast_tensor(t).store(0.0)):
         kind, text = raised(call)
         assert kind in (ValueError, TypeError), text
     assert not symm.is_symmetric(t)
@@ -256,15 +265,20 @@ def refused_body(rank):
     world = group()
     t = symm.zeros(4, group=world)
     plain = torch.zeros(4)
-    value = [lambda: symm.put(plain, t, 0), lambda: symm.get(plain, plain, 0), lambda: symm.get_peer_tensor(plain, 0), lambda: symm.put(t, torch.zeros(5), 0),
-             lambda: symm.put(t, plain, 2), lambda: symm.get_peer_tensor(t, -1), lambda: symm.put(t[:1].expand(4), plain, 0), lambda: symm.atomic_add(t, 1, 0),
-             lambda: symm.atomic_add(symm_int[0], 1 << 40, 0), lambda: symm.signal_op(symm_int[0], 1, 0, op="sub"), lambda: symm.free(plain),
-             lambda: symm.signal_wait(symm_int[0], "about", 1), lambda: symm.signal_wait(symm_int[0], "ge", 1, timeout=-1),
-             lambda: symm.signal_wait(symm.get_peer_tensor(symm_int, 1 - rank)[0], "ge", 1), lambda: symm.signal_wait(symm_int[0], "ge", 1, source=5),
-             lambda: symm.team(world).translate(3, symm.team(world)), lambda: symm.team(world).all_reduce(t, op="median"),
-             lambda: symm.get_multicast_tensor(plain), lambda: symm.get_peer_tensor(wide.conj(), 0), lambda: symm.get_multicast_tensor(wide.conj())]
-    kind = [lambda: symm.put(t, torch.zeros(4, dtype=torch.int32), 0), lambda: symm.atomic_and(t[0], 1, 0), lambda: symm.signal_wait(t[0], "ge", 1),
-            lambda: symm.signal_wait(symm_int[0], "ge", 1, timeout="1"), lambda: symm.get_multicast_tensor(3), lambda: symm.empty(3, group=17)]
+    value = [lambda: symm.put(plain, t, 0), lambda: symm.get(plain, plain, 0), lambda: symm.get_peer_tensor(plain, 0),
+             lambda: symm.put(t, torch.zeros(5), 0), lambda: symm.put(t, plain, 2), lambda: symm.get_peer_tensor(t, -1),
+             lambda: symm.put(t[:1].expand(4), plain, 0), lambda: symm.atomic_add(t, 1, 0),
+             lambda: symm.atomic_add(symm_int[0], 1 << 40, 0), lambda: symm.signal_op(symm_int[0], 1, 0, op="sub"),
+             lambda: symm.free(plain), lambda: symm.signal_wait(symm_int[0], "about", 1),
+             lambda: symm.signal_wait(symm_int[0], "ge", 1, timeout=-1),
+             lambda: symm.signal_wait(symm.get_peer_tensor(symm_int, 1 - rank)[0], "ge", 1),
+             lambda: symm.signal_wait(symm_int[0], "ge", 1, source=5),
+             lambda: symm.team(world).translate(3, symm.team(world)),
+             lambda: symm.team(world).all_reduce(t, op="median"), lambda: symm.get_multicast_tensor(plain),
+             lambda: symm.get_peer_tensor(wide.conj(), 0), lambda: symm.get_multicast_tensor(wide.conj())]
+    kind = [lambda: symm.put(t, torch.zeros(4, dtype=torch.int32), 0), lambda: symm.atomic_and(t[0], 1, 0),
+            lambda: symm.signal_wait(t[0], "ge", 1), lambda: symm.signal_wait(symm_int[0], "ge", 1, timeout="1"),
+            lambda: symm.get_multicast_tensor(3), lambda: symm.empty(3, group=17)]
     symm_int = symm.zeros(2, dtype=torch.int32, group=world)
     wide = symm.zeros(1, dtype=torch.complex128, group=world)
     for call in value:
@@ -283,7 +297,8 @@ def test_what_is_refused():
 
 def signal_body(rank):
     world = group()
-    data, ready = symm.zeros(64, dtype=torch.int64, group=world), symm.zeros(2, dtype=torch.uint64 if hasattr(torch, "uint64") else torch.int64, group=world)
+    data, ready = (symm.zeros(64, dtype=torch.int64, group=world),
+                   symm.zeros(2, dtype=torch.uint64 if hasattr(torch, "uint64") else torch.int64, group=world))
     peer = 1 - rank
     for round in range(1, 200):
         if rank == 0:
@@ -351,8 +366,9 @@ def killed_body(rank, pids, kind):
     symm.barrier(world)
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    calls = {"signal": lambda: symm.signal_wait(word[0], "ge", 1), "barrier": lambda: symm.barrier(world), "empty": lambda: symm.empty(3, group=world),
-             "free": lambda: symm.free(word), "split": lambda: symm.split_2d(world, 2), "red": lambda: forever(mc)}
+    calls = {"signal": lambda: symm.signal_wait(word[0], "ge", 1), "barrier": lambda: symm.barrier(world),
+             "empty": lambda: symm.empty(3, group=world), "free": lambda: symm.free(word),
+             "split": lambda: symm.split_2d(world, 2), "red": lambda: forever(mc)}
     error, text = raised(calls[kind])
     assert error is shardwire.errors.PeerFailedError and "rank 2" in text, text
     theirs = symm.get_peer_tensor(word, 2)
@@ -417,7 +433,8 @@ def atomic_body(rank):
         symm.barrier(world)
         wanted = True if dtype == torch.bool else 16 if dtype == getattr(torch, "float8_e4m3fn", None) else 63
         assert symm.atomic_fetch(word[1], 0) == wanted, (dtype, symm.atomic_fetch(word[1], 0))
-        assert type(symm.atomic_fetch(word[1], 0)) is type(word[1].to(torch.float32).item() if dtype.is_floating_point else word[1].item())
+        assert type(symm.atomic_fetch(word[1], 0)) is type(word[1].to(torch.float32).item() if dtype.is_floating_point
+                                                           else word[1].item())
         if rank == 0:
             assert word[0].to(torch.float64 if not dtype.is_complex else dtype).item() == 0
         symm.barrier(world)
@@ -457,7 +474,8 @@ def team_body(rank):
     down = world.split_strided(3, -1, 4)
     assert down.job_ranks == (3, 2, 1, 0) and down.rank == 3 - rank and world.translate(1, down) == 2
     across, along = symm.split_2d(group(), 3)
-    assert across.job_ranks == ((0, 1, 2) if rank < 3 else (3,)) and along.job_ranks == {0: (0, 3), 1: (1,), 2: (2,), 3: (0, 3)}[rank]
+    assert (across.job_ranks == ((0, 1, 2) if rank < 3 else (3,))
+            and along.job_ranks == {0: (0, 3), 1: (1,), 2: (2,), 3: (0, 3)}[rank])
     if odd is not None:
         assert odd.job_ranks == (1, 3) and world.translate(0, odd) is None and odd.translate(1, world) == 3
         t = odd.zeros(4)
@@ -490,7 +508,8 @@ def team_body(rank):
         team.broadcast(t, root=n - 1)
         assert t.tolist() == [(n - 1) * 10.0 + i for i in range(n)]
         team.sync()
-    op = shardwire.compile_op(down.group, shape=(4,), dtype=torch.float32, inputs=[{"offset": (down.rank,), "shape": (1,)}],
+    op = shardwire.compile_op(down.group, shape=(4,), dtype=torch.float32,
+                              inputs=[{"offset": (down.rank,), "shape": (1,)}],
                               outputs=[{"offset": (0,), "shape": (4,)}])
     out = torch.empty(4)
     op([torch.tensor([float(rank)])], [out]).wait()
@@ -520,8 +539,9 @@ def wide_reference(parts, op, dtype):
     total = parts[0].to(wide)
     for part in parts[1:]:
         part = part.to(wide)
-        total = {"add": total.add, "mul": total.mul, "min": lambda x, t=total: torch.minimum(t, x), "max": lambda x, t=total: torch.maximum(t, x),
-                 "and": lambda x, t=total: t & x, "or": lambda x, t=total: t | x, "xor": lambda x, t=total: t ^ x}[op](part)
+        total = {"add": total.add, "mul": total.mul, "min": lambda x, t=total: torch.minimum(t, x),
+                 "max": lambda x, t=total: torch.maximum(t, x), "and": lambda x, t=total: t & x,
+                 "or": lambda x, t=total: t | x, "xor": lambda x, t=total: t ^ x}[op](part)
     return total.to(dtype)
 
 
@@ -565,7 +585,8 @@ def multicast_body(rank, seed):
             wide = torch.empty(3, 10)
             symm.get_multicast_tensor(t).ld_reduce("add", accumulate=torch.float32, out=wide)
             assert torch.equal(wide, sum((whole[r].float() for r in (1, 2)), whole[0].float()))
-            assert raised(symm.get_multicast_tensor(t).ld_reduce, "add", torch.float64)[0] is shardwire.errors.UnsupportedError
+            assert (raised(symm.get_multicast_tensor(t).ld_reduce, "add", torch.float64)[0]
+                    is shardwire.errors.UnsupportedError)
         world.barrier()
     # A store by one rank, seen by all ranks.
     t = world.zeros(4, 4, dtype=torch.float16)
@@ -657,8 +678,10 @@ def requests_killed_body(rank, kind):
     else:
         symm.signal_wait(away[0], "ge", 2)  # both are through the barrier
         os.kill(os.getpid(), signal.SIGKILL)
-    calls = {"get": lambda: symm.get(torch.empty(1000), data, 2), "get_nbi": lambda: symm.get_nbi(torch.empty(1000), data, 2), "put": lambda: symm.put(data, data, 2),
-             "fetch": lambda: symm.atomic_fetch_add(word[0], 1, 2), "signal": lambda: symm.signal_op(word[1], 1, 2), "wait": lambda: symm.signal_wait(away[0], "ge", 1)}
+    calls = {"get": lambda: symm.get(torch.empty(1000), data, 2),
+             "get_nbi": lambda: symm.get_nbi(torch.empty(1000), data, 2), "put": lambda: symm.put(data, data, 2),
+             "fetch": lambda: symm.atomic_fetch_add(word[0], 1, 2), "signal": lambda: symm.signal_op(word[1], 1, 2),
+             "wait": lambda: symm.signal_wait(away[0], "ge", 1)}
     error, text = raised(lambda: [(calls[kind](), symm.quiet()) for _ in iter(int, 1)])  # rank 2 may still serve a call
     assert error is shardwire.errors.PeerFailedError and "rank 2" in text, text
     outcome(symm.quiet)

@@ -1,4 +1,5 @@
-"""The seed document's algorithms over symmetric memory (symm_algorithms.py), several rounds each, against torch's result."""
+"""The seed document's algorithms over symmetric memory (symm_algorithms.py), several rounds each, against torch's
+result."""
 
 from __future__ import annotations
 

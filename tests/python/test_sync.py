@@ -181,7 +181,8 @@ def pipeline(rank: int) -> None:
     """Two stages of a model, each on one rank, into a whole model on each of two other ranks."""
     whole = filled(torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(4))))
     names = {0: ("0.", "1."), 1: ("2.", "3.")}.get(rank)
-    stage = None if names is None else {name: tensor for name, tensor in whole.state_dict().items() if name.startswith(names)}
+    stage = None if names is None else {name: tensor for name, tensor in whole.state_dict().items()
+                                        if name.startswith(names)}
     target = torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(4))) if rank >= 2 else None
     shardwire.sync(stage, target, group()).run().wait()
     if target is not None:
@@ -198,7 +199,8 @@ def replicas(rank: int) -> dict[str, Any]:
     module.
     """
     big = torch.ones(1024, 1024)
-    op = shardwire.sync({"w": big} if rank < 3 else None, {"w": torch.zeros(1024, 1024)} if rank != 1 else None, group())
+    op = shardwire.sync({"w": big} if rank < 3 else None, {"w": torch.zeros(1024, 1024)} if rank != 1 else None,
+                        group())
     op.run().wait()
     return op.traffic()
 
@@ -216,7 +218,8 @@ HIDDEN, HEADS = 8, {"q_proj": 8, "k_proj": 4, "v_proj": 4}
 
 
 def llama(fused: bool, bias: bool = False) -> dict[str, torch.Tensor]:
-    state = {"model.embed_tokens.weight": value_of("embed", (20, HIDDEN)), "model.norm.weight": value_of("norm", (HIDDEN,))}
+    state = {"model.embed_tokens.weight": value_of("embed", (20, HIDDEN)),
+             "model.norm.weight": value_of("norm", (HIDDEN,))}
     for layer in range(2):
         for kind in ("weight", "bias") if bias else ("weight",):
             def part(name: str, rows: int) -> torch.Tensor:
@@ -224,9 +227,11 @@ def llama(fused: bool, bias: bool = False) -> dict[str, torch.Tensor]:
             parts = {name: part(name, rows) for name, rows in HEADS.items()}
             gates = {name: part(name, 12) for name in ("gate_proj", "up_proj")}
             if fused:
-                parts, gates = {"qkv_proj": torch.cat(list(parts.values()))}, {"gate_up_proj": torch.cat(list(gates.values()))}
+                parts, gates = ({"qkv_proj": torch.cat(list(parts.values()))},
+                                {"gate_up_proj": torch.cat(list(gates.values()))})
             for where, tensors in (("self_attn", parts), ("mlp", gates)):
-                state.update({f"model.layers.{layer}.{where}.{name}.{kind}": tensor for name, tensor in tensors.items()})
+                state.update(
+                    {f"model.layers.{layer}.{where}.{name}.{kind}": tensor for name, tensor in tensors.items()})
     return state
 
 
@@ -259,7 +264,8 @@ def tensor_parallel_fused(rank: int) -> None:
     parts = {name: value_of(name, (rows, HIDDEN)) for name, rows in HEADS.items()}
     source = {f"attn.{name}.weight": tensor for name, tensor in parts.items()} if rank == 0 else None
     # k has one head only: both ranks hold this head.
-    cut = [Layout([1, 2], [Replicate() if name == "k_proj" else Shard(0)], tensor.shape, F32) for name, tensor in parts.items()]
+    cut = [Layout([1, 2], [Replicate() if name == "k_proj" else Shard(0)], tensor.shape, F32)
+           for name, tensor in parts.items()]
     layout = FusedLayout(cut)
     op = shardwire.sync(source, {"attn.qkv_proj.weight": layout} if rank else None, group(), "llama")
     op.run().wait()
@@ -282,7 +288,8 @@ def test_a_fused_layout_says_what_is_wrong_with_its_parts() -> None:
     layout = Layout([0], [Replicate()], (4, 2), F32)
     with pytest.raises(ValueError, match=r"'1' has the shape \[4, 3\], '0' has \[4, 2\]"):
         FusedLayout([layout, Layout([0], [Replicate()], (4, 3), F32)])
-    with pytest.raises(NotImplementedError, match=r"'1' has the placement Partial.* and other parts are laid out otherwise"):
+    with pytest.raises(NotImplementedError,
+                       match=r"'1' has the placement Partial.* and other parts are laid out otherwise"):
         FusedLayout([layout, Layout([0], [Partial()], (4, 2), F32)])
     with pytest.raises(TypeError, match=r"'1' is a Tensor"):
         FusedLayout([layout, torch.ones(2)])
@@ -296,7 +303,8 @@ def test_a_fused_layout_says_what_is_wrong_with_its_parts() -> None:
 
 def gpt2(rank: int) -> None:
     hugging_face = {"h.0.attn.c_attn.weight": value_of("a", (4, 12)), "h.0.attn.c_attn.bias": value_of("b", (12,)),
-                    "h.0.attn.c_proj.weight": value_of("p", (4, 4)), "h.0.attn.bias": torch.ones(1, 1, 8, 8), "wte.weight": value_of("w", (9, 4))}
+                    "h.0.attn.c_proj.weight": value_of("p", (4, 4)), "h.0.attn.bias": torch.ones(1, 1, 8, 8),
+                    "wte.weight": value_of("w", (9, 4))}
     served = {name: tensor.t().contiguous() if name.endswith(("c_attn.weight", "c_proj.weight")) else tensor
               for name, tensor in hugging_face.items() if name != "h.0.attn.bias"}
     source = sharded(hugging_face, rank, [0, 1, 2], 0)
@@ -316,7 +324,8 @@ def test_gpt2_is_transposed_in_the_direction_that_is_asked_for() -> None:
 
 
 def own_mappings(rank: int) -> None:
-    source = {"module.a": value_of("a", (6, 2)), "module.b": value_of("b", (4,)), "step": torch.ones(1)} if rank == 0 else None
+    source = ({"module.a": value_of("a", (6, 2)), "module.b": value_of("b", (4,)), "step": torch.ones(1)} if rank == 0
+              else None)
 
     def renamed(name: str) -> Any:
         if name == "step":
@@ -326,18 +335,21 @@ def own_mappings(rank: int) -> None:
     target = {"a.top": torch.zeros(2, 2), "a.bottom": torch.zeros(4, 2), "b": torch.zeros(4)} if rank else None
     shardwire.sync(source, target, group(), renamed).run().wait()
     if target is not None:
-        assert torch.equal(torch.cat([target["a.top"], target["a.bottom"]]), value_of("a", (6, 2))) and torch.equal(target["b"], value_of("b", (4,)))
+        assert (torch.equal(torch.cat([target["a.top"], target["a.bottom"]]), value_of("a", (6, 2)))
+                and torch.equal(target["b"], value_of("b", (4,))))
     op = shardwire.sync(source, {"b2": torch.zeros(4)} if rank else None, group(), {"module.b": "b2"}, strict=False)
     op.run().wait()
     assert op.unused == ["module.a", "step"] and op.missing == [] and op.pairs == [(["module.b"], ["b2"])]
     assert not rank or torch.equal(op.target["b2"], value_of("b", (4,)))
     columns = NameMap(lambda name: Part("w", int(name[-1]), 2, dim=1), lambda name: name)
-    assert repr(NameMap(str.lower, str.upper)) == "<shardwire.NameMap source=str.lower, target=str.upper>" and repr(weights.LLAMA) == "<shardwire.NameMap weights.LLAMA>"
+    assert (repr(NameMap(str.lower, str.upper)) == "<shardwire.NameMap source=str.lower, target=str.upper>"
+            and repr(weights.LLAMA) == "<shardwire.NameMap weights.LLAMA>")
     target = {"w": torch.zeros(3, 5)}
     shardwire.sync({"w0": value_of("l", (3, 2)), "w1": value_of("r", (3, 3))}, target, group(), columns).run().wait()
     assert torch.equal(target["w"], torch.cat([value_of("l", (3, 2)), value_of("r", (3, 3))], 1))
     # The same models again, without one name on both sides.
-    shardwire.sync({"w0": value_of("l", (3, 2)), "w1": value_of("r", (3, 3)), "x": torch.ones(1)}, target, group(), columns.without("x")).run().wait()
+    shardwire.sync({"w0": value_of("l", (3, 2)), "w1": value_of("r", (3, 3)), "x": torch.ones(1)}, target, group(),
+                   columns.without("x")).run().wait()
 
 
 def test_functions_tables_and_maps_of_the_caller() -> None:
@@ -366,14 +378,16 @@ def ties(rank: int) -> list[tuple[str, str]]:
     assert op.target["a"] is op.target["b"] and torch.equal(op.target["b"], one) and torch.equal(op.target["c"], one)
     # One tied tensor in the target and two in the source: the choice is undefined. And ranks contradict each other.
     apart = {"a": torch.zeros(5, 3), "b": torch.zeros(5, 3)}
-    return [raised(lambda: shardwire.sync({"a": one, "b": two}, {"a": shared, "b": shared}, group())),
-            raised(lambda: shardwire.sync({"a": one, "b": one}, {"a": shared, "b": shared} if rank == 0 else apart, group()))]
+    return [raised(lambda: shardwire.sync({"a": one, "b": two}, {"a": shared, "b": shared}, group())), raised(
+        lambda: shardwire.sync({"a": one, "b": one}, {"a": shared, "b": shared} if rank == 0 else apart, group()))]
 
 
 def test_ties() -> None:
     results = run_ranks(2, ties)
-    same_on_all([each[1] for each in results], "ValueError", "target 'a' and 'b' are tied on some ranks, but not on rank 1")
-    same_on_all([each[0] for each in results], "ValueError", "tied in the target, but two tensors in the source, which may differ", "(1): 'a' and 'b'")
+    same_on_all([each[1] for each in results], "ValueError",
+                "target 'a' and 'b' are tied on some ranks, but not on rank 1")
+    same_on_all([each[0] for each in results], "ValueError",
+                "tied in the target, but two tensors in the source, which may differ", "(1): 'a' and 'b'")
 
 
 def partials(rank: int) -> None:
@@ -407,7 +421,8 @@ def test_a_group_of_some_ranks() -> None:
 
 
 def dies(rank: int) -> tuple[str, str] | None:
-    op = shardwire.sync({"w": torch.ones(1 << 16)} if rank == 0 else None, {"w": torch.zeros(1 << 16)} if rank else None, group())
+    op = shardwire.sync({"w": torch.ones(1 << 16)} if rank == 0 else None,
+                        {"w": torch.zeros(1 << 16)} if rank else None, group())
     op.run().wait()
     if rank == 0:
         os._exit(0)
@@ -426,18 +441,24 @@ def cast(rank: int) -> None:
     """Floating weights of one dtype into weights of another, rounded like torch's .to; other weights are moved
     unchanged.
     """
-    for source_dtype, target_dtype in ((F32, torch.bfloat16), (torch.bfloat16, F32), (torch.float64, torch.float16), (torch.float16, torch.bfloat16)):
-        full = {"q_proj.weight": value_of("q", (8, 6), source_dtype), "k_proj.weight": value_of("k", (4, 6), source_dtype),
-                "v_proj.weight": value_of("v", (4, 6), source_dtype), "norm.weight": value_of("n", (6,), source_dtype), "step": torch.tensor([7])}
-        target = {"qkv_proj.weight": torch.zeros(16, 6, dtype=target_dtype), "norm.weight": torch.zeros(6, dtype=target_dtype), "step": torch.zeros(1, dtype=torch.int64)}
+    for source_dtype, target_dtype in ((F32, torch.bfloat16), (torch.bfloat16, F32), (torch.float64, torch.float16),
+                                       (torch.float16, torch.bfloat16)):
+        full = {"q_proj.weight": value_of("q", (8, 6), source_dtype),
+                "k_proj.weight": value_of("k", (4, 6), source_dtype),
+                "v_proj.weight": value_of("v", (4, 6), source_dtype), "norm.weight": value_of("n", (6,), source_dtype),
+                "step": torch.tensor([7])}
+        target = {"qkv_proj.weight": torch.zeros(16, 6, dtype=target_dtype),
+                  "norm.weight": torch.zeros(6, dtype=target_dtype), "step": torch.zeros(1, dtype=torch.int64)}
         op = shardwire.sync(full if rank == 0 else None, target, group(), "llama")
         for _ in range(2):
             op.run().wait()
             joined = torch.cat([full[f"{name}_proj.weight"] for name in "qkv"])
             assert torch.equal(target["qkv_proj.weight"], joined.to(target_dtype)), (source_dtype, target_dtype)
-            assert torch.equal(target["norm.weight"], full["norm.weight"].to(target_dtype)) and target["step"].item() == 7
+            assert (torch.equal(target["norm.weight"], full["norm.weight"].to(target_dtype))
+                    and target["step"].item() == 7)
             for weight in full.values():
-                weight.add_(1)  # the second run reads the new values of the source; the other ranks compute the same values
+                # the second run reads the new values of the source; the other ranks compute the same values
+                weight.add_(1)
             full["step"].sub_(1)
 
 
@@ -463,7 +484,8 @@ def wrong(rank: int) -> list[tuple[str, str]]:
         call({"w": a}, {"w": a.clone()}, (lambda name: {}[name]) if rank == 1 else None),
         call({"w": a}, {"w": a.clone()}, "llama2"),
         call({"q_proj.weight": a, "v_proj.weight": a.clone()}, {"qkv_proj.weight": torch.ones(12, 4)}, "llama"),
-        call({"q_proj.weight": a, "k_proj.weight": a.clone(), "v_proj.weight": a.clone()}, {"qkv_proj.weight": torch.ones(10, 4)}, "llama"),
+        call({"q_proj.weight": a, "k_proj.weight": a.clone(), "v_proj.weight": a.clone()},
+             {"qkv_proj.weight": torch.ones(10, 4)}, "llama"),
         call(None, {"w": a}),
         call(torch.nn.Linear(2, 2).to("meta"), {"w": a}),
         call({"w": a}, [a]),
@@ -481,18 +503,23 @@ def wrong(rank: int) -> list[tuple[str, str]]:
 
 def test_what_does_not_fit_is_listed_by_name_on_every_rank() -> None:
     cases = list(zip(*run_ranks(2, wrong)))
-    text = same_on_all(cases[0], "ValueError", "shapes differ (1): 'a' [4, 4] in the source, 'a' [4, 2] in the target", "missing from the source (2): 'c'; 'd'",
-                       "not wanted by the target (2): 'b'; 'extra'", "strict=False")
+    text = same_on_all(cases[0], "ValueError", "shapes differ (1): 'a' [4, 4] in the source, 'a' [4, 2] in the target",
+                       "missing from the source (2): 'c'; 'd'", "not wanted by the target (2): 'b'; 'extra'",
+                       "strict=False")
     assert len(text.splitlines()) == 5
     same_on_all(cases[1], "UnsupportedError", "'a' torch.float32 in the source, 'a' torch.int32 in the target")
     same_on_all(cases[2], "ValueError", "source 'w': shape [4, 4] on rank 0, [3, 3] on rank 1")
     same_on_all(cases[3], "TypeError", "rank 0: source 'w' is 5; give a tensor")
-    same_on_all(cases[4], "ValueError", "rank 0: source 'w': this rank holds a part of it", "(1 more of 2 ranks have errors too)")
-    same_on_all(cases[5], "ValueError", "the local tensor has shape [3, 4] and dtype torch.float32, its layout says [2, 4]")
+    same_on_all(cases[4], "ValueError", "rank 0: source 'w': this rank holds a part of it",
+                "(1 more of 2 ranks have errors too)")
+    same_on_all(cases[5], "ValueError",
+                "the local tensor has shape [3, 4] and dtype torch.float32, its layout says [2, 4]")
     same_on_all(cases[6], "ShardwireError", "rank 1: KeyError: 'w'")
     same_on_all(cases[7], "ValueError", "mapping is 'llama2'; the ready ones are 'llama', 'qwen', 'bert', 'gpt2'")
-    same_on_all(cases[8], "ValueError", "missing from the source (1): 'qkv_proj.weight'", "not wanted by the target (2): 'q_proj.weight'; 'v_proj.weight'")
-    same_on_all(cases[9], "ValueError", "'q_proj.weight' [4, 4] + 'k_proj.weight' [4, 4] + 'v_proj.weight' [4, 4] in the source, 'qkv_proj.weight' [10, 4]")
+    same_on_all(cases[8], "ValueError", "missing from the source (1): 'qkv_proj.weight'",
+                "not wanted by the target (2): 'q_proj.weight'; 'v_proj.weight'")
+    same_on_all(cases[9], "ValueError", "'q_proj.weight' [4, 4] + 'k_proj.weight' [4, 4] + 'v_proj.weight' [4, 4] in "
+                                        "the source, 'qkv_proj.weight' [10, 4]")
     same_on_all(cases[10], "ValueError", "no rank has a source")
     same_on_all(cases[11], "ValueError", "source 'weight' is a meta tensor")
     same_on_all(cases[12], "TypeError", "target is a list; give a module")

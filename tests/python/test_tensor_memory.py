@@ -34,7 +34,8 @@ def with_less_memory(*shape):
 def whole_op():
     """Moves N elements of rank 0 to rank 1, into a tensor of any shape."""
     rank, whole = dist.get_rank(), [{"offset": [0, 0], "shape": [1, N]}]
-    return shardwire.compile_op(None, shape=(1, N), dtype=torch.float32, inputs=whole if rank == 0 else [], outputs=whole if rank == 1 else [])
+    return shardwire.compile_op(None, shape=(1, N), dtype=torch.float32, inputs=whole if rank == 0 else [],
+                                outputs=whole if rank == 1 else [])
 
 
 # ---- missing memory
@@ -50,12 +51,14 @@ CALLS = {
     "reduce": lambda bad: dist.reduce(bad(4), 0),
     "all_gather, input": lambda bad: dist.all_gather([fine(), fine()], bad(4)),
     "all_gather, output": lambda bad: dist.all_gather([fine(), bad(4)], fine()),
-    "all_gather, outputs of several sizes": lambda bad: dist.all_gather([torch.ones(4), torch.ones(5)], bad(4 + dist.get_rank())),
+    "all_gather, outputs of several sizes": lambda bad: dist.all_gather(
+        [torch.ones(4), torch.ones(5)], bad(4 + dist.get_rank())),
     "all_gather_into_tensor": lambda bad: dist.all_gather_into_tensor(bad(8), fine()),
     "gather": lambda bad: dist.gather(bad(4), [fine(), fine()] if dist.get_rank() == 0 else None),
     "scatter": lambda bad: dist.scatter(bad(4), [fine(), fine()] if dist.get_rank() == 0 else None),
     "reduce_scatter": lambda bad: dist.reduce_scatter(fine(), [bad(4), fine()]),
-    "reduce_scatter, several sizes": lambda bad: dist.reduce_scatter(torch.ones(4 + dist.get_rank()), [bad(4), torch.ones(5)]),
+    "reduce_scatter, several sizes": lambda bad: dist.reduce_scatter(
+        torch.ones(4 + dist.get_rank()), [bad(4), torch.ones(5)]),
     "reduce_scatter_tensor": lambda bad: dist.reduce_scatter_tensor(fine(), bad(8)),
     "reduce_scatter_tensor, scaled first": lambda bad: dist.reduce_scatter_tensor(fine(), bad(8), op=scaled_sum()),
     "all_to_all_single": lambda bad: dist.all_to_all_single(fine(), bad(4)),
@@ -70,12 +73,14 @@ CALLS = {
     "fft": lambda bad: swd.fft.fft(bad(4, 4), distribution=Slab.X),
     "commit": lambda bad: published(bad(4)),
     "serialize": lambda bad: shardwire.serialize({"weights": [bad(4)]}),
-    "serialize, two of one storage": lambda bad: (lambda tensor: shardwire.serialize([tensor, tensor.detach()]))(bad(4)),
+    "serialize, two of one storage": lambda bad: (lambda tensor: shardwire.serialize([tensor, tensor.detach()]))(
+        bad(4)),
 }
 
 
 def scaled_sum():
-    return dist._make_nccl_premul_sum(0.5) if hasattr(dist, "_make_nccl_premul_sum") else torch._C._distributed_c10d._make_nccl_premul_sum(0.5)
+    return (dist._make_nccl_premul_sum(0.5) if hasattr(dist, "_make_nccl_premul_sum")
+            else torch._C._distributed_c10d._make_nccl_premul_sum(0.5))
 
 
 def published(tensor):

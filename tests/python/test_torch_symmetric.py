@@ -24,7 +24,9 @@ from shardwire import _C, symm
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", random.SystemRandom().randrange(1 << 30)))
 CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", 30))
-with_api = pytest.mark.skipif(not _C.has_torch_symmetric_memory, reason=f"torch {torch.__version__}: its symmetric memory API is served with 2.6, and with 2.13 or later")
+with_api = pytest.mark.skipif(not _C.has_torch_symmetric_memory,
+                              reason=f"torch {torch.__version__}: its symmetric memory API is served with 2.6, and "
+                                     "with 2.13 or later")
 NEWER = hasattr(getattr(torch._C._distributed_c10d, "_SymmetricMemory", None), "get_backend")
 
 
@@ -50,7 +52,8 @@ def same(one, other):
 
 @pytest.mark.skipif(_C.has_torch_symmetric_memory, reason="this torch has the API")
 def test_another_torch_is_one_clear_sentence():
-    with pytest.raises(shardwire.UnsupportedError, match=r"needs torch 2\.6, or 2\.13 or later, and this is .*: shardwire\.symm has"):
+    with pytest.raises(shardwire.UnsupportedError,
+                       match=r"needs torch 2\.6, or 2\.13 or later, and this is .*: shardwire\.symm has"):
         symm.torch_api()
 
 
@@ -77,15 +80,18 @@ dist.destroy_process_group()
 @with_api
 @pytest.mark.parametrize("are_torchs", [True, False])
 def test_kernels_that_were_registered_before(are_torchs):
-    """CUDA builds of torch bring kernels of these ops, and an op has one C++ signature: with torch's all works, with another this feature alone is missing."""
+    """CUDA builds of torch bring kernels of these ops, and an op has one C++ signature: with torch's all works, with
+    another this feature alone is missing."""
     accelerator.build()
-    done = subprocess.run([sys.executable, "-c", IMPORTED_AFTER.replace("ARE_TORCHS", str(are_torchs))], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", IMPORTED_AFTER.replace("ARE_TORCHS", str(are_torchs))],
+                          capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     if are_torchs:
         assert done.stdout == "has it\n" and "symmetric memory" not in done.stderr, done
     else:
         assert done.stdout.startswith("refused: torch ") and "_low_contention_all_gather" in done.stdout, done
-        assert done.stderr.count("torch's symmetric memory for the CPU is not available") == 1 and "_low_contention_all_gather" in done.stderr, done
+        assert (done.stderr.count("torch's symmetric memory for the CPU is not available") == 1
+                and "_low_contention_all_gather" in done.stderr), done
 
 
 # ---- handles
@@ -98,14 +104,16 @@ def handle_body(rank):
     assert _SymmetricMemory.rendezvous(torch.empty(3), name) is None
     h = met(t, name)
     assert (h.rank, h.world_size, h.buffer_size) == (rank, 3, 120)
-    assert h.buffer_ptrs == met(t[2:], group()).buffer_ptrs and h.buffer_ptrs[rank] == t.data_ptr() and len(set(h.buffer_ptrs)) == 3
+    assert (h.buffer_ptrs == met(t[2:], group()).buffer_ptrs and h.buffer_ptrs[rank] == t.data_ptr()
+            and len(set(h.buffer_ptrs)) == 3)
     assert h.multicast_ptr == 0 and not _SymmetricMemory.has_multicast_support(torch._C._autograd.DeviceType.CPU, 0)
     h.barrier()
     for peer in range(3):
         assert torch.equal(h.get_buffer(peer, (6, 5), torch.float32), torch.full((6, 5), float(peer)))
         assert torch.equal(h.get_buffer(peer, (2, 2), torch.float32, 10), torch.full((2, 2), float(peer)))
     tensors = torch.ops.symm_mem.get_remote_tensors(t.t()[1:3], name)
-    assert [each.stride() for each in tensors] == [t.t()[1:3].stride()] * 3 and [each.sum().item() for each in tensors] == [0.0, 12.0, 24.0]
+    assert ([each.stride() for each in tensors] == [t.t()[1:3].stride()] * 3
+            and [each.sum().item() for each in tensors] == [0.0, 12.0, 24.0])
     h.barrier(channel=1)
     right = (rank + 1) % 3
     h.get_buffer(right, (6, 5), torch.float32)[rank].fill_(10 + rank)
@@ -113,8 +121,10 @@ def handle_body(rank):
     h.barrier(channel=0, timeout_ms=20000)
     assert t[(rank - 1) % 3].tolist() == [10.0 + (rank - 1) % 3] * 5 and t[5, 1] == -1.0
     pads = [h.get_signal_pad(peer) for peer in range(3)]
-    assert all(pad.dtype == torch.uint32 and pad.numel() == h.signal_pad_size // 4 and not pad.view(torch.int32).any() for pad in pads)
-    assert pads[rank].data_ptr() == h.signal_pad_ptrs[rank] and h.get_signal_pad(right, (8, 8), torch.uint64).shape == (8, 8)
+    assert all(pad.dtype == torch.uint32 and pad.numel() == h.signal_pad_size // 4 and not pad.view(torch.int32).any()
+               for pad in pads)
+    assert (pads[rank].data_ptr() == h.signal_pad_ptrs[rank]
+            and h.get_signal_pad(right, (8, 8), torch.uint64).shape == (8, 8))
     for call in ((0, (7, 5), torch.float32), (3, (1,), torch.float32), (0, (6, 5), torch.float32, 1)):
         assert raised(h.get_buffer, *call)[0] is RuntimeError, call
     assert raised(h.get_signal_pad, right, (h.signal_pad_size // 4 + 1,))[0] is RuntimeError
@@ -139,7 +149,8 @@ def test_handles_reach_every_part():
 def newer_body(rank):
     name = group().group_name
     t = made((6, 5)).fill_(rank)
-    assert api().is_symm_mem_tensor(t) and not api().is_symm_mem_tensor(torch.empty(3)) and api().get_backend("cpu") == "shardwire"
+    assert (api().is_symm_mem_tensor(t) and not api().is_symm_mem_tensor(torch.empty(3))
+            and api().get_backend("cpu") == "shardwire")
     assert api().get_backend("cuda") != "shardwire"  # the backends of other devices are unchanged
     h = api().rendezvous(t, name)
     assert (h.offset, h.device, h.signal_pad_size) == (0, torch.device("cpu"), api().get_signal_pad_size())
@@ -152,7 +163,8 @@ def newer_body(rank):
 
 
 @with_api
-@pytest.mark.skipif(not NEWER, reason="torch 2.6 lacks is_symm_mem_tensor, get_backend, get_signal_pad_size, get_remote_tensor, offset, device, ops.symm_mem._rendezvous and _barrier")
+@pytest.mark.skipif(not NEWER, reason="torch 2.6 lacks is_symm_mem_tensor, get_backend, get_signal_pad_size, "
+                                      "get_remote_tensor, offset, device, ops.symm_mem._rendezvous and _barrier")
 def test_what_later_versions_add_to_handles():
     run_ranks(3, newer_body)
 
@@ -196,8 +208,8 @@ def signal_body(rank):
     h.wait_signal(rank, 2)
     h.barrier(channels - 1)
     assert not h.get_signal_pad(rank).view(torch.int32).any()  # as torch asks
-    kinds = [raised(h.barrier, channel=channels), raised(h.put_signal, right, -1), raised(h.wait_signal, left, channels), raised(h.put_signal, 3),
-             raised(h.wait_signal, -1)]
+    kinds = [raised(h.barrier, channel=channels), raised(h.put_signal, right, -1),
+             raised(h.wait_signal, left, channels), raised(h.put_signal, 3), raised(h.wait_signal, -1)]
     assert all(kind is ValueError and "out of range" in text for kind, text in kinds), kinds
     # A waiting thread releases Python to other threads, such as the thread that signals.
     waiter = threading.Thread(target=h.wait_signal, args=(rank, 5))
@@ -218,7 +230,8 @@ def persistent_body(rank):
     from torch._C._distributed_c10d import _SymmetricMemory
 
     def make():
-        return _SymmetricMemory.empty_strided_p2p((8,), (1,), torch.float32, torch.device("cpu"), group().group_name, alloc_id=77)
+        return _SymmetricMemory.empty_strided_p2p((8,), (1,), torch.float32, torch.device("cpu"), group().group_name,
+                                                  alloc_id=77)
 
     t = make()
     place = t.data_ptr()
@@ -228,7 +241,8 @@ def persistent_body(rank):
     gc.collect()
     t = make()
     assert t.data_ptr() == place and _SymmetricMemory.rendezvous(t).buffer_ptrs == pointers
-    assert raised(_SymmetricMemory.rendezvous, made((3,)))[0] is ValueError  # allocated without a group, and no group is given
+    # allocated without a group, and no group is given
+    assert raised(_SymmetricMemory.rendezvous, made((3,)))[0] is ValueError
     torch.ops.symm_mem.two_shot_all_reduce_(t.fill_(rank + 1), "sum", group().group_name)
     return t.tolist() == [3.0] * 8
 
@@ -314,7 +328,8 @@ def test_a_group_that_has_the_name_of_an_ended_one_is_another(tmp_path):
 def renamed_body(rank, folder):
     from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
     t = made((4,)).fill_(rank + 1)
-    groups = [shardwire.create_process_group(dist.FileStore(f"{folder}/store{turn}", 2), rank, 2, 30) for turn in range(2)]
+    groups = [shardwire.create_process_group(dist.FileStore(f"{folder}/store{turn}", 2), rank, 2, 30)
+              for turn in range(2)]
     name = groups[0].group_name
     assert torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 4
     symm.barrier(groups[1])
@@ -347,10 +362,12 @@ def ops_body(rank, size, seed, cases):
         salt = f"{seed}/{case}"
         dtype = rng.choice([*BYTES, *BYTES, *UNSIGNED, *NARROW, *COMPLEX])
         # The reductions of the model: torch cannot average unsigned numbers, nor multiply complex numbers bit for bit.
-        allowed = ["sum"] + ([] if dtype in UNSIGNED else ["avg"]) + ([] if dtype.is_complex else ["prod", "min", "max"]) + \
-            ([] if dtype.is_complex or dtype.is_floating_point else ["band", "bor", "bxor"])
+        allowed = (
+            ["sum"] + ([] if dtype in UNSIGNED else ["avg"]) + ([] if dtype.is_complex else ["prod", "min", "max"])
+            + ([] if dtype.is_complex or dtype.is_floating_point else ["band", "bor", "bxor"]))
         op = rng.choice(allowed)
-        shape = tuple(rng.choice([0, 1, 2, 3, 7, 16, 33]) for _ in range(rng.randrange(1, 4))) if rng.random() < 0.8 else (rng.randrange(1, 1 << 17),)
+        shape = (tuple(rng.choice([0, 1, 2, 3, 7, 16, 33]) for _ in range(rng.randrange(1, 4))) if rng.random() < 0.8
+                 else (rng.randrange(1, 1 << 17),))
         skip = rng.choice([0, 1, 5])
         values = [random_values(f"{salt}/{peer}", shape, dtype) for peer in range(size)]
         wanted = reduced({"prod": "PRODUCT"}.get(op, op.upper()), values, 1.0)
@@ -404,10 +421,12 @@ def scatter_body(rank, size, seed):
         salt = f"{seed}/s{case}"
         dtype = rng.choice([*BYTES, *NARROW, *COMPLEX])
         split = rng.random() < 0.6
-        shape = (*(rng.randrange(0, 5) for _ in range(rng.randrange(0, 3))), size * rng.randrange(0, 9)) if split else (size * rng.randrange(0, 3000),)
+        shape = ((*(rng.randrange(0, 5) for _ in range(rng.randrange(0, 3))), size * rng.randrange(0, 9)) if split
+                 else (size * rng.randrange(0, 3000),))
         values = [random_values(f"{salt}/{peer}", shape, dtype) for peer in range(size)]
         t = made(shape, dtype).copy_(values[rank])
-        wanted = reduced("SUM", values, 1.0).chunk(size, -1)[rank].contiguous() if shape[-1] else torch.empty(shape, dtype=dtype)
+        wanted = (reduced("SUM", values, 1.0).chunk(size, -1)[rank].contiguous() if shape[-1]
+                  else torch.empty(shape, dtype=dtype))
         got = ops.reduce_scatter_out(t, name, split, torch.empty(wanted.shape, dtype=dtype))
         assert same(got, wanted), f"seed {seed}, case {case}: {dtype} {shape} {split}"
         rows = (rng.randrange(0, 6), *(rng.randrange(1, 5) for _ in range(rng.randrange(0, 3))))
@@ -436,12 +455,14 @@ def vdev_body(rank, size, seed):
         experts = rng.randrange(1, 5)
         align = rng.choice([None, 1, 4, 16])
         width, dtype = rng.randrange(1, 6), rng.choice([torch.float32, torch.int16, torch.bool])
-        splits = torch.tensor([[rng.choice([0, 1, 2, 5, 9]) for _ in range(size * experts)] for _ in range(size)])  # of each rank
+        # of each rank
+        splits = torch.tensor([[rng.choice([0, 1, 2, 5, 9]) for _ in range(size * experts)] for _ in range(size)])
         most = int(splits.sum(1).max())
         room = int(splits.sum()) + 20 * size * experts
         inputs = [random_values(f"{seed}/{case}/{peer}", (most, width), dtype) for peer in range(size)]
         text = f"seed {seed}, case {case}"
-        t, counts = made((most, width), dtype).copy_(inputs[rank]), made((size * experts,), torch.int64).copy_(splits[rank])
+        t, counts = (made((most, width), dtype).copy_(inputs[rank]),
+                     made((size * experts,), torch.int64).copy_(splits[rank]))
         out, given = made((room, width), dtype), made((2, size * experts), torch.int64)
         ops.all_to_all_vdev_2d(t, out, counts, given, name, align)
         offsets = splits.cumsum(1) - splits
@@ -470,7 +491,8 @@ def vdev_body(rank, size, seed):
         gathered = torch.empty(room, width, dtype=dtype)  # need not be symmetric: no peer accesses the output
         ops.all_to_all_vdev(t, gathered, one, into, name)
         begins = plain.cumsum(1) - plain
-        rows = torch.cat([inputs[source][begins[source, rank]:begins[source, rank] + plain[source, rank]] for source in range(size)])
+        rows = torch.cat(
+            [inputs[source][begins[source, rank]:begins[source, rank] + plain[source, rank]] for source in range(size)])
         assert same(gathered[:len(rows)], rows) and into[0].tolist() == plain[:, rank].tolist(), text
         assert into[1].tolist() == (plain[:, rank].cumsum(0) - plain[:, rank]).tolist(), text
     return True
@@ -488,7 +510,8 @@ def fused_body(rank):
     api()  # torch defines these ops there
     ops = torch.ops.symm_mem
     size = 2
-    for seed, (leading, gather) in enumerate([((4, 6), 0), ((4, 6), 1), ((3, 4, 6), 1), ((3, 4, 6), 2), ((2, 3, 4, 6), 2)]):
+    for seed, (leading, gather) in enumerate(
+            [((4, 6), 0), ((4, 6), 1), ((3, 4, 6), 1), ((3, 4, 6), 2), ((2, 3, 4, 6), 2)]):
         shards = [random_values(f"{seed}/{peer}", leading, torch.float64) for peer in range(size)]
         whole = torch.cat(shards, gather)
         Bs = [random_values(f"{seed}/B{i}", (whole.shape[-1], 3 + i), torch.float64) for i in range(2)]
@@ -503,7 +526,8 @@ def fused_body(rank):
             As = [random_values(f"{op}{dim}/{peer}", (4, 6, 5), torch.float64) for peer in range(size)]
             B = random_values(f"{op}{dim}", (5, 8), torch.float64)
             products = torch.stack([A @ B for A in As])
-            wanted = {"sum": products.sum(0), "avg": products.mean(0), "max": products.amax(0)}[op].chunk(size, dim)[rank]
+            wanted = {"sum": products.sum(0), "avg": products.mean(0), "max": products.amax(0)}[op].chunk(size, dim)[
+                rank]
             got = ops.fused_matmul_reduce_scatter(As[rank], B, op, dim, name)
             assert got.is_contiguous() and torch.allclose(got, wanted), (op, dim)
     for t in (torch.full((4, 3), float(rank)), made((4, 3)).fill_(rank)):
@@ -516,11 +540,14 @@ def fused_body(rank):
     ops.memset32_(words, 2, 7, 3)
     ops.stream_write_value32_(words, 7, 0xffffffff)
     assert words.tolist() == [0, 0, 7, 7, 7, 0, 0, 0xffffffff]
-    for call in (lambda: ops.memset32_(words, 6, 1, 3), lambda: ops.memset32_(words, -1, 1, 1), lambda: ops.memset32_(words, 0, 1 << 32, 1),
+    for call in (lambda: ops.memset32_(words, 6, 1, 3), lambda: ops.memset32_(words, -1, 1, 1),
+                 lambda: ops.memset32_(words, 0, 1 << 32, 1),
                  lambda: ops.stream_write_value32_(words.view(torch.int32), 0, 1)):
         assert raised(call)[0] is RuntimeError
-    texts = [raised(ops.fused_matmul_reduce_scatter, torch.ones(3, 4), torch.ones(4, 4), "sum", 0, name), raised(ops.fused_matmul_reduce_scatter, torch.ones(4, 4), torch.ones(4, 4), "first", 0, name)]
-    assert texts[0] == (ValueError, "fused_matmul_reduce_scatter: dimension 0 of 3 does not divide by 2 ranks") and texts[1][0] is ValueError
+    texts = [raised(ops.fused_matmul_reduce_scatter, torch.ones(3, 4), torch.ones(4, 4), "sum", 0, name),
+             raised(ops.fused_matmul_reduce_scatter, torch.ones(4, 4), torch.ones(4, 4), "first", 0, name)]
+    assert (texts[0] == (ValueError, "fused_matmul_reduce_scatter: dimension 0 of 3 does not divide by 2 ranks")
+            and texts[1][0] is ValueError)
     return True
 
 
@@ -557,13 +584,15 @@ def misuse_body(rank):
     note(lambda: ops.reduce_scatter_out(t[:11], name, False, torch.empty(4)))
     note(lambda: ops.multimem_all_gather_out(torch.ones(4), name, made((12,)) if False else t[:11]))
     note(lambda: ops.multimem_one_shot_reduce_out(t, "sum", 3, name, out))
-    rows, splits, into = made((8, 2)), made((3,), torch.int64).copy_(torch.tensor([1, 2, 3 + 90 * (rank == 1)])), made((2, 3), torch.int64)
+    rows, splits, into = (made((8, 2)), made((3,), torch.int64).copy_(torch.tensor([1, 2, 3 + 90 * (rank == 1)])),
+                          made((2, 3), torch.int64))
     note(lambda: ops.all_to_all_vdev(rows, torch.empty(9, 2), splits, into, name))
     splits[2] = 3
     note(lambda: ops.all_to_all_vdev(rows, torch.empty(2 if rank == 2 else 20, 2), splits, into, name))
     note(lambda: met(made((3 + rank,)), name))
     note(lambda: ops.two_shot_all_reduce_out(t, "sum", name, t if rank == 1 else out))
-    for call in (lambda: ops.one_shot_all_reduce(torch.ones(3), "sum", name), lambda: ops.one_shot_all_reduce(symm.zeros(3, group=group()), "sum", name)):
+    for call in (lambda: ops.one_shot_all_reduce(torch.ones(3), "sum", name),
+                 lambda: ops.one_shot_all_reduce(symm.zeros(3, group=group()), "sum", name)):
         kind, text = raised(call)
         assert kind is ValueError and "does not lie in torch's symmetric memory" in text
     return texts
@@ -576,10 +605,12 @@ def one_alone_body(rank):
     plain = torch.ones(12)
     assert ops.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 12
     texts = []
-    for alone, mine in ((1, t), (0, fresh), (2, t), (2, t)):  # other ranks wait in the op, or in the rendezvous of the tensor
+    # other ranks wait in the op, or in the rendezvous of the tensor
+    for alone, mine in ((1, t), (0, fresh), (2, t), (2, t)):
         texts.append(raised(ops.one_shot_all_reduce, plain if rank == alone else mine, "sum", name))
         for each, value in ((t, 3.0), (later, 9.0)):
-            assert ops.one_shot_all_reduce(each, "sum", name).tolist() == [value] * 12  # the group and the tensors are usable
+            # the group and the tensors are usable
+            assert ops.one_shot_all_reduce(each, "sum", name).tolist() == [value] * 12
     texts.append(raised(ops.two_shot_all_reduce_, plain if rank == 1 else t, "sum", name))
     # The error also names the call of another rank instead of the op.
     texts.append(raised(lambda: met(made((5,)), name) if rank == 0 else ops.one_shot_all_reduce(t, "sum", name)))
@@ -601,25 +632,32 @@ def test_misuse_is_the_same_error_on_all_ranks():
     results = run_ranks(3, misuse_body)
     assert results[0] == results[1] == results[2], [pair for pair in zip(*results) if len(set(pair)) > 1]
     kinds, texts = zip(*results[0])
-    assert [kind.__name__ for kind in kinds] == ["ValueError", *["MismatchError"] * 5, *["ValueError"] * 10, "MismatchError", "MismatchError"], texts
-    assert "'first' is not a reduction" in texts[0] and "rank 0 gave one_shot_all_reduce max, input float32[12]" in texts[1]
-    assert "rank 1: one_shot_all_reduce: out is float32[11], and float32[12] is needed" in texts[6] and "the other ranks read" in texts[7]
+    assert [kind.__name__ for kind in kinds] == ["ValueError", *["MismatchError"] * 5, *["ValueError"] * 10,
+                                                 "MismatchError", "MismatchError"], texts
+    assert ("'first' is not a reduction" in texts[0]
+            and "rank 0 gave one_shot_all_reduce max, input float32[12]" in texts[1])
+    assert ("rank 1: one_shot_all_reduce: out is float32[11], and float32[12] is needed" in texts[6]
+            and "the other ranks read" in texts[7])
     assert "must be contiguous" in texts[8] and "max is not defined on complex64" in texts[9]
     assert "the splits of rank 1 say that 93 rows from row 3 on go to rank 2" in texts[14], texts[14]
-    assert "rank 2: all_to_all_vdev: out has 2 rows on rank 2, and 9 are needed" in texts[15] and "rank 1 gave 16 bytes" in texts[16], texts
-    assert "at byte 0, in place 0, rank 1 gave two_shot_all_reduce_out sum" in texts[17] and "at byte 0, in place 1" in texts[17], texts[17]
+    assert ("rank 2: all_to_all_vdev: out has 2 rows on rank 2, and 9 are needed" in texts[15]
+            and "rank 1 gave 16 bytes" in texts[16]), texts
+    assert ("at byte 0, in place 0, rank 1 gave two_shot_all_reduce_out sum" in texts[17]
+            and "at byte 0, in place 1" in texts[17]), texts[17]
 
 
 def gloo_body(rank, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     kind, text = raised(api().rendezvous, made((3,)), dist.group.WORLD)
-    assert kind is TypeError and "is 'gloo'; symmetric memory on the CPU needs a group of backend 'shardwire'" in text, text
+    assert (kind is TypeError
+            and "is 'gloo'; symmetric memory on the CPU needs a group of backend 'shardwire'" in text), text
     assert raised(api().rendezvous, made((3,)), "nobody")[0] is RuntimeError
     return True
 
 
 @with_api
-@pytest.mark.skipif(not dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else True, reason="this torch has no gloo")
+@pytest.mark.skipif(not dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else True,
+                    reason="this torch has no gloo")
 def test_a_group_of_another_backend_is_named(tmp_path):
     run_ranks(2, gloo_body, str(tmp_path / "store"), join=False)
 
@@ -630,7 +668,8 @@ def hosts_body(rank, store):
     result = raised(met, made((3,)), world)
     again = raised(torch.ops.symm_mem.one_shot_all_reduce, made((3,)), "sum", world.group_name)
     # Ops that need no memory of a peer work over wires, too.
-    gathered = torch.ops._c10d_functional.wait_tensor(torch.ops.symm_mem._low_contention_all_gather(torch.ones(2) * rank, world.group_name))
+    gathered = torch.ops._c10d_functional.wait_tensor(
+        torch.ops.symm_mem._low_contention_all_gather(torch.ones(2) * rank, world.group_name))
     assert gathered.tolist() == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
     return result, again
 
@@ -650,10 +689,12 @@ def timeout_body(rank):
     h = met(t, group())
     if rank == 0:
         kind, text = raised(h.wait_signal, 1, 3, timeout_ms=50)
-        assert kind is shardwire.TimeoutError and "wait_signal" in text and "rank 1 did not take the matching step" in text, text
+        assert (kind is shardwire.TimeoutError and "wait_signal" in text
+                and "rank 1 did not take the matching step" in text), text
         h.put_signal(1, 4)
         kind, text = raised(h.put_signal, 1, 4, timeout_ms=50)  # the first signal was not taken
-        assert kind is shardwire.TimeoutError and "put_signal" in text and "rank 1 did not take the matching step" in text, text
+        assert (kind is shardwire.TimeoutError and "put_signal" in text
+                and "rank 1 did not take the matching step" in text), text
     h.barrier()  # the group is usable
     if rank == 1:
         h.wait_signal(0, 4)
@@ -680,7 +721,8 @@ def killed_body(rank, kind):
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     calls = {"barrier": h.barrier, "wait_signal": lambda: h.wait_signal(2), "put_signal": lambda: h.put_signal(2, 1),
-             "op": lambda: torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name), "rendezvous": lambda: met(made((5,)), name)}
+             "op": lambda: torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name),
+             "rendezvous": lambda: met(made((5,)), name)}
     error, text = raised(calls[kind])
     assert error is shardwire.PeerFailedError and "rank 2" in text, (error, text)
     assert h.get_buffer(2, (4,), torch.float32).tolist() == [1.0] * 4  # stays readable
@@ -717,9 +759,12 @@ def test_ctrl_c_ends_the_wait():
 @with_api
 def test_importing_registers_without_importing_torchs_module():
     code = ("import sys, torch, torch.distributed\nfrom torch._C._distributed_c10d import _SymmetricMemory as S\n"
-            "cuda = hasattr(S, 'get_backend') and S.get_backend(torch.device('cuda'))\nbefore = set(sys.modules)\nimport shardwire\n"
-            "new = [name for name in set(sys.modules) - before if name.startswith('torch.distributed._symmetric')]\nassert not new, new\n"
-            "if hasattr(S, 'get_backend'):\n    assert (S.get_backend(torch.device('cpu')), S.get_backend(torch.device('cuda'))) == ('shardwire', cuda)\n"
+            "cuda = hasattr(S, 'get_backend') and S.get_backend(torch.device('cuda'))\nbefore = "
+            "set(sys.modules)\nimport shardwire\n"
+            "new = [name for name in set(sys.modules) - before if "
+            "name.startswith('torch.distributed._symmetric')]\nassert not new, new\n"
+            "if hasattr(S, 'get_backend'):\n    assert (S.get_backend(torch.device('cpu')), "
+            "S.get_backend(torch.device('cuda'))) == ('shardwire', cuda)\n"
             "t = S.empty_strided_p2p((3,), (1,), torch.float32, torch.device('cpu'))\nt.fill_(1)\nkept = t\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr

@@ -18,7 +18,8 @@ import network_namespaces  # noqa: E402
 # libuv.
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 REDIRECTS = ["-r", "1", "-t", "1"] if TORCH == (1, 13) else []
-pytestmark = pytest.mark.skipif(TORCH == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
+pytestmark = pytest.mark.skipif(TORCH == (2, 6),
+                                reason="Debian 13's torchrun asks for libuv, which its torch was built without")
 
 JOB = pathlib.Path(__file__).with_name("two_nodes_job.py")
 
@@ -36,17 +37,18 @@ def nodes():
 
 def _torchrun(nodes, folder, *words):
     """The outputs and statuses of both nodes' torchrun."""
-    env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", PYTHONPATH=os.pathsep.join(sys.path), SHARDWIRE_JOB_FOLDER=str(folder))
+    env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", PYTHONPATH=os.pathsep.join(sys.path),
+               SHARDWIRE_JOB_FOLDER=str(folder))
     running = [
         subprocess.Popen(
-            ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "2", *REDIRECTS]
+            ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
+             "--nproc_per_node", "2", *REDIRECTS]
             + ["--node_rank", str(number), "--master_addr", "10.83.0.1", "--master_port", "29561", str(JOB), *words],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        )
-        for number, node in enumerate(nodes)
+        ) for number, node in enumerate(nodes)
     ]
     try:
         said = [child.communicate(timeout=180)[0] for child in running]

@@ -43,7 +43,8 @@ def test_the_glue_of_this_torch_is_taken(tmp_path):
     path = [str(tmp_path)]
     choose_glue(path, "2.9.1+cu128")
     assert path == [str(tmp_path), str(tmp_path / "for_torch_2_9")]
-    with pytest.raises(ImportError, match=r"this wheel of shardwire is for torch 2\.6, 2\.9, 2\.13, but this is torch 2\.10\.0; install one of these, or build shardwire"):
+    with pytest.raises(ImportError, match=r"this wheel of shardwire is for torch 2\.6, 2\.9, 2\.13, but this is torch "
+                                          r"2\.10\.0; install one of these, or build shardwire"):
         choose_glue([str(tmp_path)], "2.10.0")
 
 
@@ -53,7 +54,9 @@ def test_a_build_for_one_torch_has_no_choice(tmp_path):
     assert path == [str(tmp_path)]
 
 
-@pytest.mark.parametrize("torches, wanted", [(["2.13"], ">=2.13,<2.14"), (["2.13", "2.9", "2.11"], ">=2.9,!=2.10.*,!=2.12.*,<2.14"), (["2.9", "2.10"], ">=2.9,<2.11")])
+@pytest.mark.parametrize("torches, wanted",
+                         [(["2.13"], ">=2.13,<2.14"), (["2.13", "2.9", "2.11"], ">=2.9,!=2.10.*,!=2.12.*,<2.14"),
+                          (["2.9", "2.10"], ">=2.9,<2.11")])
 def test_what_the_wheel_needs(make_wheel, torches, wanted):
     assert make_wheel.needs_torch(torches) == wanted
 
@@ -63,7 +66,8 @@ def test_links_of_the_description_lead_somewhere_from_a_package_index(make_wheel
     links = re.findall(r"\]\(([^)]*)\)", text)
     assert len(links) == len(re.findall(r"\]\(([^)]*)\)", source)) > 20
     assert all(re.match("https?://", link) for link in links), links
-    assert [link.split("/main/")[1] for link in links if link.endswith(".svg")] == re.findall(r"!\[[^\]]*\]\(([^)]*)\)", source)
+    assert [link.split("/main/")[1] for link in links if link.endswith(".svg")] == re.findall(
+        r"!\[[^\]]*\]\(([^)]*)\)", source)
 
 
 def stage(make_wheel, folder, torch_version, **facts):
@@ -88,21 +92,25 @@ def test_a_wheel_of_this_build_works_where_it_is_unpacked(make_wheel, tmp_path):
     build = pathlib.Path(shardwire.__file__).parents[2]  # the package's files are links, so not resolved
     if not (build / "CMakeCache.txt").exists():
         pytest.skip("shardwire is installed here, and not built")
-    subprocess.run([sys.executable, ROOT / "python" / "make_wheel.py", "--plain", "--out", tmp_path, build], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, ROOT / "python" / "make_wheel.py", "--plain", "--out", tmp_path, build], check=True,
+                   capture_output=True, timeout=120)
     (wheel,) = tmp_path.glob("shardwire-*.whl")
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path / "site")
         names = file.namelist()
         metadata = email.message_from_bytes(file.read(next(name for name in names if name.endswith("/METADATA"))))
-    assert metadata["License"] == "MIT" and len(metadata.get_all("Project-URL")) >= 3 and len(metadata.get_all("Classifier")) > 5 and metadata.get_payload().startswith("# shardwire")
+    assert (metadata["License"] == "MIT" and len(metadata.get_all("Project-URL")) >= 3
+            and len(metadata.get_all("Classifier")) > 5 and metadata.get_payload().startswith("# shardwire"))
     glue = f"shardwire/for_torch_{_build_info.TORCH.replace('.', '_')}"
     libraries = [re.sub(r"\.so\.[0-9.]+$", ".so.N", name) for name in sorted(names) if "libshardwire_c" in name]
     assert libraries == [f"{glue}/libshardwire_c10d.so.N", "shardwire/libshardwire_core.so.N"]
-    program = ("import sys, torch, shardwire, torch.distributed as dist; from shardwire import _C; print(_C.__file__, shardwire.__version__)\n"
+    program = ("import sys, torch, shardwire, torch.distributed as dist; from shardwire import _C; print(_C.__file__, "
+               "shardwire.__version__)\n"
                "dist.init_process_group('shardwire', init_method=f'file://{sys.argv[1]}', rank=0, world_size=1)\n"
                "t = torch.ones(3); dist.all_reduce(t); assert t.tolist() == [1, 1, 1]; dist.destroy_process_group()")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), str(pathlib.Path(torch.__file__).parents[1])])
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "store"], env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "store"], env=env, capture_output=True, text=True,
+                          timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "site" / glue / "_C.")), done.stdout

@@ -30,7 +30,8 @@ F32 = torch.float32
 
 def rows_of_the_table(rank, size):
     each, shipped, with_cc, placed = (shardwire.compile_op(None, **layouts(size), **named) for named in (
-        {}, {"is_spmd": True}, {"is_spmd": False, "cc_enabled": True}, {"is_spmd": True, "cc_enabled": True, "rank_id": rank, "world_size": size}))
+        {}, {"is_spmd": True}, {"is_spmd": False, "cc_enabled": True},
+        {"is_spmd": True, "cc_enabled": True, "rank_id": rank, "world_size": size}))
     alone = shardwire.compile_op(None, **layouts(size), cc_enabled=False)  # rank and size are the group's
     other = shardwire.compile_op(None, **layouts(3), cc_enabled=False, rank_id=2, world_size=3)
     for op in (each, shipped, with_cc, placed):
@@ -44,11 +45,13 @@ def rows_of_the_table(rank, size):
     if rank == 0:
         assert own == whole
     else:
-        assert own["lower_bound_bytes"] is None and own["edges"] == [edge for edge in whole["edges"] if rank in (edge["src"], edge["dst"])]
+        assert (own["lower_bound_bytes"] is None
+                and own["edges"] == [edge for edge in whole["edges"] if rank in (edge["src"], edge["dst"])])
         assert "another rank planned" in shipped.explain()
         shipped.plot(f"shipped{rank}.svg")
         assert f"of rank {rank} only" in Path(f"shipped{rank}.svg").read_text()
-    assert {name: value for name, value in shipped.stats().items() if name.startswith("bytes_")} == {name: value for name, value in each.stats().items() if name.startswith("bytes_")}
+    assert {name: value for name, value in shipped.stats().items() if name.startswith("bytes_")} == {
+        name: value for name, value in each.stats().items() if name.startswith("bytes_")}
     return True
 
 
@@ -79,7 +82,8 @@ ALONE = [
     ({"is_spmd": True}, "ValueError: there is no default process group"),
     ({"cc_enabled": True}, "ValueError: cc_enabled is True, but rank and world size are not known"),
     ({"cc_enabled": True, "rank_id": 1}, "ValueError: cc_enabled is True, but rank and world size are not known"),
-    ({"cc_enabled": True, "is_spmd": True, "rank_id": 0, "world_size": 2}, "ValueError: is_spmd=True ships what rank 0 compiles, which needs a process group"),
+    ({"cc_enabled": True, "is_spmd": True, "rank_id": 0, "world_size": 2},
+     "ValueError: is_spmd=True ships what rank 0 compiles, which needs a process group"),
     ({"rank_id": 1}, "ValueError: rank_id is given and world_size is not; give both to plan without a group"),
     ({"cc_enabled": False, "world_size": 2}, "ValueError: world_size is given and rank_id is not"),
     ({"rank_id": 2, "world_size": 2}, "ValueError: rank_id is 2, which is no rank of 0..1"),
@@ -104,7 +108,8 @@ def test_without_a_group(given, expected):
 def chosen(rank, size, boxes, cores):
     every = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, every[:cores])  # only rank 0's cores count
-    given = {"shape": [size, boxes, 4], "dtype": F32, "inputs": [{"offset": [rank, box, 0], "shape": [1, 1, 4]} for box in range(boxes)],
+    given = {"shape": [size, boxes, 4], "dtype": F32,
+             "inputs": [{"offset": [rank, box, 0], "shape": [1, 1, 4]} for box in range(boxes)],
              "outputs": [{"offset": [(rank + 1) % size, box, 0], "shape": [1, 1, 4]} for box in range(boxes)]}
     by_default, each = shardwire.compile_op(None, **given), shardwire.compile_op(None, **given, is_spmd=False)
     assert by_default.plan_bytes() == each.plan_bytes()
@@ -117,7 +122,8 @@ def test_by_default_rank_0_plans_for_many_ranks_that_share_a_core(run_ranks, siz
     found = run_ranks(size, chosen, boxes, 1)
     assert [origin for origin, _ in found] == ["planned"] + ["received" if ships else "planned"] * (size - 1)
     if size == 18:
-        assert found[0][1] is not None and "rank 0 gives is_spmd=True (rank 0 plans for all), rank 17 gives is_spmd=None (shardwire chooses)" in found[0][1][1]
+        assert (found[0][1] is not None and "rank 0 gives is_spmd=True (rank 0 plans for all), rank 17 gives "
+                                            "is_spmd=None (shardwire chooses)" in found[0][1][1])
         assert [each for _, each in found] == [found[0][1]] * size
 
 
@@ -127,14 +133,18 @@ def test_by_default_rank_0_plans_for_many_ranks_that_share_a_core(run_ranks, siz
 def test_an_op_without_a_group_describes_itself_and_does_not_run():
     op = shardwire.compile_op(None, **layouts(3), rank_id=1, world_size=3, name="gather")
     text = op.explain()
-    assert 'compile_op "gather" on 3 ranks, 1 tensor; planned without a group' in text and "between ranks: 192 B; the least possible: 192 B" in text
-    assert op.traffic() == {**shardwire.plan(3, **layouts(3), name="gather").traffic(), "rank": 1, "tensors": op.traffic()["tensors"]}
+    assert ('compile_op "gather" on 3 ranks, 1 tensor; planned without a group' in text
+            and "between ranks: 192 B; the least possible: 192 B" in text)
+    assert op.traffic() == {**shardwire.plan(3, **layouts(3), name="gather").traffic(), "rank": 1,
+                            "tensors": op.traffic()["tensors"]}
     assert op.stats()["bytes_received"] == 64 and op.tensors[0].dtype == F32 and not op.has_group
     for call in (op, op.bind):
-        with pytest.raises(UnsupportedError, match=r'compile_op "gather" was planned for rank 1 of 3 without a group, and has none to run in: attach it to a group of 3 ranks first'):
+        with pytest.raises(UnsupportedError, match=r'compile_op "gather" was planned for rank 1 of 3 without a group, '
+                                                   r'and has none to run in: attach it to a group of 3 ranks first'):
             call([torch.empty(2, 4)], [torch.empty(6, 4)])
     again = CustomOp.from_plan_bytes(op.plan_bytes())
-    assert again.plan_bytes() == op.plan_bytes() and again.traffic()["lower_bound_bytes"] is None and not again.has_group
+    assert (again.plan_bytes() == op.plan_bytes() and again.traffic()["lower_bound_bytes"] is None
+            and not again.has_group)
     with pytest.raises(ValueError, match="cut short or damaged"):
         CustomOp.from_plan_bytes(op.plan_bytes()[:-1])
     with pytest.raises(TypeError, match="data is 3"):
@@ -145,7 +155,8 @@ def test_a_plan_has_an_op_for_each_rank():
     made = shardwire.plan(3, **layouts(3), topology={"hosts": [0, 1, 0]})
     for rank in range(3):
         op = made.op(rank)
-        assert {name: op.stats()[name] for name in ("bytes_sent", "bytes_received", "num_moves")} == {name: made.ranks[rank][name] for name in ("bytes_sent", "bytes_received", "num_moves")}
+        assert {name: op.stats()[name] for name in ("bytes_sent", "bytes_received", "num_moves")} == {
+            name: made.ranks[rank][name] for name in ("bytes_sent", "bytes_received", "num_moves")}
     assert made.op(0).plan_bytes() != shardwire.plan(3, **layouts(3)).op(0).plan_bytes()  # other hosts
     for wrong in (3, -1, True):
         with pytest.raises((TypeError, ValueError), match="rank is "):
@@ -154,14 +165,16 @@ def test_a_plan_has_an_op_for_each_rank():
 
 def attached(rank, size):
     offline = shardwire.compile_op(None, **layouts(size), cc_enabled=False, rank_id=rank, world_size=size)
-    ops = [offline.attach(), CustomOp.from_plan_bytes(offline.plan_bytes()).attach(dist.group.WORLD, timeout=30), offline.attach()]
+    ops = [offline.attach(), CustomOp.from_plan_bytes(offline.plan_bytes()).attach(dist.group.WORLD, timeout=30),
+           offline.attach()]
     for op in reversed(ops):
         assert op.has_group
         run_op(op, rank, size)
     assert ops[0].plan_bytes() == offline.plan_bytes()
     wrong = shardwire.compile_op(None, **layouts(size, 12 if rank == 1 else 6), cc_enabled=False)
     of_rank_0 = shardwire.compile_op(None, **layouts(size), cc_enabled=False, rank_id=0, world_size=size)
-    found = [outcome(wrong.attach), outcome(of_rank_0.attach), outcome((ops[0] if rank == 2 else offline).attach), outcome(offline.attach, timeout=-1 if rank == 1 else None)]
+    found = [outcome(wrong.attach), outcome(of_rank_0.attach), outcome((ops[0] if rank == 2 else offline).attach),
+             outcome(offline.attach, timeout=-1 if rank == 1 else None)]
     run_op(offline.attach(), rank, size)
     return found
 
@@ -170,7 +183,8 @@ def test_an_op_that_was_planned_without_a_group_gets_one(run_ranks):
     found = run_ranks(3, attached)
     assert found[0] == found[1] == found[2]
     assert [kind for kind, _ in found[0]] == ["MismatchError", "ValueError", "ValueError", "ValueError"]
-    for text, (_, said) in zip(("ranks 0, 2 gave compile_op, plan", "rank 1: compile_op was planned for rank 0 of 3", "rank 2: this op has a group already", "rank 1: timeout is -1"), found[0]):
+    for text, (_, said) in zip(("ranks 0, 2 gave compile_op, plan", "rank 1: compile_op was planned for rank 0 of 3",
+                                "rank 2: this op has a group already", "rank 1: timeout is -1"), found[0]):
         assert text in said, said
 
 
@@ -206,10 +220,12 @@ def misuse(rank, size, which, is_spmd):
 
 
 MISUSES = {
-    "disagree": ("ValueError", "rank 0 gives is_spmd=True (rank 0 plans for all), rank 1 gives is_spmd=False (each rank plans): give the same value on all ranks"),
+    "disagree": ("ValueError", ("rank 0 gives is_spmd=True (rank 0 plans for all), rank 1 gives is_spmd=False (each "
+                                "rank plans): give the same value on all ranks")),
     "kind": ("TypeError", "rank 1: is_spmd is 'yes'; give True or False"),
     "cc": ("TypeError", "rank 2: cc_enabled is 1; give True, False, or None to decide by the group"),
-    "rank_id": ("ValueError", "rank 1: rank_id is 0, but in the group it is 1; leave it out where there is a group (1 more rank reported an error, the next is rank 2)"),
+    "rank_id": ("ValueError", ("rank 1: rank_id is 0, but in the group it is 1; leave it out where there is a group (1 "
+                               "more rank reported an error, the next is rank 2)")),
     "world_size": ("ValueError", "rank 2: world_size is 9, but in the group it is 3"),
     "list": ("ValueError", "rank 1: inputs[0] has no 'shape'"),
     "gap": ("GapError", "no input covers"),
@@ -296,6 +312,7 @@ def test_the_example_of_the_page(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S)
     script = tmp_path / "page.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "2", str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "2", str(script)], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("compile_op on 2 ranks, 1 tensor; planned without a group") == 2

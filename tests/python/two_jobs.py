@@ -1,8 +1,8 @@
 """Two jobs as separate groups of forked processes (fork_ranks.py), for tests: each rank has the group of the job, and
 sends reports.
 
-``Job(n, body, *args)`` starts n ranks that call ``body(rank, *args)``. A rank reports lines during the work (``report``),
-and the result at the end.
+``Job(n, body, *args)`` starts n ranks that call ``body(rank, *args)``. A rank reports lines during the work
+(``report``), and the result at the end.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ def report(*words: Any) -> None:
 
 
 class Job(ForkedRanks):
-    def __init__(self, size: int, body: Callable[..., Any], *args: Any, environment: dict[str, str] | None = None, stderr: str | None = None) -> None:
+    def __init__(self, size: int, body: Callable[..., Any], *args: Any, environment: dict[str, str] | None = None,
+                 stderr: str | None = None) -> None:
         super().__init__(size, _rank_main, body, args, environment or {}, stderr)
 
     def until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         limit = time.monotonic() + seconds
         while not condition():
             self.poll(0.02)
-            assert time.monotonic() < limit, f"{what} did not happen within {seconds} s; reports: {self.reports}; stacks: {self.stacks(self.running())}"
+            assert time.monotonic() < limit, (f"{what} did not happen within {seconds} s; reports: {self.reports}; "
+                                              f"stacks: {self.stacks(self.running())}")
 
     def results(self, seconds: float = 60) -> list[Any]:
         """The results of the bodies; fails with the ranks' tracebacks."""
@@ -55,7 +57,8 @@ def jobs() -> Iterator[Callable[..., Job]]:
             job.end()
 
 
-def _rank_main(rank: Rank, body: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], stderr: str | None) -> None:
+def _rank_main(rank: Rank, body: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str],
+               stderr: str | None) -> None:
     def joined() -> Any:
         global _rank
         _rank = rank

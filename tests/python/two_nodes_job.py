@@ -1,4 +1,5 @@
-"""One rank of a job on two nodes: shared memory inside, a wire between (SHARDWIRE_JOB_WIRE: tcp, or rdma in the machines of tests/rig)."""
+"""One rank of a job on two nodes: shared memory inside, a wire between (SHARDWIRE_JOB_WIRE: tcp, or rdma in the
+machines of tests/rig)."""
 
 import os
 import re

@@ -63,10 +63,13 @@ def compare(options):
             ratio = statistics.median(mine) / statistics.median(theirs)
             unit = "MB/s" if kind == "bandwidth" else "us"
             bound = f"{'at least' if kind == 'bandwidth' else 'at most'} {AIMS[kind]}"
-            print(f"{kind} {size:8d} B: {program} {statistics.median(theirs):9.2f} {unit}, shardwire {statistics.median(mine):9.2f} {unit}, ratio {ratio:.2f} (aim: {bound})", flush=True)
-            print(f"    {program}: {' '.join(f'{value:.1f}' for value in theirs)}; shardwire: {' '.join(f'{value:.1f}' for value in mine)}", flush=True)
+            print(f"{kind} {size:8d} B: {program} {statistics.median(theirs):9.2f} {unit}, shardwire "
+                  f"{statistics.median(mine):9.2f} {unit}, ratio {ratio:.2f} (aim: {bound})", flush=True)
+            print(f"    {program}: {' '.join(f'{value:.1f}' for value in theirs)}; shardwire: "
+                  f"{' '.join(f'{value:.1f}' for value in mine)}", flush=True)
     ratios = [ours(options.bench, options.device, "scatter", 30) for _ in range(options.turns)]
-    print(f"256 rows of 1 KiB / 256 KiB in one piece: {statistics.median(ratios):.2f} of its speed (aim: at least {AIMS['scatter']}); {ratios}")
+    print(f"256 rows of 1 KiB / 256 KiB in one piece: {statistics.median(ratios):.2f} of its speed (aim: at least "
+          f"{AIMS['scatter']}); {ratios}")
     return 0
 
 
@@ -84,9 +87,11 @@ def main():
     import kernel  # pylint: disable=import-outside-toplevel
     from machines import BROKEN, Machines  # pylint: disable=import-outside-toplevel
 
-    command = [sys.executable, os.path.realpath(__file__), "--here", "--bench", str(options.bench), "--turns", str(options.turns), "--device", options.device]
+    command = [sys.executable, os.path.realpath(__file__), "--here", "--bench", str(options.bench), "--turns",
+               str(options.turns), "--device", options.device]
     folder = str(options.bench.parents[1])
-    show = [top for top in {folder, os.path.dirname(os.path.realpath(__file__))} if top.startswith(("/tmp/", "/run/", "/dev/shm/"))]
+    show = [top for top in {folder, os.path.dirname(os.path.realpath(__file__))}
+            if top.startswith(("/tmp/", "/run/", "/dev/shm/"))]
     try:
         with Machines(shlex.join(command), timeout=options.timeout, show=show) as machines:
             return machines.run()

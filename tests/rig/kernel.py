@@ -20,9 +20,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 CACHE = pathlib.Path(os.environ.get("SHARDWIRE_RIG_CACHE") or pathlib.Path.home() / ".cache" / "shardwire-rig")
 # Packages that the host must have; the guests run in the host's userland and see the packages, too. Also listed in
 # .ci/machine.sh.
-PACKAGES = "qemu-system-x86 kmod cpio xz-utils zstd iproute2 libibverbs1 ibverbs-providers ibverbs-utils perftest".split()
-PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "modprobe": "kmod", "cpio": "cpio", "xz": "xz-utils", "zstd": "zstd", "rdma": "iproute2", "ibv_devinfo": "ibverbs-utils"}
-MODULES = ["virtio_pci", "virtio_net", "9p", "9pnet_virtio", "overlay", "crc32_generic", "rdma_rxe", "ib_uverbs", "ib_umad", "rdma_ucm"]
+PACKAGES = ("qemu-system-x86 kmod cpio xz-utils zstd iproute2 libibverbs1 ibverbs-providers ibverbs-utils "
+            "perftest".split())
+PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "modprobe": "kmod", "cpio": "cpio", "xz": "xz-utils",
+            "zstd": "zstd", "rdma": "iproute2", "ibv_devinfo": "ibverbs-utils"}
+MODULES = ["virtio_pci", "virtio_net", "9p", "9pnet_virtio", "overlay", "crc32_generic", "rdma_rxe", "ib_uverbs",
+           "ib_umad", "rdma_ucm"]
 OPTIONAL_MODULES = {"crc32_generic"}  # needed by rxe up to about Linux 6.12, gone later
 # trixie's kernel also on Debian 12, so that both hosts run the same rxe; the host's own suite where trixie cannot be
 # had.
@@ -40,7 +43,8 @@ def say(*words):
 def call(command, tries=1, **more):
     """Output of a command; on failure Unavailable with the end of the output."""
     for rest in reversed(range(tries)):
-        done = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, timeout=600, check=False, **more)
+        done = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, timeout=600,
+                              check=False, **more)
         if done.returncode == 0:
             return done.stdout
         if rest:
@@ -61,7 +65,8 @@ def prepare():
     if os.uname().machine != "x86_64":
         raise Unavailable(f"the machines are x86_64 ones, this host is {os.uname().machine}")
     if missing_packages():
-        raise Unavailable(f"needs the Debian packages {' '.join(missing_packages())}: apt-get install --no-install-recommends {' '.join(PACKAGES)}")
+        raise Unavailable(f"needs the Debian packages {' '.join(missing_packages())}: apt-get install "
+                          f"--no-install-recommends {' '.join(PACKAGES)}")
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
         reasons = []
@@ -85,12 +90,14 @@ def apt_options(suite):
     folder = CACHE / f"apt-{suite}"
     for name in ("lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    targets = call(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"]).decode().split()
+    targets = call(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages",
+                    "Label: Debian"]).decode().split()
     if not targets:
         raise Unavailable("apt knows no Debian archive here (apt-get update was never run, or it has no network)")
     source = f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {targets[0]} {suite} main\n"
     (folder / "sources.list").write_text(source)
-    own = {"Dir::Etc::sourcelist": folder / "sources.list", "Dir::Etc::sourceparts": "/dev/null", "Dir::State::lists": folder / "lists", "Dir::Cache": folder}
+    own = {"Dir::Etc::sourcelist": folder / "sources.list", "Dir::Etc::sourceparts": "/dev/null",
+           "Dir::State::lists": folder / "lists", "Dir::Cache": folder}
     for name, value in own.items():
         options += ["-o", f"{name}={value}"]
     call(["apt-get", *options, "update"], tries=3)
@@ -140,7 +147,8 @@ def unpacked_kernel(image):
     tool = tools.get(image[start : start + 4])
     if tool is None:
         raise Unavailable("the kernel is compressed in a way unknown here")
-    return subprocess.run([tool, "-dcq"], input=image[start : start + length - 4], stdout=subprocess.PIPE, check=True).stdout
+    return subprocess.run([tool, "-dcq"], input=image[start: start + length - 4], stdout=subprocess.PIPE,
+                          check=True).stdout
 
 
 def initrd_of(folder):
@@ -156,9 +164,11 @@ def initrd_of(folder):
     shutil.copy(HERE / "guest/init", tree / "init")
     (tree / "init").chmod(0o755)
     shutil.copy(next(folder.glob("root/**/bin/busybox")), tree / "bin/busybox")
-    (tree / "modlist").write_text("".join(f"{name}\n" for name in unpack_modules(folder / "root", version, tree / "mod")))
+    (tree / "modlist").write_text(
+        "".join(f"{name}\n" for name in unpack_modules(folder / "root", version, tree / "mod")))
     names = "\n".join(str(path.relative_to(tree)) for path in sorted(tree.rglob("*")))
-    archive = subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], input=names.encode(), stdout=subprocess.PIPE, cwd=tree, check=True).stdout
+    archive = subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], input=names.encode(), stdout=subprocess.PIPE,
+                             cwd=tree, check=True).stdout
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(tree)
     (folder / "initrd.new").write_bytes(archive)

@@ -30,7 +30,8 @@ HIDDEN = ("/tmp", "/dev/shm", "/run")  # the machines have separate file systems
 RAILS = 2
 MTU = 9000
 BOOT_LIMIT, BOOT_TRIES = 90, 3
-APPEND = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check nowatchdog cryptomgr.notests rcupdate.rcu_cpu_stall_suppress=1"
+APPEND = ("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check nowatchdog cryptomgr.notests "
+          "rcupdate.rcu_cpu_stall_suppress=1")
 TIMED_OUT, BROKEN = 124, 125
 
 
@@ -89,7 +90,8 @@ class Machines:
 
     def spawn(self, command, log):
         with open(log, "ab") as out:
-            process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent)
+            process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                       preexec_fn=die_with_parent)
         self.processes.append(process)
         return process
 
@@ -112,10 +114,12 @@ class Machines:
         shutil.copy(kernel.HERE / "guest/stage2.sh", control)
         modules = self.initrd.parent / "root/lib/modules" / read(self.initrd.parent / "version").strip()
         command = self.command if isinstance(self.command, str) else shlex.join(self.command)
-        conf = {"NODE": node, "NNODES": self.nodes, "RAILS": RAILS, "MTU": MTU, "MODULES": os.path.realpath(modules), "FOLDER": self.folder, "COMMAND": command}
+        conf = {"NODE": node, "NNODES": self.nodes, "RAILS": RAILS, "MTU": MTU, "MODULES": os.path.realpath(modules),
+                "FOLDER": self.folder, "COMMAND": command}
         conf |= {"SHOWN": shlex.join(self.shown), "SHARED": shlex.join(self.shared)}
         (control / "conf").write_text(assignments("", conf))
-        kept = {name: value for name, value in os.environ.items() if re.fullmatch(r"[A-Za-z_]\w*", name) and name not in ("TMPDIR", "OLDPWD", "PWD")}
+        kept = {name: value for name, value in os.environ.items()
+                if re.fullmatch(r"[A-Za-z_]\w*", name) and name not in ("TMPDIR", "OLDPWD", "PWD")}
         own = {"NODE_RANK": node, "NNODES": self.nodes, "MASTER_ADDR": "10.77.0.1", "HOSTNAME": f"node{node}"}
         (control / "env").write_text(assignments("export ", kept | own))
         (control / "output").touch()
@@ -125,15 +129,19 @@ class Machines:
         control = pathlib.Path(tempfile.mkdtemp(prefix=f"node{node}-", dir=self.home))
         self.configure(node, control)
         share = "local,security_model=none,multidevs=remap,"
-        command = QEMU + ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", f"shardwire-rig-node{node}"]
-        command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off,erms=off", "-m", self.memory, "-smp", self.cores]
+        command = QEMU + ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name",
+                          f"shardwire-rig-node{node}"]
+        command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off,erms=off", "-m", self.memory, "-smp",
+                    self.cores]
         command += ["-kernel", self.initrd.parent / "vmlinux", "-initrd", self.initrd, "-append", APPEND]
         command += ["-chardev", f"file,id=console,append=on,path={control}/console", "-serial", "chardev:console"]
-        command += ["-virtfs", share + "path=/,mount_tag=root,readonly=on", "-virtfs", share + f"path={control},mount_tag=control"]
+        command += ["-virtfs", share + "path=/,mount_tag=root,readonly=on", "-virtfs",
+                    share + f"path={control},mount_tag=control"]
         for number, folder in enumerate(self.shared):
             command += ["-virtfs", share + f"path={folder},mount_tag=share{number}"]
         for rail in range(RAILS):
-            command += ["-netdev", f"stream,id=n{rail},server={'off' if self.switch else 'on'},{self.cable(rail, node)}"]
+            command += ["-netdev",
+                        f"stream,id=n{rail},server={'off' if self.switch else 'on'},{self.cable(rail, node)}"]
             command += ["-device", f"virtio-net-pci,netdev=n{rail},romfile=,mac=52:54:00:77:{rail:02x}:{node + 1:02x}"]
         process = self.spawn(command, control / "console")
         prefix = f"[node{node}] ".encode() if self.nodes > 1 else b""
@@ -210,15 +218,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default 1)")
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB", help="memory of each (default 2048)")
-    parser.add_argument("--cores", type=int, metavar="N", help="processors of each (default: the host's / nodes, 1 to 4)")
+    parser.add_argument("--cores", type=int, metavar="N",
+                        help="processors of each (default: the host's / nodes, 1 to 4)")
     parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds, boot included (default 600)")
     parser.add_argument("--write", action="append", default=[], metavar="FOLDER", help="share FOLDER read-write")
-    parser.add_argument("--show", action="append", default=[], metavar="FOLDER", help="show FOLDER though it lies under " + ", ".join(HIDDEN))
+    parser.add_argument("--show", action="append", default=[], metavar="FOLDER",
+                        help="show FOLDER though it lies under " + ", ".join(HIDDEN))
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="run by bash -c in each machine")
     options = parser.parse_args()
     command = options.command[0] if len(options.command) == 1 else options.command
     try:
-        machines = Machines(command, options.nodes, options.memory, options.cores, options.timeout, options.write, options.show)
+        machines = Machines(command, options.nodes, options.memory, options.cores, options.timeout, options.write,
+                            options.show)
         with machines:
             return machines.run()
     except kernel.Unavailable as reason:

@@ -36,15 +36,19 @@ PARTS = [
     # Across two machines the ranks are processes started by the rig, as mpirun does elsewhere
     # (tests/support/launched_ranks.h). Tests of deaths and sleepers need ranks started by the
     # test.
-    Part("contract-two", 2, 6, "tests_backend_transport_rdma", "Rdma/*/Processes:-*Killed*:*Sleep*:*Ring*:*WakeUp*:*EveryPair*", 0, 240),
+    Part("contract-two", 2, 6, "tests_backend_transport_rdma",
+         "Rdma/*/Processes:-*Killed*:*Sleep*:*Ring*:*WakeUp*:*EveryPair*", 0, 240),
     Part("compile_op-two", 2, 6, "tests_oracle", "Paths/OracleTest.*:-*copied", 300, 240),
     Part("collectives-two", 2, 6, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*:*_processes", 300, 240),
     Part("compile_op", 1, 0, "tests_oracle", "Paths/OracleTest.*:-*copied", 2000, 240),
     Part("collectives", 1, 0, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*", 1000, 240),
-    Part("failures", 1, 0, "tests_multiprocess", "-TwoHosts.*:ManyGroups.*:*LimitedAddressSpace*", 0, 300, 4096),  # one of the ranks dies with 2 GiB
+    # one of the ranks dies with 2 GiB
+    Part("failures", 1, 0, "tests_multiprocess", "-TwoHosts.*:ManyGroups.*:*LimitedAddressSpace*", 0, 300, 4096),
     # Without the tests that choose shm or tcp, which need no RDMA device, and without the tests of many ranks, whose
     # rings are more than the machine's memory.
-    Part("communicator", 1, 0, "tests_backend", "-Options*:*LateLinks*/shm:*LateLinks*/tcp:LateLinksOfTwoHosts*:*Many*:*AreMadeByThe*/rdma:*AreAllMade*/rdma:*ACompiledOpMakes*/rdma:*RandomOperations*Peers*/rdma", 0, 420, 4096),
+    Part("communicator", 1, 0, "tests_backend",
+         "-Options*:*LateLinks*/shm:*LateLinks*/tcp:LateLinksOfTwoHosts*:*Many*:*AreMadeByThe*/rdma:*AreAllMade*/rdma:"
+         "*ACompiledOpMakes*/rdma:*RandomOperations*Peers*/rdma", 0, 420, 4096),
 ]
 
 # A job of torch.distributed over two machines. Importing torch takes 40 s there, in torchrun and once more in the
@@ -82,27 +86,33 @@ def run_part(part, build, quick):
     results = pathlib.Path(tempfile.mkdtemp(prefix="shardwire-rdma-"))
     said, start = io.BytesIO(), time.monotonic()
     cases = part.cases // 5 if quick else part.cases
-    environment = {"RIG_PROGRAM": program, "RIG_RESULTS": results, "RIG_RANKS": part.ranks, "RIG_LIMIT": part.limit - 30, "GTEST_FILTER": part.filter}
+    environment = {"RIG_PROGRAM": program, "RIG_RESULTS": results, "RIG_RANKS": part.ranks,
+                   "RIG_LIMIT": part.limit - 30, "GTEST_FILTER": part.filter}
     environment |= {"SHARDWIRE_TRANSPORTS": "rdma", "SHARDWIRE_ORACLE_CASES": max(cases, 50), "GTEST_COLOR": "no"}
     os.environ.update({name: str(value) for name, value in environment.items()})
     try:
         show = [str(build)] if str(build).startswith(("/tmp/", "/run/", "/dev/shm/")) else []
-        with Machines(SCRIPT, nodes=part.nodes, memory=part.memory, timeout=part.limit, write=[str(results)], show=show, out=said) as machines:
+        with Machines(SCRIPT, nodes=part.nodes, memory=part.memory, timeout=part.limit, write=[str(results)], show=show,
+                      out=said) as machines:
             status = machines.run()
-        outcomes, unread = gtest_results.read([results / f"rank{rank}.xml" for rank in range(part.ranks)] or [results / "all.xml"])
+        outcomes, unread = gtest_results.read([results / f"rank{rank}.xml" for rank in range(part.ranks)]
+                                              or [results / "all.xml"])
         missing = [path.stem for path in unread]
         if part.name.startswith("power-cut"):
             missing = [name for name in missing if name != "rank1"]  # the machine of rank 1 is dead
         count = Count(*gtest_results.count(outcomes))
         lost = bool(missing) or not outcomes or (status != 0 and not count.failed)
         count = count._replace(failed=count.failed + lost)
-        print(f"rdma {part.name}: {count.passed} passed, {count.failed} failed, {count.skipped} skipped ({time.monotonic() - start:.0f} s)", flush=True)
+        print(f"rdma {part.name}: {count.passed} passed, {count.failed} failed, {count.skipped} skipped "
+              f"({time.monotonic() - start:.0f} s)", flush=True)
         for test, outcome in outcomes.items():
             if outcome.failed:
-                print(f"  failed: {test}\n" + "\n".join(f"    {line}" for line in outcome.text[:1500].splitlines()[:12]))
+                print(f"  failed: {test}\n"
+                      + "\n".join(f"    {line}" for line in outcome.text[:1500].splitlines()[:12]))
         if lost:
             print(f"  did not get to the end: {' '.join(missing) or 'a machine'} (status {status})")
-            logs = [said.getvalue().decode(errors="replace")] + [path.read_text(errors="replace") for path in sorted(results.glob("*.log"))]
+            logs = ([said.getvalue().decode(errors="replace")]
+                    + [path.read_text(errors="replace") for path in sorted(results.glob("*.log"))])
             for log in logs:
                 print("\n".join(f"    {line}" for line in log.splitlines()[-25:]))
         return count
@@ -119,7 +129,8 @@ def run_torch(python, package):
         return Count(0, 0, 1)
     # Debian's 1.13 has no metadata, and on Python 3.11 its torchrun starts no workers without redirects.
     redirects = "" if version and not version.startswith("1.13") else "-r 1 -t 1"
-    values = {"RIG_PYTHON": python, "RIG_ROOT": pathlib.Path(__file__).resolve().parents[2], "RIG_TORCHRUN": redirects, "PYTHONPATH": package}
+    values = {"RIG_PYTHON": python, "RIG_ROOT": pathlib.Path(__file__).resolve().parents[2], "RIG_TORCHRUN": redirects,
+              "PYTHONPATH": package}
     values |= {"SHARDWIRE_JOB_WIRE": "rdma", "OMP_NUM_THREADS": 1, "PYTHONUNBUFFERED": 1}
     os.environ.update({name: str(value) for name, value in values.items()})
     os.environ.pop("SHARDWIRE_TRANSPORTS", None)
@@ -128,9 +139,11 @@ def run_torch(python, package):
         status = machines.run()
     text = said.getvalue().decode(errors="replace")
     good = status == 0 and "DONE 0" in text and "DONE 1" in text
-    print(f"rdma torch-two: {int(good)} passed, {int(not good)} failed, 0 skipped ({time.monotonic() - start:.0f} s)", flush=True)
+    print(f"rdma torch-two: {int(good)} passed, {int(not good)} failed, 0 skipped ({time.monotonic() - start:.0f} s)",
+          flush=True)
     if not good:
-        print(f"  torchrun over two machines: status {status}\n" + "\n".join(f"    {line}" for line in text.splitlines()[-40:]))
+        print(f"  torchrun over two machines: status {status}\n"
+              + "\n".join(f"    {line}" for line in text.splitlines()[-40:]))
     return Count(int(good), int(not good), 0)
 
 
@@ -147,7 +160,8 @@ def main():
     options = parser.parse_args()
     wanted = [part for part in PARTS if not options.only or part.name in options.only.split(",")]
     with_torch = options.python and options.package and (not options.only or "torch-two" in options.only.split(","))
-    for name in [name for name in os.environ if name.startswith("SHARDWIRE_") and not name.startswith("SHARDWIRE_RIG_")]:
+    for name in [name for name in os.environ
+                 if name.startswith("SHARDWIRE_") and not name.startswith("SHARDWIRE_RIG_")]:
         del os.environ[name]
     total, begin = Count(0, 0, 0), time.monotonic()
     try:

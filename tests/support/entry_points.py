@@ -17,6 +17,7 @@ def write_entry_points(folder: Path) -> Path:
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: shardwire\nVersion: 0\n")
     groups = re.findall(r'\[project\.entry-points\."([^"]+)"\]\n(\w+) = "([^"]+)"', pyproject)
-    assert [group for group, _, _ in groups] == ["torch.backends", "torch.distributed.backends", "vllm.general_plugins"], groups
+    assert [group for group, _, _ in groups] == ["torch.backends", "torch.distributed.backends",
+                                                 "vllm.general_plugins"], groups
     (about / "entry_points.txt").write_text("".join(f"[{group}]\n{name} = {what}\n" for group, name, what in groups))
     return about.parent

@@ -24,7 +24,8 @@ def read(paths):
             failure, skipped = case.find("failure"), case.get("result") == "skipped"
             text = before.text or (failure.get("message") or "" if failure is not None else "")
             good = failure is None and not skipped
-            outcomes[name] = Outcome(before.passed + good, before.failed + (failure is not None), before.skipped + skipped, text)
+            outcomes[name] = Outcome(before.passed + good, before.failed + (failure is not None),
+                                     before.skipped + skipped, text)
     return outcomes, missing
 
 

@@ -32,7 +32,8 @@ def two_namespaces(network):
     """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise OSError("making network namespaces needs root and iproute2")
-    names = [f"sw{os.getpid()}{letter}" for letter in "ab"]  # of the interfaces as well, which takes at most 15 characters
+    # of the interfaces as well, which takes at most 15 characters
+    names = [f"sw{os.getpid()}{letter}" for letter in "ab"]
     try:
         for name in names:
             _ip("netns", "add", name)

@@ -51,7 +51,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def why_not():
     """The reason why no cluster can be made here; None if a cluster can be made."""
-    missing = [name for name in ("slurmctld", "slurmd", "srun", "scontrol", "sinfo", "unshare") if _program(name) is None]
+    missing = [name for name in ("slurmctld", "slurmd", "srun", "scontrol", "sinfo", "unshare")
+               if _program(name) is None]
     if missing:
         return f"no {', '.join(missing)} here (Debian: {PACKAGES})"
     if os.geteuid() != 0:
@@ -67,19 +68,24 @@ def cluster():
     """
     host = socket.gethostname()
     second = f"{host[:40]}-second"
-    with tempfile.TemporaryDirectory(prefix="sw-slurm-", ignore_cleanup_errors=True) as name, contextlib.ExitStack() as stack:
+    with (tempfile.TemporaryDirectory(prefix="sw-slurm-", ignore_cleanup_errors=True) as name,
+          contextlib.ExitStack() as stack):
         folder = pathlib.Path(name)
         (folder / "state").mkdir()
         configuration = folder / "slurm.conf"
-        configuration.write_text(CONFIGURATION.format(host=host, second=second, folder=folder, ports=_free_ports(3), nodes=NODES))
-        environment = {**{key: value for key, value in os.environ.items() if not key.startswith("SLURM")}, "SLURM_CONF": str(configuration)}
+        configuration.write_text(
+            CONFIGURATION.format(host=host, second=second, folder=folder, ports=_free_ports(3), nodes=NODES))
+        environment = {**{key: value for key, value in os.environ.items() if not key.startswith("SLURM")},
+                       "SLURM_CONF": str(configuration)}
         daemons = [
             ("slurmctld", [_program("slurmctld"), "-D", "-i"]),
             ("slurmd 1", [_program("slurmd"), "-D", "-N", NODES[0]]),
-            ("slurmd 2", ["unshare", "-u", "sh", "-c", f'hostname {second} && exec "$@"', "sh", _program("slurmd"), "-D", "-N", NODES[1]]),
+            ("slurmd 2", ["unshare", "-u", "sh", "-c", f'hostname {second} && exec "$@"', "sh", _program("slurmd"),
+                          "-D", "-N", NODES[1]]),
         ]
         stack.callback(_end_steps, folder)
-        running = [(title, _start(stack, folder / f"{title}.log", [*command, "-f", str(configuration)], environment)) for title, command in daemons]
+        running = [(title, _start(stack, folder / f"{title}.log", [*command, "-f", str(configuration)], environment))
+                   for title, command in daemons]
         _await_idle(environment, running, folder)
         yield environment
 
@@ -97,7 +103,8 @@ def _free_ports(count):
 
 def _start(stack, log, command, environment):
     with open(log, "wb") as output:
-        daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                  env=environment, start_new_session=True)
     stack.callback(_stop, daemon)
     return daemon
 
@@ -127,11 +134,14 @@ def _end_steps(folder):
 def _await_idle(environment, running, folder):
     deadline = time.monotonic() + 60
     while True:
-        done = subprocess.run(["sinfo", "-h", "-N", "-o", "%t"], capture_output=True, text=True, env=environment, check=False, timeout=60)
+        done = subprocess.run(["sinfo", "-h", "-N", "-o", "%t"], capture_output=True, text=True, env=environment,
+                              check=False, timeout=60)
         if done.stdout.split() == ["idle"] * len(NODES):
             return
         ended = [title for title, daemon in running if daemon.poll() is not None]
         if ended or time.monotonic() > deadline:
-            logs = "\n".join(f"--- {title}\n{(folder / f'{title}.log').read_text(errors='replace')[-2000:]}" for title, _ in running)
-            raise OSError(f"Slurm does not start here ({', '.join(ended) or 'the nodes do not become idle'}): {done.stdout}{done.stderr}\n{logs}")
+            logs = "\n".join(f"--- {title}\n{(folder / f'{title}.log').read_text(errors='replace')[-2000:]}"
+                             for title, _ in running)
+            raise OSError(f"Slurm does not start here ({', '.join(ended) or 'the nodes do not become idle'}): "
+                          f"{done.stdout}{done.stderr}\n{logs}")
         time.sleep(0.1)

@@ -92,7 +92,8 @@ def load_tests(options):
     if options.backend == "shardwire":
         let_monitored_barrier_through(torch.distributed)
     # These tests look for ranges named "backend:operation".
-    for listed in (distributed_test.PROFILING_SUPPORTED_BACKENDS, distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
+    for listed in (distributed_test.PROFILING_SUPPORTED_BACKENDS,
+                   distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
         if options.backend not in listed:
             listed.append(options.backend)
 
@@ -142,7 +143,8 @@ class Reporter(unittest.TestResult):
 
 def main():
     options = arguments()
-    # In the caller's folder where there is one: the caller ends this process as soon as the last test has, and removes what is left.
+    # In the caller's folder where there is one: the caller ends this process as soon as the last test has, and removes
+    # what is left.
     inside = os.path.dirname(options.without) if options.without else None
     with tempfile.TemporaryDirectory(prefix="shardwire-torch-suite-", dir=inside) as folder:
         for name in ("barrier", "test_dir", "init_dir"):

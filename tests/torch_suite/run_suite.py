@@ -29,11 +29,14 @@ Rule = collections.namedtuple("Rule", "test torch pattern reason")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="./run suite", description="torch's own distributed tests on gloo and shardwire.")
+    parser = argparse.ArgumentParser(prog="./run suite",
+                                     description="torch's own distributed tests on gloo and shardwire.")
     parser.add_argument("--world", default="3", metavar="N[,N]", help="numbers of ranks (3)")
     parser.add_argument("--backend", choices=("both", "gloo", "shardwire"), default="both")
-    parser.add_argument("--as", dest="alias", choices=("gloo",), help="the tests ask for gloo, and shardwire stands in for it")
-    parser.add_argument("--filter", default="", metavar="PATTERN", help="only tests whose name this regular expression finds")
+    parser.add_argument("--as", dest="alias", choices=("gloo",),
+                        help="the tests ask for gloo, and shardwire stands in for it")
+    parser.add_argument("--filter", default="", metavar="PATTERN",
+                        help="only tests whose name this regular expression finds")
     parser.add_argument("--limit", type=int, default=100, metavar="SECONDS", help="for one test (100)")
     parser.add_argument("--report", metavar="FILE", help="write the counts for shardwire there, as JSON")
     options = parser.parse_args()
@@ -82,14 +85,15 @@ class Child:
     def __init__(self, backend, view, world, limit, pattern, done, log, alias):
         reader, writer = os.pipe()
         stands_in = {"SHARDWIRE_AS": alias} if alias and backend == "shardwire" else {}
-        command = [sys.executable, HERE / "one_view.py", "--backend", alias if stands_in else backend, "--view", view, "--world", world, "--limit", limit,
-                   "--events", writer, "--filter", pattern, "--without", done]
+        command = [sys.executable, HERE / "one_view.py", "--backend", alias if stands_in else backend, "--view", view,
+                   "--world", world, "--limit", limit, "--events", writer, "--filter", pattern, "--without", done]
         # Variables that a launcher or a user set for other programs would change the tests.
-        clean = {name: value for name, value in os.environ.items() if not re.match(r"(RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|SHARDWIRE_AS)", name)}
+        clean = {name: value for name, value in os.environ.items()
+                 if not re.match(r"(RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|SHARDWIRE_AS)", name)}
         # Debian 13's torch asks for libuv, and was built without libuv.
         env = {**clean, **stands_in, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
-        self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                        pass_fds=[writer], start_new_session=True, env=env)
+        self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log,
+                                        stderr=subprocess.STDOUT, pass_fds=[writer], start_new_session=True, env=env)
         os.close(writer)
         self._reader, self._text = reader, b""
 
@@ -139,7 +143,8 @@ def run_child(child, left, limit, results):
         event = child.event(limit + SLACK)
         if event is None:
             running = running or left[0]
-            text = f"no end after {limit + SLACK} s" if child.process.poll() is None else "the process that runs the tests died"
+            text = (f"no end after {limit + SLACK} s" if child.process.poll() is None
+                    else "the process that runs the tests died")
             results[running] = Result("failed", text)
             left.remove(running)
             return
@@ -159,7 +164,8 @@ def count(results):
 
 
 def last_line(text):
-    lines = [line for line in text.strip().splitlines() if line.strip() and not line.startswith(("exiting process", " exiting process"))]
+    lines = [line for line in text.strip().splitlines()
+             if line.strip() and not line.startswith(("exiting process", " exiting process"))]
     return lines[-1].strip()[:200] if lines else ""
 
 
@@ -187,7 +193,8 @@ class Verdict:
             elif rule is not None and result.outcome == "passed":
                 self.bad += 1
                 say(f"  STALE exception {name}: it passes; take it out of exceptions.txt")
-            elif reference is not None and result.outcome == "skipped" and reference.get(name, result).outcome == "passed":
+            elif (reference is not None and result.outcome == "skipped"
+                  and reference.get(name, result).outcome == "passed"):
                 self.bad += 1
                 say(f"  FAIL {name}: runs on gloo and is skipped here: {result.text[:150]}")
 
@@ -203,9 +210,11 @@ def run_world(world, options, version, tag, rules):
         tables[backend] = run_view(backend, "gloo", world, options.limit, options.filter, log, options.alias)
         # torch skips tests for gloo because gloo lacks the operation, or for small groups. For mpi torch runs these on
         # CPU tensors too.
-        skipped = [name for name, result in tables[backend].items() if result.outcome == "skipped" and may_run(name, result.text, world)]
+        skipped = [name for name, result in tables[backend].items()
+                   if result.outcome == "skipped" and may_run(name, result.text, world)]
         log = logs / f"torch-suite-{tag}-{backend}-{world}-mpi.log"
-        more = run_view(backend, "mpi", world, options.limit, f"^({'|'.join(skipped)})$", log, options.alias) if skipped else {}
+        more = (run_view(backend, "mpi", world, options.limit, f"^({'|'.join(skipped)})$", log, options.alias)
+                if skipped else {})
         tables[backend + " as mpi"] = {name: result for name, result in more.items() if result.outcome != "skipped"}
         say(f"  {backend}, {world} ranks: {time.monotonic() - begun:.0f} s")
     if options.alias:
@@ -240,7 +249,8 @@ def main():
     rules = read_rules(version, alias=options.alias)
     worlds = [run_world(world, options, version, tag, rules) for world in options.worlds]
     if options.report:
-        pathlib.Path(options.report).write_text(json.dumps({key: sum(each[key] for each in worlds) for key in worlds[0]}))
+        pathlib.Path(options.report).write_text(
+            json.dumps({key: sum(each[key] for each in worlds) for key in worlds[0]}))
     bad = sum(each["failed"] for each in worlds)
     say(f"torch suite: {'as it should be' if bad == 0 else f'{bad} not as they should be'}")
     return 1 if bad else 0

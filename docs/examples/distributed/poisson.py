@@ -2,8 +2,8 @@
 
     ./run python -m shardwire.launch -n 4 docs/examples/distributed/poisson.py
 
--laplace(u) = f on a periodic cube, solved by transforms. Then f is found again from u alone by gradient descent: each step goes forward and
-backward through the transforms, whose gradients are transforms of the other direction.
+-laplace(u) = f on a periodic cube, solved by transforms. Then f is found again from u alone by gradient descent: each
+step goes forward and backward through the transforms, whose gradients are transforms of the other direction.
 """
 
 import math
@@ -59,5 +59,6 @@ guess = torch.zeros_like(u).requires_grad_()
 (((solve(guess) - u) ** 2).sum() / 2).backward()
 assert (guess.grad - mine(plain.grad)).abs().max() < 1e-12
 if context.rank == 0:
-    print(f"found the charge on {N}^3 over {context.size} ranks to {error:.1e} in 40 steps; the gradient is one process's")
+    print(f"found the charge on {N}^3 over {context.size} ranks to {error:.1e} in 40 steps; the gradient is one "
+          "process's")
 swd.finalize()

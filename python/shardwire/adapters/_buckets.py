@@ -31,7 +31,8 @@ class Buckets:
         self._group, self._rank = group, rank
         self._buckets = [torch_backend.empty(bucket_bytes, dtype=torch.uint8) for _ in range(2)]
 
-    async def send(self, weights: AsyncIterator[tuple[str, torch.Tensor]], step: int | None, dtype: torch.dtype | None) -> int:
+    async def send(self, weights: AsyncIterator[tuple[str, torch.Tensor]], step: int | None,
+                   dtype: torch.dtype | None) -> int:
         """Sends all of ``weights``; floating tensors are cast to ``dtype`` unless ``dtype`` is None. Returns the
         bytes."""
         filled, total, travelling = 0, 0, None
@@ -56,7 +57,8 @@ class Buckets:
         """Starts to send a bucket; the other bucket is the next to be filled."""
         head = serialize(parts)
         sizes = torch.tensor([head.numel(), filled, int(last), _NO_STEP if step is None else step], dtype=torch.int64)
-        works = [_broadcast(self._group, tensor) for tensor in (sizes, head, self._buckets[0][:filled]) if tensor.numel()]
+        works = [_broadcast(self._group, tensor) for tensor in (sizes, head, self._buckets[0][:filled])
+                 if tensor.numel()]
         self._buckets.reverse()
         return works
 
@@ -97,9 +99,11 @@ class Buckets:
         await _done([_broadcast(self._group, sizes)])
         head_bytes, filled, last, sent_step = sizes.tolist()
         if step is not None and sent_step not in (_NO_STEP, step):
-            raise MismatchError(f"rank {self._rank} receives the weights of step {step}, rank 0 sends those of step {sent_step}")
+            raise MismatchError(f"rank {self._rank} receives the weights of step {step}, rank 0 sends those of step "
+                                f"{sent_step}")
         if filled > bucket.numel():
-            raise MismatchError(f"rank 0 sends buckets of {filled} bytes, rank {self._rank} has {bucket.numel()}; give all ranks the same bucket_size")
+            raise MismatchError(f"rank 0 sends buckets of {filled} bytes, rank {self._rank} has {bucket.numel()}; give "
+                                "all ranks the same bucket_size")
         head = torch.empty(head_bytes, dtype=torch.uint8)
         await _done([_broadcast(self._group, tensor) for tensor in (head, bucket[:filled]) if tensor.numel()])
         return deserialize(head), bool(last)

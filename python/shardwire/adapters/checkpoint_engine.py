@@ -19,12 +19,14 @@ class DistributedShardwire(base.TorchBackend):
 
     def init_process_group(self, rank: int, world_size: int, store: Any, **kwargs: Any) -> None:
         """As checkpoint-engine calls the method; the given ``backend`` is ignored."""
-        dist.init_process_group("shardwire", world_size=world_size, rank=rank, timeout=kwargs.get("timeout", timedelta(minutes=10)), store=store)
+        dist.init_process_group("shardwire", world_size=world_size, rank=rank,
+                                timeout=kwargs.get("timeout", timedelta(minutes=10)), store=store)
 
 
 def use() -> None:
     """Makes shardwire checkpoint-engine's transport in this process. Every rank calls use() before its ParameterServer
     makes a group."""
     if base._BACKEND_INSTANCE.is_initialized():
-        raise RuntimeError("checkpoint-engine has a process group already; call shardwire.adapters.checkpoint_engine.use() before it makes one")
+        raise RuntimeError("checkpoint-engine has a process group already; call "
+                           "shardwire.adapters.checkpoint_engine.use() before it makes one")
     base._BACKEND_INSTANCE = DistributedShardwire()

@@ -42,13 +42,14 @@ class ShardwireCheckpointEngine(CheckpointEngine):
     timeout: seconds for making the group, and for each of its operations.
     """
 
-    def __init__(self, bucket_size: int, is_master: bool = False, rebuild_group: bool = False, rollout_dtype: str | torch.dtype | None = None,
-                 timeout: float = 600.0) -> None:
+    def __init__(self, bucket_size: int, is_master: bool = False, rebuild_group: bool = False,
+                 rollout_dtype: str | torch.dtype | None = None, timeout: float = 600.0) -> None:
         if isinstance(rollout_dtype, str):
             rollout_dtype = getattr(torch, rollout_dtype.removeprefix("torch."), None)
             if not isinstance(rollout_dtype, torch.dtype):
                 raise ValueError("rollout_dtype is no dtype of torch; give one such as 'bfloat16', or None")
-        self.bucket_size, self.is_master, self.rebuild_group, self.timeout = bucket_size, is_master, rebuild_group, timeout
+        self.bucket_size, self.is_master, self.rebuild_group, self.timeout = (
+            bucket_size, is_master, rebuild_group, timeout)
         self.rollout_dtype = rollout_dtype
         self.rank = self.world_size = -1
         self._server: Any = None
@@ -69,7 +70,8 @@ class ShardwireCheckpointEngine(CheckpointEngine):
         return {"incarnation": self._incarnation, _HOST: address}
 
     @classmethod
-    def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int,
+                       metadata: list[dict]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         address = metadata[0][_HOST]
         if address is None:
             raise ValueError("actor rank 0 has no store for the group: make its engine with is_master=True")
@@ -78,7 +80,8 @@ class ShardwireCheckpointEngine(CheckpointEngine):
         size = 1 + rollout_world_size
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
-            return {"rank": ranks, "world_size": [size] * len(ranks), "address": [address] * len(ranks), "members": [members] * len(ranks)}
+            return {"rank": ranks, "world_size": [size] * len(ranks), "address": [address] * len(ranks),
+                    "members": [members] * len(ranks)}
 
         return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, size)))
 
@@ -88,8 +91,8 @@ class ShardwireCheckpointEngine(CheckpointEngine):
         if rank >= 0 and (self._group is None or self._members != members):
             self._end_group()
             store = self._server if self.is_master else dist.TCPStore(*address, None, False)
-            self._group = create_over_fresh_store(dist.PrefixStore(members, store), rank, world_size, self.timeout, "shardwire.adapters.verl",
-                                                  standalone=True)
+            self._group = create_over_fresh_store(dist.PrefixStore(members, store), rank, world_size, self.timeout,
+                                                  "shardwire.adapters.verl", standalone=True)
             self._members = members
         self.rank, self.world_size = rank, world_size
         if self._group is not None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch.distributed as dist
-from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine, WeightTransferInitInfo,
-                                                   WeightTransferUpdateInfo)
+from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
+                                                   WeightTransferInitInfo, WeightTransferUpdateInfo)
 
 from ..groups import torch_backend
 from ..groups.lookup import create_over_fresh_store, end_process_group, store_of
@@ -71,10 +71,12 @@ class ShardwireWeightTransferEngine(WeightTransferEngine[ShardwireInitInfo, Shar
         if init_info.layouts is not None:
             layouts = _function(init_info.layouts)(self.model, self.vllm_config)
         elif init_info.mapping is not None:
-            raise ValueError(f"mapping is {init_info.mapping!r} without layouts: model.load_weights wants the names as the trainer has them")
+            raise ValueError(f"mapping is {init_info.mapping!r} without layouts: model.load_weights wants the names as "
+                             "the trainer has them")
         self._in_place = layouts is not None
         self._group = _workers(init_info)
-        self._subscription = subscribe(init_info.store, init_info.name, layouts, self._group, mapping=init_info.mapping, timeout=init_info.timeout)
+        self._subscription = subscribe(init_info.store, init_info.name, layouts, self._group, mapping=init_info.mapping,
+                                       timeout=init_info.timeout)
 
     def start_weight_update(self) -> None:
         if self._subscription is not None and not self._in_place:
@@ -86,7 +88,8 @@ class ShardwireWeightTransferEngine(WeightTransferEngine[ShardwireInitInfo, Shar
         """Returns when the model has the requested version. Raises the errors of ``fetch``, the same on every
         worker."""
         if self._subscription is None:
-            raise RuntimeError("init_transfer_engine was not called, or shutdown was: there is no publisher to fetch from")
+            raise RuntimeError(
+                "init_transfer_engine was not called, or shutdown was: there is no publisher to fetch from")
         self._subscription.fetch(update_info.version)
         if not self._in_place:
             self.model.load_weights(self._subscription.target.items())
@@ -136,7 +139,8 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
 
     init_info_cls = ShardwireTrainerInitInfo
 
-    def __init__(self, publication: Publication, meeting: Meeting, taken: dict[str, Any] | None, *, client: Any, source: Any, is_sender: bool) -> None:
+    def __init__(self, publication: Publication, meeting: Meeting, taken: dict[str, Any] | None, *, client: Any,
+                 source: Any, is_sender: bool) -> None:
         super().__init__(client=client, source=source, is_sender=is_sender)
         self._publication = publication
         self._meeting = meeting
@@ -144,19 +148,24 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
         self._version = 0
 
     @classmethod
-    def trainer_init(cls, init_info: ShardwireTrainerInitInfo, *, client: Any, source: Any = None) -> ShardwireTrainerWeightTransferEngine:
+    def trainer_init(cls, init_info: ShardwireTrainerInitInfo, *, client: Any,
+                     source: Any = None) -> ShardwireTrainerWeightTransferEngine:
         state, taken = init_info.state, None
         if state is None:
             if source is None:
                 raise ValueError("give init_info a state (a module or a dict: nothing is gathered), or a WeightSource")
             described = source.metadata()  # on every rank, since metadata() may be a collective
-            taken = {each.name: torch_backend.empty(tuple(each.shape), dtype=each.dtype) for each in described} if init_info.is_sender else {}
+            taken = ({each.name: torch_backend.empty(tuple(each.shape), dtype=each.dtype) for each in described}
+                     if init_info.is_sender else {})
             state = taken or None
         group = own_group(init_info.group, init_info.timeout)
-        publication = publish(init_info.store, init_info.name, state, group, buffers=init_info.buffers, patience=init_info.patience, timeout=init_info.timeout)
+        publication = publish(init_info.store, init_info.name, state, group, buffers=init_info.buffers,
+                              patience=init_info.patience, timeout=init_info.timeout)
         # The workers' own limit is one timeout for finding the publisher and one more for each update.
-        engine = cls(publication, Meeting(group, "publish", 2 * init_info.timeout + _SLACK_S), taken, client=client, source=source, is_sender=init_info.is_sender)
-        settings = {"store": init_info.store, "name": init_info.name, "layouts": init_info.layouts, "mapping": init_info.mapping, "timeout": init_info.timeout}
+        engine = cls(publication, Meeting(group, "publish", 2 * init_info.timeout + _SLACK_S), taken, client=client,
+                     source=source, is_sender=init_info.is_sender)
+        settings = {"store": init_info.store, "name": init_info.name, "layouts": init_info.layouts,
+                    "mapping": init_info.mapping, "timeout": init_info.timeout}
         try:
             engine._together(lambda: client.init_weight_transfer_engine(settings) if init_info.is_sender else None)
         except BaseException:
@@ -203,7 +212,8 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
             seen.add(name)
         missing = [name for name in self._taken if name not in seen]
         if missing:
-            raise ValueError(f"the WeightSource did not yield {', '.join(map(repr, missing[:8]))}, which its metadata() has")
+            raise ValueError(f"the WeightSource did not yield {', '.join(map(repr, missing[:8]))}, which its "
+                             "metadata() has")
 
     def shutdown(self) -> None:
         """Ends the publication: workers that fetch later get an error."""
@@ -218,7 +228,8 @@ def _workers(init_info: ShardwireInitInfo) -> Any:
     # The store's prefix has a number counted by this adapter, since processes may have made different numbers of
     # groups: all workers of an engine make the same calls of the adapter.
     store = dist.PrefixStore(f"shardwire.adapters.vllm/{_counted(init_info.name)}", store_of(dist.group.WORLD))
-    return create_over_fresh_store(store, dist.get_rank(), dist.get_world_size(), init_info.timeout, None, standalone=True)
+    return create_over_fresh_store(store, dist.get_rank(), dist.get_world_size(), init_info.timeout, None,
+                                   standalone=True)
 
 
 _made: dict[str, int] = {}

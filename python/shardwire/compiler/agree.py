@@ -85,7 +85,9 @@ def _length(key: bytes) -> int:
 
 
 def check_strict(call: str, given: Sequence[bool]) -> None:
-    """MismatchError, on all ranks, for different values: one rank would go on where another rank finds missing names."""
+    """MismatchError, on all ranks, for different values: one rank would go on where another rank finds missing
+    names."""
     for rank, strict in enumerate(given):
         if strict != given[0]:
-            raise errors.MismatchError(f"{call}: strict is {given[0]} on rank 0 and {strict} on rank {rank}; give the same on all ranks")
+            raise errors.MismatchError(f"{call}: strict is {given[0]} on rank 0 and {strict} on rank {rank}; give the "
+                                       "same on all ranks")

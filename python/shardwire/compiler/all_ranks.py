@@ -19,7 +19,8 @@ EachRank = Callable[[int], Mapping[str, Any]]
 def spec_of_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None) -> Spec:
     """The spec of one rank. given: the ARGUMENTS as all ranks give them; each_rank: as for :func:`shardwire.plan`."""
     own = given if each_rank is None else {**given, **_arguments_of(each_rank(rank))}
-    return build_spec(own["shape"], own["dtype"], own["inputs"], own["outputs"], own["reduction"], own["output_dtype"], rank, range(world_size))
+    return build_spec(own["shape"], own["dtype"], own["inputs"], own["outputs"], own["reduction"], own["output_dtype"],
+                      rank, range(world_size))
 
 
 def lists_of_all(world_size: int, given: Mapping[str, Any], each_rank: EachRank | None = None) -> list[RankLists]:
@@ -43,4 +44,5 @@ def _arguments_of(own: Any) -> Mapping[str, Any]:
 
 def check_overlap(overlap: Any) -> None:
     if overlap not in (None, "last", "any", "error"):
-        raise (ValueError if isinstance(overlap, str) else TypeError)(f"overlap is {kind_of(overlap)}; give 'last', 'any', 'error' or None")
+        raise (ValueError if isinstance(overlap, str) else TypeError)(
+            f"overlap is {kind_of(overlap)}; give 'last', 'any', 'error' or None")

@@ -62,7 +62,8 @@ def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: 
             inputs.append({"offset": [row] + [0] * (len(shape) - 1), "shape": list(dims)})
             tensors.append(by_number[number])
         row += dims[0]
-    op = compile_op(backend, shape=shape, dtype=dtype, inputs=inputs, outputs=outputs, timeout=seconds, name="shardwire.cat")
+    op = compile_op(backend, shape=shape, dtype=dtype, inputs=inputs, outputs=outputs, timeout=seconds,
+                    name="shardwire.cat")
     joined = torch.empty(shape, dtype=dtype, device=mine[0][1].device if mine else None)
     return CatFuture(op._op.run(tensors, [joined], seconds), joined)
 
@@ -70,12 +71,14 @@ def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: 
 def _read(locals: Any) -> list[tuple[int, torch.Tensor]]:
     pairs = []
     for index, pair in enumerate(locals):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or isinstance(pair[0], bool) or not isinstance(pair[0], int):
+        if (not isinstance(pair, (tuple, list)) or len(pair) != 2 or isinstance(pair[0], bool)
+                or not isinstance(pair[0], int)):
             raise TypeError(f"locals[{index}] is no pair of a number and a tensor")
         number, tensor = pair
         if not isinstance(tensor, torch.Tensor) or not 1 <= tensor.dim() <= _MAX_DIMS:
-            raise TypeError(f"tensor {number} is {'of no dimension' if isinstance(tensor, torch.Tensor) else type(tensor).__name__}; "
-                            f"give tensors of 1 to {_MAX_DIMS} dimensions")
+            raise TypeError(f"tensor {number} is "
+                            f"{'of no dimension' if isinstance(tensor, torch.Tensor) else type(tensor).__name__}; give "
+                            f"tensors of 1 to {_MAX_DIMS} dimensions")
         pairs.append((as_dims([number], "number")[0], tensor.detach()))
     return pairs
 
@@ -101,10 +104,12 @@ def _judge(pieces: list[tuple[int, int, tuple[int, ...], str]]) -> tuple[list[in
     first = ordered[0]
     for before, piece in zip([first] + ordered, ordered):
         if piece[0] == before[0] and piece is not before:
-            raise ValueError(f"cat: ranks {before[1]} and {piece[1]} both give tensor {piece[0]}; give each number once")
+            raise ValueError(
+                f"cat: ranks {before[1]} and {piece[1]} both give tensor {piece[0]}; give each number once")
         if piece[2][1:] != first[2][1:] or len(piece[2]) != len(first[2]) or piece[3] != first[3]:
-            raise ValueError(f"cat: tensor {first[0]} of rank {first[1]} is {first[3]}{list(first[2])}, tensor {piece[0]} of rank {piece[1]} "
-                             f"{piece[3]}{list(piece[2])}; they must be alike but for the first dimension")
+            raise ValueError(f"cat: tensor {first[0]} of rank {first[1]} is {first[3]}{list(first[2])}, tensor "
+                             f"{piece[0]} of rank {piece[1]} {piece[3]}{list(piece[2])}; they must be alike but for "
+                             "the first dimension")
     return [sum(piece[2][0] for piece in ordered), *first[2][1:]], dtype_named(first[3])
 
 

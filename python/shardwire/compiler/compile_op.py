@@ -25,14 +25,18 @@ _Tensor = torch.Tensor
 Dims = Sequence[int]
 Item = Union[Mapping[str, Any], TensorRegion, Layout, FusedLayout, torch.Tensor]
 Items = Union[Sequence[Item], Mapping[str, Union[Item, Sequence[Item]]]]
-Tensors = Union[torch.Tensor, Sequence["torch.Tensor | None"], Mapping[str, "torch.Tensor | Sequence[torch.Tensor | None]"]]
+Tensors = (
+    Union[torch.Tensor, Sequence["torch.Tensor | None"], Mapping[str, "torch.Tensor | Sequence[torch.Tensor | None]"]])
 
 
-def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None, dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
-               inputs: Items | None = None, outputs: Items | None = None, reduction: str | Mapping[str, str | None] | None = None, *,
-               output_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, allow_gaps: bool = False, timeout: Seconds = None,
-               name: str | None = None, overlap: str | None = None, is_spmd: bool | None = None, cc_enabled: bool | None = None,
-               rank_id: int | None = None, world_size: int | None = None, use_cached_if_exists: bool = True, build_dir: str | os.PathLike[str] | None = None) -> CustomOp:
+def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None,
+               dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, inputs: Items | None = None,
+               outputs: Items | None = None, reduction: str | Mapping[str, str | None] | None = None, *,
+               output_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, allow_gaps: bool = False,
+               timeout: Seconds = None, name: str | None = None, overlap: str | None = None,
+               is_spmd: bool | None = None, cc_enabled: bool | None = None, rank_id: int | None = None,
+               world_size: int | None = None, use_cached_if_exists: bool = True,
+               build_dir: str | os.PathLike[str] | None = None) -> CustomOp:
     """Compiles a movement of data: each rank says which boxes of which global tensors it has (``inputs``) and wants
     (``outputs``).
 
@@ -53,8 +57,8 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
         ``tensor_id``. DTensors in a flat list are all of one tensor. A rank outside of a DTensor's or Layout's mesh
         holds nothing there.
     reduction: how overlapping inputs combine, in rank order: "sum", "prod"/"product", "min", "max", "avg"/"mean",
-        "band", "bor", "bxor"; a dict gives one reduction per tensor. None: the last input wins (higher rank, then higher
-        index). The pending reduction of a Partial input becomes its tensor's.
+        "band", "bor", "bxor"; a dict gives one reduction per tensor. None: the last input wins (higher rank, then
+        higher index). The pending reduction of a Partial input becomes its tensor's.
     output_dtype: a torch.dtype, of the outputs; absent: the dtype of the DTensors or Layouts among the outputs, else of
         the inputs. Where the dtypes differ, every element is cast on its way, once, exactly as by torch's ``.to``, and
         the narrower type travels; a reduction is computed first and rounded once, at its end. Between floating types (8
@@ -83,7 +87,8 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
     output), naming rank, list and index; the group stays usable. TimeoutError names the ranks that never called.
     """
     # Most calls leave all these arguments out, and pay nothing for them.
-    is_plain = is_spmd is None and cc_enabled is None and rank_id is None and world_size is None and build_dir is None and use_cached_if_exists is True
+    is_plain = (is_spmd is None and cc_enabled is None and rank_id is None and world_size is None and build_dir is None
+                and use_cached_if_exists is True)
     backend = resolve_backend(group) if is_plain else group_of(group, cc_enabled)
     if backend is None:
         given = dict(zip(ARGUMENTS, (shape, dtype, inputs, outputs, reduction, output_dtype)))
@@ -91,7 +96,8 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
         as_seconds(timeout)
         check_kinds(is_spmd, cc_enabled, rank_id, world_size)
         kept_in = check_keeping(use_cached_if_exists, build_dir)
-        return plan_one_rank(*place_without_group(group, is_spmd, cc_enabled, rank_id, world_size), given, None, allow_gaps, overlap, name, (), is_spmd, use_cached_if_exists, kept_in)
+        return plan_one_rank(*place_without_group(group, is_spmd, cc_enabled, rank_id, world_size), given, None,
+                             allow_gaps, overlap, name, (), is_spmd, use_cached_if_exists, kept_in)
     seconds: float | None = None
     spec: Spec | None = None
     error: Exception | None = None
@@ -103,7 +109,8 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
             check_kinds(is_spmd, cc_enabled, rank_id, world_size)
             check_place(rank_id, world_size, backend)
             kept_in = check_keeping(use_cached_if_exists, build_dir)
-        spec = build_spec(shape, dtype, inputs, outputs, reduction, output_dtype, _C.rank(backend), global_ranks(backend))
+        spec = build_spec(shape, dtype, inputs, outputs, reduction, output_dtype, _C.rank(backend),
+                          global_ranks(backend))
     # Any exception: the other ranks wait for this rank in the exchange and must be notified
     except Exception as failure:
         error = failure
@@ -111,10 +118,12 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
         spec = Spec([], Side("inputs"), Side("outputs"))
     given_name = name if isinstance(name, str) else ""
     if is_plain and error is None:
-        native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps, given_name, None, seconds, overlap or "last")
+        native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps, given_name,
+                               None, seconds, overlap or "last")
     else:
-        native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps is True, given_name, error, seconds,
-                               overlap if error is None and overlap else "last", is_spmd if isinstance(is_spmd, bool) else None, use_cached_if_exists is True, kept_in)
+        native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps is True,
+                               given_name, error, seconds, overlap if error is None and overlap else "last",
+                               is_spmd if isinstance(is_spmd, bool) else None, use_cached_if_exists is True, kept_in)
         _warn_of_what_was_not_kept(native, given_name)
     return _numbered(CustomOp(native, spec.inputs, spec.outputs), backend)
 
@@ -122,8 +131,9 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
 def _warn_of_what_was_not_kept(native: Any, name: str) -> None:
     _, path, why = native.plan_provenance()
     if why:
-        warnings.warn(f"shardwire: the plan of compile_op{f' {name!r}' if name else ''} was made but could not be kept in {os.path.dirname(path)}: {why}; the next process plans "
-                      "again. Give a build_dir that can be written", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"shardwire: the plan of compile_op{f' {name!r}' if name else ''} was made but could not be kept "
+                      f"in {os.path.dirname(path)}: {why}; the next process plans again. Give a build_dir that can be "
+                      "written", RuntimeWarning, stacklevel=3)
 
 
 def _check_flags(allow_gaps: Any, overlap: Any, name: Any) -> None:
@@ -134,11 +144,13 @@ def _check_flags(allow_gaps: Any, overlap: Any, name: Any) -> None:
         raise TypeError(f"name is {kind_of(name)}; give a str or None")
 
 
-def plan_one_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None, allow_gaps: bool, overlap: str | None, name: str | None,
-                  hosts: Sequence[int], is_spmd: bool | None = None, use_cached: bool = True, build_dir: str = "") -> CustomOp:
+def plan_one_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None, allow_gaps: bool,
+                  overlap: str | None, name: str | None, hosts: Sequence[int], is_spmd: bool | None = None,
+                  use_cached: bool = True, build_dir: str = "") -> CustomOp:
     """One rank's op without a group. given, each_rank: as for ``lists_of_all``. hosts: for each rank the number of its
     host; empty: all ranks on one host."""
-    native = _C.plan_offline(lists_of_all(world_size, given, each_rank), rank, allow_gaps, overlap or "last", name or "", hosts, is_spmd, use_cached, build_dir)
+    native = _C.plan_offline(lists_of_all(world_size, given, each_rank), rank, allow_gaps, overlap or "last",
+                             name or "", hosts, is_spmd, use_cached, build_dir)
     _warn_of_what_was_not_kept(native, name or "")
     spec = spec_of_rank(rank, world_size, given, each_rank)
     return CustomOp(native, spec.inputs, spec.outputs, has_group=False)
@@ -204,16 +216,20 @@ class CustomOp:
         self._outputs = outputs
         self._has_group = has_group
 
-    def __call__(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Seconds = None) -> Future:
+    def __call__(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *,
+                 timeout: Seconds = None) -> Future:
         """Starts one run. timeout: seconds until the run fails when peers do not take part; None: the group's."""
         seconds = None if timeout is None else as_seconds(timeout)
-        return Future(self._op.run(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors), seconds))
+        return Future(self._op.run(flat_tensors(self._inputs, input_tensors),
+                                   flat_tensors(self._outputs, output_tensors), seconds))
 
-    def bind(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Seconds = None) -> BoundOp:
+    def bind(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *,
+             timeout: Seconds = None) -> BoundOp:
         """Checks the tensors once and keeps them: the result is called without arguments and returns a
         :class:`Future`."""
         seconds = None if timeout is None else as_seconds(timeout)
-        bound = self._op.bind(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors), seconds)
+        bound = self._op.bind(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors),
+                              seconds)
         return BoundOp(bound, self._summary())
 
     @property
@@ -262,7 +278,8 @@ class CustomOp:
         if not isinstance(data, (bytes, bytearray)):
             raise TypeError(f"data is {kind_of(data)}; give what plan_bytes() gave")
         native = _C.read_plan(bytes(data))
-        sides = [Side(label, held=[True] * len(lists), native=lists, count=len(lists)) for label, lists in (("inputs", native.inputs), ("outputs", native.outputs))]
+        sides = [Side(label, held=[True] * len(lists), native=lists, count=len(lists))
+                 for label, lists in (("inputs", native.inputs), ("outputs", native.outputs))]
         return CustomOp(native, *sides, has_group=False)
 
     def explain(self) -> str:
@@ -343,7 +360,8 @@ def flat_tensors(side: Side, value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         value = [value]
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{side.label} is {kind_of(value)}; give a list of tensors" + ("" if side.keys is None else " or a dict of lists"))
+        raise TypeError(f"{side.label} is {kind_of(value)}; give a list of tensors"
+                        + ("" if side.keys is None else " or a dict of lists"))
     return _pick(side.label, side.held, value)
 
 
@@ -354,7 +372,8 @@ def _flatten_keyed(side: Side, value: Mapping[Any, Any]) -> list[torch.Tensor]:
     keys = side.keys or {}
     for name in value:
         if name not in keys:
-            raise ValueError(f"{side.label} has the key {kind_of(name)}, which compile_op was not given; it was given {', '.join(map(repr, keys))}")
+            raise ValueError(f"{side.label} has the key {kind_of(name)}, which compile_op was not given; it was given "
+                             f"{', '.join(map(repr, keys))}")
     flat: list[torch.Tensor] = []
     for name, (first, count) in keys.items():
         tensors = value.get(name)
@@ -376,11 +395,14 @@ def _pick(label: str, held: Sequence[bool], given: Sequence[Any]) -> list[torch.
         for index, (is_held, tensor) in enumerate(zip(held, given)):
             if is_held:
                 picked.append(_local(tensor, label, index))
-            elif tensor is not None and not (isinstance(tensor, torch.Tensor) and _local(tensor, label, index).numel() == 0):
-                raise ValueError(f"{label}[{index}]: this rank holds nothing there (it is outside of the mesh); leave it out, or give None")
+            elif tensor is not None and not (isinstance(tensor, torch.Tensor)
+                                             and _local(tensor, label, index).numel() == 0):
+                raise ValueError(f"{label}[{index}]: this rank holds nothing there (it is outside of the mesh); leave "
+                                 "it out, or give None")
         return picked
     if len(given) != expected:
-        places = f"{expected}" if expected == len(held) else f"{expected} (or {len(held)}, with None where this rank holds nothing)"
+        places = (f"{expected}" if expected == len(held)
+                  else f"{expected} (or {len(held)}, with None where this rank holds nothing)")
         raise ValueError(f"{label}: {len(given)} tensors given, {places} expected, one per entry given to compile_op")
     return [_local(tensor, label, index) for index, tensor in enumerate(given)]
 

@@ -54,7 +54,8 @@ class FusedLayout:
     dtensors: dict[str, Any]
     """Those parts of ``held`` that were given as DTensors."""
 
-    def __init__(self, parts: Sequence[Any] | Mapping[str, Any], dim: int = 0, held: Sequence[str] | None = None, *, _what: str = "FusedLayout") -> None:
+    def __init__(self, parts: Sequence[Any] | Mapping[str, Any], dim: int = 0, held: Sequence[str] | None = None, *,
+                 _what: str = "FusedLayout") -> None:
         layouts, self.dim = _read_parts(parts, dim, _what)
         self.names, self.parts = tuple(layouts), tuple(layouts.values())
         self.held = self.names if held is None else tuple(held)
@@ -63,7 +64,8 @@ class FusedLayout:
             raise ValueError(f"{_what}: held is {list(self.held)!r}; give some of {list(self.names)!r}")
         first = self.parts[0]
         self.dtype = first.dtype
-        self.shape = (*first.shape[:self.dim], sum(part.shape[self.dim] for part in self.parts), *first.shape[self.dim + 1:])
+        self.shape = (*first.shape[:self.dim], sum(part.shape[self.dim] for part in self.parts),
+                      *first.shape[self.dim + 1:])
         begin, offsets = 0, []
         for name, layout in layouts.items():
             offsets.append((name, begin))
@@ -104,8 +106,9 @@ class FusedLayout:
             if found:
                 before, have = found[0][:2]
                 if _but(have.local_shape, self.dim) != _but(share.local_shape, self.dim):
-                    raise ValueError(f"rank {rank} holds {list(have.local_shape)} of {before!r} and {list(share.local_shape)} of {name!r}, which do "
-                                     f"not fit behind each other along dim {self.dim}; lay the parts out alike in the other dimensions")
+                    raise ValueError(f"rank {rank} holds {list(have.local_shape)} of {before!r} and "
+                                     f"{list(share.local_shape)} of {name!r}, which do not fit behind each other along "
+                                     f"dim {self.dim}; lay the parts out alike in the other dimensions")
             found.append((name, share, begins[name], local_begin))
             local_begin += share.local_shape[self.dim]
         return found
@@ -115,7 +118,8 @@ class FusedLayout:
         pieces = self.pieces(rank)
         if not pieces:
             return None
-        boxes = [_C.Box(shifted(box.offset, self.dim, begin), box.shape, shifted(box.local_offset, self.dim, local_begin))
+        boxes = [_C.Box(shifted(box.offset, self.dim, begin), box.shape,
+                        shifted(box.local_offset, self.dim, local_begin))
                  for _, share, begin, local_begin in pieces for box in share.boxes]
         # Parts that wait for a reduction all have the same layout, so the first part says which addends the rank holds.
         addend = 1 if self.pending_reduction is None else pieces[0][1].replica_class
@@ -132,17 +136,21 @@ class FusedLayout:
         """The parts of the local ``tensor`` of global rank ``rank``, by name, as views of ``tensor``."""
         shape = self.local_shape(rank)
         if tuple(tensor.shape) != (shape or ()):
-            raise ValueError(f"the tensor has shape {list(tensor.shape)}, rank {rank} holds {'nothing' if shape is None else list(shape)}")
-        return {name: tensor.narrow(self.dim, begin, share.local_shape[self.dim]) for name, share, _, begin in self.pieces(rank)}
+            raise ValueError(f"the tensor has shape {list(tensor.shape)}, rank {rank} holds "
+                             f"{'nothing' if shape is None else list(shape)}")
+        return {name: tensor.narrow(self.dim, begin, share.local_shape[self.dim])
+                for name, share, _, begin in self.pieces(rank)}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FusedLayout) and (self.parts, self.names, self.held, self.dim) == (other.parts, other.names, other.held, other.dim)
+        return (isinstance(other, FusedLayout)
+                and (self.parts, self.names, self.held, self.dim) == (other.parts, other.names, other.held, other.dim))
 
     def __hash__(self) -> int:
         return hash((self.parts, self.names, self.held, self.dim))
 
     def __repr__(self) -> str:
-        return f"FusedLayout({', '.join(self.held)} of {', '.join(self.names)}, shape={list(self.shape)}, dtype={self.dtype}, dim={self.dim})"
+        return (f"FusedLayout({', '.join(self.held)} of {', '.join(self.names)}, shape={list(self.shape)}, "
+                f"dtype={self.dtype}, dim={self.dim})")
 
 
 def fused(parts: Mapping[str, Any], dim: int = 0) -> FusedLayout:
@@ -169,7 +177,8 @@ def unfused(parts: Mapping[str, Any], dim: int = 0) -> list[FusedLayout]:
 
 def _named(parts: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(parts, Mapping) or not parts:
-        raise TypeError(f"{what} takes a dict of DTensors or Layouts keyed by name, in their order, not {kind_of(parts)}")
+        raise TypeError(f"{what} takes a dict of DTensors or Layouts keyed by name, in their order, not "
+                        f"{kind_of(parts)}")
     return parts
 
 
@@ -177,15 +186,17 @@ def _check_partial(layouts: dict[str, Layout], what: str) -> None:
     partial = [name for name, layout in layouts.items() if layout.pending_reduction is not None]
     if partial and len({(layout.mesh_shape, layout.ranks, layout.placements) for layout in layouts.values()}) > 1:
         placement = next(item for item in layouts[partial[0]].placements if isinstance(item, Partial))
-        raise UnsupportedError(f"{what}: {partial[0]!r} has the placement {placement} and other parts are laid out otherwise; "
-                               "give all parts one mesh and the same placements, or give them apart with unfused()")
+        raise UnsupportedError(f"{what}: {partial[0]!r} has the placement {placement} and other parts are laid out "
+                               "otherwise; give all parts one mesh and the same placements, or give them apart with "
+                               "unfused()")
 
 
 def _read_parts(parts: Any, dim: Any, what: str) -> tuple[dict[str, Layout], int]:
     """The layouts by name, and dim counted from the front."""
     if not isinstance(parts, Mapping):
         if not isinstance(parts, Sequence) or isinstance(parts, str) or not parts:
-            raise TypeError(f"{what} takes a list of Layouts or DTensors, or a dict of them by name, at least one, not {kind_of(parts)}")
+            raise TypeError(f"{what} takes a list of Layouts or DTensors, or a dict of them by name, at least one, not "
+                            f"{kind_of(parts)}")
         parts = {str(index): item for index, item in enumerate(parts)}
     layouts: dict[str, Layout] = {}
     for name, item in parts.items():
@@ -203,10 +214,11 @@ def _read_parts(parts: Any, dim: Any, what: str) -> tuple[dict[str, Layout], int
     dim %= num_dims
     for name, layout in layouts.items():
         if len(layout.shape) != num_dims or _but(layout.shape, dim) != _but(first.shape, dim):
-            raise ValueError(f"{what}: {name!r} has the shape {list(layout.shape)}, {first_name!r} has {list(first.shape)}; "
-                             f"they must be equal but for dim {dim}")
+            raise ValueError(f"{what}: {name!r} has the shape {list(layout.shape)}, {first_name!r} has "
+                             f"{list(first.shape)}; they must be equal but for dim {dim}")
         if layout.dtype != first.dtype:
-            raise ValueError(f"{what}: {name!r} has dtype {layout.dtype}, {first_name!r} has {first.dtype}; parts of one tensor have one dtype")
+            raise ValueError(f"{what}: {name!r} has dtype {layout.dtype}, {first_name!r} has {first.dtype}; parts of "
+                             "one tensor have one dtype")
     return layouts, dim
 
 

@@ -194,7 +194,8 @@ def _set(arrived: asyncio.Future[None]) -> None:
 def _print_lost(error: BaseException) -> None:
     try:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        sys.stderr.write(f"shardwire: a Future was dropped and its operation failed; nobody saw this error:\n  {text}\n")
+        sys.stderr.write("shardwire: a Future was dropped and its operation failed; nobody saw this error:\n  "
+                         f"{text}\n")
     except BaseException:  # noqa: B902: stderr may be gone at interpreter exit
         pass
 

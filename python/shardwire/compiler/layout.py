@@ -185,12 +185,13 @@ class Layout:
         return (_rebuild, (self.mesh_shape, self.ranks, self.placements, self.shape, self.dtype))
 
     def __repr__(self) -> str:
-        mesh = list(self.ranks) if len(self.mesh_shape) == 1 else f"{'x'.join(map(str, self.mesh_shape))} of {list(self.ranks)}"
+        mesh = (list(self.ranks) if len(self.mesh_shape) == 1
+                else f"{'x'.join(map(str, self.mesh_shape))} of {list(self.ranks)}")
         return f"Layout(mesh={mesh}, placements={list(self.placements)}, shape={list(self.shape)}, dtype={self.dtype})"
 
 
-def _rebuild(mesh_shape: tuple[int, ...], ranks: tuple[int, ...], placements: tuple[Placement, ...], shape: tuple[int, ...],
-             dtype: torch.dtype) -> Layout:
+def _rebuild(mesh_shape: tuple[int, ...], ranks: tuple[int, ...], placements: tuple[Placement, ...],
+             shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
     return Layout(torch.tensor(ranks, dtype=torch.int64, device="cpu").reshape(mesh_shape), placements, shape, dtype)
 
 
@@ -222,7 +223,8 @@ def read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if isinstance(mesh, range):
         mesh = list(mesh)
     if not isinstance(mesh, (list, tuple)):
-        raise TypeError(f"mesh is {kind_of(mesh)}; give a DeviceMesh, or nested lists, a tensor or an ndarray of global ranks")
+        raise TypeError(f"mesh is {kind_of(mesh)}; give a DeviceMesh, or nested lists, a tensor or an ndarray of "
+                        "global ranks")
     shape: list[int] = []
     ranks: list[int] = []
     _walk_mesh(mesh, 0, shape, ranks)
@@ -271,13 +273,17 @@ def _read_placement(item: Any, index: int, num_dims: int) -> Placement:
         return Replicate()
     if name in ("Partial", "_Partial"):
         if not isinstance(item.reduce_op, str):
-            raise UnsupportedError(f"placements[{index}]: Partial with reduce_op {kind_of(item.reduce_op)}; give one of {sorted(_C.reductions)}")
+            raise UnsupportedError(f"placements[{index}]: Partial with reduce_op {kind_of(item.reduce_op)}; give one "
+                                   f"of {sorted(_C.reductions)}")
         if item.reduce_op not in _C.reductions:
-            raise UnsupportedError(f"placements[{index}]: Partial({item.reduce_op!r}) is not supported; use one of {sorted(_C.reductions)}")
+            raise UnsupportedError(f"placements[{index}]: Partial({item.reduce_op!r}) is not supported; use one of "
+                                   f"{sorted(_C.reductions)}")
         return Partial(item.reduce_op)
     if isinstance(item, (str, int, float)) or item is None:
-        raise TypeError(f"placements[{index}] is {kind_of(item)}; give Shard(dim), Replicate(), Partial() or StridedShard(dim, split_factor)")
-    raise UnsupportedError(f"placements[{index}]: {name} is not supported; use Shard, Replicate, Partial or StridedShard")
+        raise TypeError(f"placements[{index}] is {kind_of(item)}; give Shard(dim), Replicate(), Partial() or "
+                        "StridedShard(dim, split_factor)")
+    raise UnsupportedError(f"placements[{index}]: {name} is not supported; use Shard, Replicate, Partial or "
+                           "StridedShard")
 
 
 def _placement_dim(dim: Any, index: int, num_dims: int) -> int:

@@ -10,7 +10,8 @@ from html import escape
 from typing import Any
 
 # One hue per sending rank, distinct for colour-blind eyes too; repeated past twelve.
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#994455", "#004488", "#997700", "#44aa99", "#882255", "#6699cc")
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#994455", "#004488", "#997700", "#44aa99",
+           "#882255", "#6699cc")
 INK, FAINT, PAPER = "#222222", "#888888", "#ffffff"
 TITLE_SIZE, _TITLE_LINES = 19.0, 3
 
@@ -68,16 +69,19 @@ def svg_picture(traffic: Mapping[str, Any], title: str | None = None) -> str:
     heading = drawable(title or traffic.get("name") or "compiled op")
     lines = heading_lines(heading, TITLE_SIZE, width - 48)
     least = traffic.get("lower_bound_bytes", 0)
-    known = f"least possible between ranks {human_bytes(int(least))}" if least is not None else f"of rank {traffic.get('rank')} only, another rank planned"
+    known = (f"least possible between ranks {human_bytes(int(least))}" if least is not None
+             else f"of rank {traffic.get('rank')} only, another rank planned")
     facts = f"{human_bytes(between)} between ranks, {human_bytes(own)} within, {known}"
     line = 1.3 * TITLE_SIZE
     below = line * (len(lines) - 1)  # space for the title's further lines
     height = math.ceil(max(420, 170 + cell * (size + 1)) + below)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+        (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+         'font-family="sans-serif">'),
         f"<title>{escape(heading)}</title>",
         f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
-        *(svg_text(24, 34 + line * number, text, TITLE_SIZE, anchor="start", weight="bold") for number, text in enumerate(lines)),
+        *(svg_text(24, 34 + line * number, text, TITLE_SIZE, anchor="start", weight="bold")
+          for number, text in enumerate(lines)),
         svg_text(24, 56 + below, facts, 13, anchor="start", fill=FAINT),
         *svg_flow(matrix, 24, 100 + below, flow_width - 48, height - below - 130, what),
         *_matrix(matrix, flow_width + 90, 118 + below, cell, what),
@@ -129,7 +133,8 @@ def _end_of(word: str, size: float, room: float) -> str:
     """The end of a word that fits, after a "…"; for a path whole names, as long as the last name fits."""
     if text_width(word, size) <= room:
         return word
-    start = next(start for start in range(1, len(word) + 1) if text_width("…" + word[start:], size) <= room or start == len(word))
+    start = next(start for start in range(1, len(word) + 1)
+                 if text_width("…" + word[start:], size) <= room or start == len(word))
     folder = word.find("/", start)
     return "…" + word[folder if 0 <= folder < len(word) - 1 else start :]
 
@@ -139,8 +144,10 @@ def drawable(text: Any) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
-def svg_text(x: float, y: float, text: str, size: float, anchor: str = "middle", fill: str = INK, weight: str = "normal") -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}">'
+def svg_text(x: float, y: float, text: str, size: float, anchor: str = "middle", fill: str = INK,
+             weight: str = "normal") -> str:
+    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" text-anchor="{anchor}" fill="{fill}" '
+            f'font-weight="{weight}">'
             f"{escape(text)}</text>")
 
 
@@ -155,7 +162,8 @@ def svg_flow(matrix: list[list[int]], x: float, y: float, width: float, height: 
     unit = (height - gap * (size - 1) - 3.0 * size) / total if total else 0.0
     bar, label = 16.0, 74.0
     left, right = x + label, x + width - label
-    parts = [svg_text(left + bar / 2, y - 12, "sends", 13, fill=FAINT), svg_text(right - bar / 2, y - 12, "receives", 13, fill=FAINT)]
+    parts = [svg_text(left + bar / 2, y - 12, "sends", 13, fill=FAINT),
+             svg_text(right - bar / 2, y - 12, "receives", 13, fill=FAINT)]
 
     def stack(totals: list[int]) -> list[float]:
         tops, at = [], y
@@ -176,19 +184,22 @@ def svg_flow(matrix: list[list[int]], x: float, y: float, width: float, height: 
             from_at[source] += thick
             to_at[target] += thick
             x0, x1 = left + bar, right - bar
-            shape = (f"M{x0:.1f},{a:.2f} C{middle:.1f},{a:.2f} {middle:.1f},{b:.2f} {x1:.1f},{b:.2f} L{x1:.1f},{b + max(thick, 0.6):.2f} "
-                     f"C{middle:.1f},{b + max(thick, 0.6):.2f} {middle:.1f},{a + max(thick, 0.6):.2f} {x0:.1f},{a + max(thick, 0.6):.2f} Z")
+            shape = (f"M{x0:.1f},{a:.2f} C{middle:.1f},{a:.2f} {middle:.1f},{b:.2f} {x1:.1f},{b:.2f} "
+                     f"L{x1:.1f},{b + max(thick, 0.6):.2f} C{middle:.1f},{b + max(thick, 0.6):.2f} "
+                     f"{middle:.1f},{a + max(thick, 0.6):.2f} {x0:.1f},{a + max(thick, 0.6):.2f} Z")
             parts.append(f'<path d="{shape}" fill="{COLOURS[source % len(COLOURS)]}" fill-opacity="0.5">'
                          f"<title>{what} {source} to {what} {target}: {human_bytes(amount)}</title></path>")
-    for side_x, tops, totals, anchor, text_x in ((left, from_top, sent, "end", left - 8), (right - bar, to_top, received, "start", right + 8)):
+    for side_x, tops, totals, anchor, text_x in ((left, from_top, sent, "end", left - 8),
+                                                 (right - bar, to_top, received, "start", right + 8)):
         for rank in range(size):
             tall = max(totals[rank] * unit, 3.0)
             colour = COLOURS[rank % len(COLOURS)] if totals[rank] else "#cccccc"
-            parts.append(f'<rect x="{side_x:.1f}" y="{tops[rank]:.2f}" width="{bar:g}" height="{tall:.2f}" rx="2" fill="{colour}"/>')
+            parts.append(f'<rect x="{side_x:.1f}" y="{tops[rank]:.2f}" width="{bar:g}" height="{tall:.2f}" rx="2" '
+                         f'fill="{colour}"/>')
             middle = tops[rank] + tall / 2
             room = tall + gap >= 26
-            parts.append(svg_text(text_x, middle + (-2 if room and totals[rank] else 4), f"{what} {rank}", 12 if size <= 8 else 10, anchor=anchor,
-                               fill=INK if totals[rank] else FAINT))
+            parts.append(svg_text(text_x, middle + (-2 if room and totals[rank] else 4), f"{what} {rank}",
+                                  12 if size <= 8 else 10, anchor=anchor, fill=INK if totals[rank] else FAINT))
             if room and totals[rank]:
                 parts.append(svg_text(text_x, middle + 12, human_bytes(totals[rank]), 10.5, anchor=anchor, fill=FAINT))
     return parts
@@ -200,7 +211,8 @@ def _matrix(matrix: list[list[int]], x: float, y: float, cell: float, what: str)
     most = max((amount for row in matrix for amount in row), default=0)
     font = 12 if cell >= 60 else 9
     parts = [svg_text(x + size * cell / 2, y - 30, f"to {what}", 13, fill=FAINT)]
-    parts.append(f'<g transform="translate({x - 40:.1f},{y + size * cell / 2:.1f}) rotate(-90)">{svg_text(0, 0, f"from {what}", 13, fill=FAINT)}</g>')
+    parts.append(f'<g transform="translate({x - 40:.1f},{y + size * cell / 2:.1f}) '
+                 f'rotate(-90)">{svg_text(0, 0, f"from {what}", 13, fill=FAINT)}</g>')
     for rank in range(size):
         parts.append(svg_text(x + (rank + 0.5) * cell, y - 10, str(rank), 13, weight="bold"))
         parts.append(svg_text(x - 18, y + (rank + 0.5) * cell + 5, str(rank), 13, weight="bold"))
@@ -211,14 +223,17 @@ def _matrix(matrix: list[list[int]], x: float, y: float, cell: float, what: str)
             amount = matrix[source][target]
             share = math.sqrt(amount / most) if most else 0.0
             colour = COLOURS[source % len(COLOURS)]
-            parts.append(f'<rect x="{x + target * cell:.1f}" y="{y + source * cell:.1f}" width="{cell - 2:.1f}" height="{cell - 2:.1f}" rx="3" '
-                         f'fill="{colour if amount else "#f2f2f2"}" fill-opacity="{0.12 + 0.55 * share if amount else 1:.3f}"/>')
-            parts.append(svg_text(x + (target + 0.5) * cell - 1, y + (source + 0.5) * cell + 4, human_bytes(amount) if amount else "·", font,
-                               fill=INK if amount else FAINT))
-        parts.append(svg_text(x + (size + 0.5) * cell, y + (source + 0.5) * cell + 4, human_bytes(sum(matrix[source])), font, fill=FAINT))
+            parts.append(f'<rect x="{x + target * cell:.1f}" y="{y + source * cell:.1f}" width="{cell - 2:.1f}" '
+                         f'height="{cell - 2:.1f}" rx="3" fill="{colour if amount else "#f2f2f2"}" '
+                         f'fill-opacity="{0.12 + 0.55 * share if amount else 1:.3f}"/>')
+            parts.append(svg_text(x + (target + 0.5) * cell - 1, y + (source + 0.5) * cell + 4,
+                                  human_bytes(amount) if amount else "·", font, fill=INK if amount else FAINT))
+        parts.append(svg_text(x + (size + 0.5) * cell, y + (source + 0.5) * cell + 4, human_bytes(sum(matrix[source])),
+                              font, fill=FAINT))
     for target in range(size):
         received = sum(row[target] for row in matrix)
-        parts.append(svg_text(x + (target + 0.5) * cell, y + (size + 0.5) * cell + 4, human_bytes(received), font, fill=FAINT))
+        parts.append(
+            svg_text(x + (target + 0.5) * cell, y + (size + 0.5) * cell + 4, human_bytes(received), font, fill=FAINT))
     return parts
 
 
@@ -227,7 +242,8 @@ def _save_png(traffic: Mapping[str, Any], path: str, title: str | None) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("a PNG needs matplotlib, which is not installed; give a name that ends in .svg, which needs nothing") from None
+        raise ImportError("a PNG needs matplotlib, which is not installed; give a name that ends in .svg, which needs "
+                          "nothing") from None
     matrix = byte_matrix(traffic)
     size = len(matrix)
     what = str(traffic.get("unit", "rank"))
@@ -235,7 +251,8 @@ def _save_png(traffic: Mapping[str, Any], path: str, title: str | None) -> None:
     figure = Figure(figsize=(2.5 + 0.8 * size, 2.2 + 0.8 * size), dpi=120)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(111)
-    axes.imshow([[math.sqrt(amount) for amount in row] for row in matrix], cmap="Blues", vmin=0, vmax=math.sqrt(most) * 1.3 or 1)
+    axes.imshow([[math.sqrt(amount) for amount in row] for row in matrix], cmap="Blues", vmin=0,
+                vmax=math.sqrt(most) * 1.3 or 1)
     for source in range(size):
         for target in range(size):
             if matrix[source][target]:

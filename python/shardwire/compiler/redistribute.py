@@ -41,7 +41,8 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
     """
     dtensor_class()
     if not is_dtensor(dtensor):
-        raise TypeError(f"redistribute takes a DTensor, not {kind_of(dtensor)}; for plain tensors use compile_op with a Layout")
+        raise TypeError(f"redistribute takes a DTensor, not {kind_of(dtensor)}; for plain tensors use compile_op with "
+                        "a Layout")
     mesh = dtensor.device_mesh if mesh is None else mesh
     if not any(base.__name__ == "DeviceMesh" for base in type(mesh).__mro__):
         raise TypeError(f"mesh is {kind_of(mesh)}; give a DeviceMesh, which the resulting DTensor needs")
@@ -51,7 +52,8 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
         return dtensor
     if target.pending_reduction is not None:
         partial = next(item for item in target.placements if isinstance(item, Partial))
-        raise UnsupportedError(f"redistribute cannot make {partial}: a value has no addends of its own; use Replicate() or Shard(dim)")
+        raise UnsupportedError(f"redistribute cannot make {partial}: a value has no addends of its own; use "
+                               "Replicate() or Shard(dim)")
     group = group_object(group)
     if dtensor.requires_grad and torch.is_grad_enabled():
         return _Redistribute.apply(dtensor, mesh, target, group)
@@ -98,8 +100,8 @@ def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, group: Any) -
     strides = [1] * len(target.shape)
     for dim in range(len(strides) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(target.shape[dim + 1], 1)
-    return dtensor_class().from_local(result, mesh, [torch_placement(item) for item in target.placements], run_check=False,
-                                      shape=torch.Size(target.shape), stride=tuple(strides))
+    return dtensor_class().from_local(result, mesh, [torch_placement(item) for item in target.placements],
+                                      run_check=False, shape=torch.Size(target.shape), stride=tuple(strides))
 
 
 def _cached_op(source: Layout, target: Layout, group: Any) -> CustomOp:

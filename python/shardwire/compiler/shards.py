@@ -28,7 +28,8 @@ class ShardInfo:
     shape: list[int]
 
 
-def compute_shards(shape: Sequence[int], placements: Sequence[Any], indices_and_sizes: Sequence[tuple[int, int]]) -> list[ShardInfo]:
+def compute_shards(shape: Sequence[int], placements: Sequence[Any],
+                   indices_and_sizes: Sequence[tuple[int, int]]) -> list[ShardInfo]:
     """The boxes of a tensor of ``shape`` at one place of a mesh.
 
     placements: one for each mesh dimension, as :class:`Layout` takes them. indices_and_sizes: for each mesh dimension
@@ -51,7 +52,8 @@ def dtensor_shards(dtensor: Any, coord: Sequence[int] | None = None) -> list[Sha
         rank = dist.get_rank()
     else:
         at = as_dims(coord, "coord")
-        if len(at) != len(layout.mesh_shape) or any(not 0 <= index < size for index, size in zip(at, layout.mesh_shape)):
+        if len(at) != len(layout.mesh_shape) or any(not 0 <= index < size
+                                                    for index, size in zip(at, layout.mesh_shape)):
             raise ValueError(f"coord is {list(at)}, which is no place of a mesh of {list(layout.mesh_shape)}")
         rank = layout.ranks[_flat(at, layout.mesh_shape)]
     return _infos(layout, rank) if layout.share(rank) is not None else []
@@ -64,11 +66,13 @@ def specs_from_dtensor(dtensor: Any, tensor_id: str | int | None = None) -> list
     Regions do not say that replicas are equal, unlike a DTensor: give ``compile_op`` the DTensor, or ``overlap="any"``.
     """
     device = dtensor.device if is_dtensor(dtensor) else None
-    return [TensorRegion(tuple(info.global_offset), tuple(info.shape), device, tensor_id) for info in dtensor_shards(dtensor)]
+    return [TensorRegion(tuple(info.global_offset), tuple(info.shape), device, tensor_id)
+            for info in dtensor_shards(dtensor)]
 
 
-def compute_local_reshard(local_shape: Sequence[int], current_placements: Sequence[Any], target_placements: Sequence[Any],
-                          indices_and_sizes: Sequence[tuple[int, int]], shape: Sequence[int] | None = None) -> list[ShardInfo]:
+def compute_local_reshard(local_shape: Sequence[int], current_placements: Sequence[Any],
+                          target_placements: Sequence[Any], indices_and_sizes: Sequence[tuple[int, int]],
+                          shape: Sequence[int] | None = None) -> list[ShardInfo]:
     """The boxes of a local tensor that make a local tensor of other placements without other ranks: ``Replicate``
     becomes ``Shard`` or ``StridedShard``. ``global_offset`` counts in the local tensor, ``local_offset`` in the new
     tensor.
@@ -89,12 +93,13 @@ def compute_local_reshard(local_shape: Sequence[int], current_placements: Sequen
     added = [index for index, (one, other) in enumerate(zip(current, target)) if one != other]
     for index in added:
         if not isinstance(current[index], Replicate) or not hasattr(target[index], "dim"):
-            raise ValueError(f"{current[index]} to {target[index]} on mesh dimension {index} needs other ranks: move it by compile_op or redistribute")
+            raise ValueError(f"{current[index]} to {target[index]} on mesh dimension {index} needs other ranks: move "
+                             "it by compile_op or redistribute")
         for other, kept in enumerate(current):
             cuts_it = other not in added and getattr(kept, "dim", None) == target[index].dim
             if cuts_it and (other > index or isinstance(kept, StridedShard) or isinstance(target[index], StridedShard)):
-                raise ValueError(f"mesh dimensions {index} and {other} both cut tensor dimension {target[index].dim}: which elements that gives "
-                                 "depends on the global shape; give shape=")
+                raise ValueError(f"mesh dimensions {index} and {other} both cut tensor dimension {target[index].dim}: "
+                                 "which elements that gives depends on the global shape; give shape=")
     return compute_shards(dims, [target[index] for index in added], [places[index] for index in added])
 
 
@@ -106,8 +111,10 @@ def apply_local_reshard(tensor: torch.Tensor, chunks: Sequence[ShardInfo]) -> to
     if len(chunks) == 1 and 0 in chunks[0].shape:
         return tensor.new_empty(chunks[0].shape)
     for chunk in chunks:
-        if len(chunk.shape) != tensor.dim() or any(at + size > extent for at, size, extent in zip(chunk.global_offset, chunk.shape, tensor.shape)):
-            raise ValueError(f"a box at {chunk.global_offset} of {chunk.shape} does not lie in a tensor of {list(tensor.shape)}")
+        if (len(chunk.shape) != tensor.dim()
+                or any(at + size > extent for at, size, extent in zip(chunk.global_offset, chunk.shape, tensor.shape))):
+            raise ValueError(f"a box at {chunk.global_offset} of {chunk.shape} does not lie in a tensor of "
+                             f"{list(tensor.shape)}")
     if len(chunks) == 1:
         return box_of(tensor, chunks[0].global_offset, chunks[0].shape)
     extents = [max(chunk.local_offset[dim] + chunk.shape[dim] for chunk in chunks) for dim in range(tensor.dim())]
@@ -119,33 +126,38 @@ def apply_local_reshard(tensor: torch.Tensor, chunks: Sequence[ShardInfo]) -> to
 
 def _reshard_of(shape: tuple[int, ...], local_shape: tuple[int, ...], current: list[Any], target: list[Any],
                 places: list[tuple[int, int]]) -> list[ShardInfo]:
-    if any(not isinstance(item, Replicate) and not hasattr(item, "dim") for item in current + target) and current != target:
+    if (any(not isinstance(item, Replicate) and not hasattr(item, "dim") for item in current + target)
+            and current != target):
         raise ValueError("a pending reduction needs other ranks: move it by compile_op or redistribute")
     if not places:
         return [ShardInfo([0] * len(shape), [0] * len(shape), list(shape))]
     have, rank = _layout(shape, current, places)
     if have.local_shape(rank) != local_shape:
-        raise ValueError(f"the local tensor has shape {list(local_shape)}, but {current} of {list(shape)} give {list(have.local_shape(rank) or ())}")
+        raise ValueError(f"the local tensor has shape {list(local_shape)}, but {current} of {list(shape)} give "
+                         f"{list(have.local_shape(rank) or ())}")
     wanted = _infos(_layout(shape, target, places)[0], rank)
     found = []
     for want in wanted:
         for box in _infos(have, rank):
             begin = [max(one, other) for one, other in zip(want.global_offset, box.global_offset)]
-            end = [min(one + size, other + extent) for one, size, other, extent in zip(want.global_offset, want.shape, box.global_offset, box.shape)]
+            end = [min(one + size, other + extent)
+                   for one, size, other, extent in zip(want.global_offset, want.shape, box.global_offset, box.shape)]
             extent = [last - first for first, last in zip(begin, end)]
             if all(size > 0 for size in extent):
                 source = [at - there + here for at, there, here in zip(begin, box.global_offset, box.local_offset)]
                 place = [at - there + here for at, there, here in zip(begin, want.global_offset, want.local_offset)]
                 found.append(ShardInfo(source, place, extent))
     if sum(math.prod(one.shape) for one in found) != sum(math.prod(one.shape) for one in wanted):
-        raise ValueError(f"{current} to {target} needs elements that this rank does not hold: move it by compile_op or redistribute")
+        raise ValueError(f"{current} to {target} needs elements that this rank does not hold: move it by compile_op or "
+                         "redistribute")
     return found or [ShardInfo([0] * len(shape), [0] * len(shape), wanted[0].shape)]
 
 
 def _places(indices_and_sizes: Sequence[tuple[int, int]], placements: Sequence[Any]) -> list[tuple[int, int]]:
     places = [(int(index), int(size)) for index, size in indices_and_sizes]
     if len(places) != len(placements):
-        raise ValueError(f"{len(placements)} placements, but {len(places)} pairs of index and size; give one of each for every mesh dimension")
+        raise ValueError(f"{len(placements)} placements, but {len(places)} pairs of index and size; give one of each "
+                         "for every mesh dimension")
     for index, size in places:
         if not 0 <= index < size:
             raise ValueError(f"index {index} is no place in a mesh dimension of size {size}")

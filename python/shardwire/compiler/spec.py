@@ -101,7 +101,8 @@ def build_spec(shape: Any, dtype: Any, inputs: Any, outputs: Any, reduction: Any
 
 
 class _Builder:
-    def __init__(self, shape: Any, dtype: Any, reduction: Any, output_dtype: Any, rank: int, group_ranks: Sequence[int]) -> None:
+    def __init__(self, shape: Any, dtype: Any, reduction: Any, output_dtype: Any, rank: int,
+                 group_ranks: Sequence[int]) -> None:
         self.global_rank = group_ranks[rank]
         self.group_rank_of = {global_rank: index for index, global_rank in enumerate(group_ranks)}
         self.decls: dict[str, _Decl] = {}
@@ -124,7 +125,8 @@ class _Builder:
             self.declare("")
         for name in self.reductions:
             if name is not None and name not in self.decls and name not in self.mentioned:
-                raise ValueError(f"reduction names the tensor {name!r}, which nothing else names on this rank; known: {_names(self.decls)}")
+                raise ValueError(f"reduction names the tensor {name!r}, which nothing else names on this rank; known: "
+                                 f"{_names(self.decls)}")
         return Spec([self.finish(decl) for decl in self.decls.values()], *sides)
 
     # Tensors.
@@ -151,9 +153,10 @@ class _Builder:
             raise TypeError(f"{_tensor(decl.name)} has no dtype; give compile_op dtype=, such as torch.float32")
         if source is not None and target is not None and source != target and not (
                 (source.is_floating_point and target.is_floating_point) or (source.is_complex and target.is_complex)):
-            raise UnsupportedError(f"{_tensor(decl.name)} goes from {source} ({decl.dtype_from}) to {target} ({decl.output_dtype_from}); elements are "
-                                   "cast between floating types, or between complex ones; for others give both sides the same dtype, and convert "
-                                   "the tensors with .to() before or after")
+            raise UnsupportedError(f"{_tensor(decl.name)} goes from {source} ({decl.dtype_from}) to {target} "
+                                   f"({decl.output_dtype_from}); elements are cast between floating types, or between "
+                                   "complex ones; for others give both sides the same dtype, and convert the tensors "
+                                   "with .to() before or after")
         return _C.TensorDecl(decl.name, decl.shape, source, decl.reduction, target)
 
     # Lists.
@@ -164,8 +167,10 @@ class _Builder:
         if value is None:
             return side
         if isinstance(value, Mapping):
-            if set(value) >= {"offset", "shape"} and not isinstance(value["offset"], Mapping) and set(value) <= set(_REGION_KEYS):
-                raise TypeError(f"{label} is one dict spec; give a list of them: {label}=[{{'offset': ..., 'shape': ...}}]")
+            if (set(value) >= {"offset", "shape"} and not isinstance(value["offset"], Mapping)
+                    and set(value) <= set(_REGION_KEYS)):
+                raise TypeError(
+                    f"{label} is one dict spec; give a list of them: {label}=[{{'offset': ..., 'shape': ...}}]")
             side.keys = {}
             for name, items in value.items():
                 if not isinstance(name, str):
@@ -181,9 +186,11 @@ class _Builder:
                     self.read_item(side, item, name, f"{label}[{name!r}][{index}]", ordinals)
             return side
         if _is_item(value):
-            raise TypeError(f"{label} is {kind_of(value)}; give a list of them, or a dict of lists keyed by tensor name")
+            raise TypeError(
+                f"{label} is {kind_of(value)}; give a list of them, or a dict of lists keyed by tensor name")
         if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{label} is {kind_of(value)}; give None, a list of {_ITEM_KINDS}, or a dict of such lists keyed by tensor name")
+            raise TypeError(f"{label} is {kind_of(value)}; give None, a list of {_ITEM_KINDS}, or a dict of such lists "
+                            "keyed by tensor name")
         for index, item in enumerate(value):
             self.read_item(side, item, None, f"{label}[{index}]", ordinals)
         return side
@@ -196,11 +203,13 @@ class _Builder:
         elif isinstance(item, Mapping):
             unknown = [name for name in item if name not in _REGION_KEYS]
             if unknown:
-                raise ValueError(f"{where} has the unknown key {kind_of(unknown[0])}; a region has {', '.join(map(repr, _REGION_KEYS))}")
+                raise ValueError(f"{where} has the unknown key {kind_of(unknown[0])}; a region has "
+                                 f"{', '.join(map(repr, _REGION_KEYS))}")
             for name in ("offset", "shape"):
                 if name not in item:
                     raise ValueError(f"{where} has no {name!r}; a region needs 'offset' and 'shape'")
-            local = self.read_region(item["offset"], item["shape"], item.get("device"), item.get("tensor_id"), key, where)
+            local = self.read_region(item["offset"], item["shape"], item.get("device"), item.get("tensor_id"), key,
+                                     where)
         elif isinstance(item, Layout) or is_dtensor(item):
             local = self.read_layout(item, side.label, key, where, ordinals)
         elif isinstance(item, Pieces):
@@ -227,22 +236,27 @@ class _Builder:
             raise ValueError(f"{where}: tensor_id {tensor_id!r} contradicts the key {key!r}; leave it out")
         name = key if key is not None else tensor_id
         if name is None and self.shape_is_keyed:
-            raise ValueError(f"{where} names no tensor, but shape is keyed by name; give tensor_id, one of {_names(self.shapes)}")
+            raise ValueError(f"{where} names no tensor, but shape is keyed by name; give tensor_id, one of "
+                             f"{_names(self.shapes)}")
         return "" if name is None else name
 
-    def read_region(self, offset: Any, shape: Any, device: Any, tensor_id: Any, key: str | None, where: str) -> _C.LocalTensor:
+    def read_region(self, offset: Any, shape: Any, device: Any, tensor_id: Any, key: str | None,
+                    where: str) -> _C.LocalTensor:
         name = self.name_of(key, tensor_id, where)
         offset = as_dims(offset, f"{where}: offset")
         extent = as_dims(shape, f"{where}: shape")
         if len(offset) != len(extent):
-            raise ValueError(f"{where}: offset has {len(offset)} dimensions and shape {len(extent)}; they need one entry per dimension each")
+            raise ValueError(f"{where}: offset has {len(offset)} dimensions and shape {len(extent)}; they need one "
+                             "entry per dimension each")
         _check_device(device, where)
         decl = self.declare(name)
         if decl.shape is not None and len(decl.shape) != len(extent):
-            raise ValueError(f"{where} has {len(extent)} dimensions, {_tensor(name)} has {len(decl.shape)} ({decl.shape_from}={list(decl.shape)})")
+            raise ValueError(f"{where} has {len(extent)} dimensions, {_tensor(name)} has {len(decl.shape)} "
+                             f"({decl.shape_from}={list(decl.shape)})")
         return _C.LocalTensor(self.index_of[name], extent, [_C.Box(offset, extent, (0,) * len(extent))])
 
-    def read_layout(self, item: Any, label: str, key: str | None, where: str, ordinals: dict[str, int]) -> _C.LocalTensor | None:
+    def read_layout(self, item: Any, label: str, key: str | None, where: str,
+                    ordinals: dict[str, int]) -> _C.LocalTensor | None:
         try:
             layout = item if isinstance(item, Layout) else Layout.of(item)
         except (TypeError, ValueError, NotImplementedError) as error:
@@ -259,17 +273,19 @@ class _Builder:
             return None
         # Equal only for the same entry of the same list on every rank: the class includes the layout and the place in
         # the list.
-        replica_class = 0 if label == "outputs" else _replica_class(name, ordinal, layout.mesh_shape, ranks, layout.placements, share.replica_class)
+        replica_class = 0 if label == "outputs" else _replica_class(name, ordinal, layout.mesh_shape, ranks,
+                                                                    layout.placements, share.replica_class)
         return _C.LocalTensor(self.index_of[name], share.local_shape, share.boxes, replica_class)
 
-    def read_fused(self, item: FusedLayout, label: str, key: str | None, where: str, ordinals: dict[str, int]) -> _C.LocalTensor | None:
+    def read_fused(self, item: FusedLayout, label: str, key: str | None, where: str,
+                   ordinals: dict[str, int]) -> _C.LocalTensor | None:
         name = self.name_of(key, None, where)
         decl = self.declare(name)
         if not decl.parts:
             decl.parts, decl.parts_from = item.offsets, where
         elif decl.parts != item.offsets:
-            raise ValueError(f"{where} is made of {_parts(item.offsets)}, but {decl.parts_from} of {_parts(decl.parts)}; "
-                             "give the same names and sizes, in the same order")
+            raise ValueError(f"{where} is made of {_parts(item.offsets)}, but {decl.parts_from} of "
+                             f"{_parts(decl.parts)}; give the same names and sizes, in the same order")
         self.merge_layout(decl, item, label, where)
         ordinal = ordinals.get(name, 0)
         ordinals[name] = ordinal + 1
@@ -309,19 +325,21 @@ class _Builder:
         if decl.shape is None:
             decl.shape, decl.shape_from = layout.shape, where
         elif decl.shape != layout.shape:
-            raise ValueError(f"{where} has the global shape {list(layout.shape)}, but {decl.shape_from} says {list(decl.shape)}{hint}")
+            raise ValueError(f"{where} has the global shape {list(layout.shape)}, but {decl.shape_from} says "
+                             f"{list(decl.shape)}{hint}")
         self.merge_dtype(decl, layout.dtype, label, where, hint)
         pending = layout.pending_reduction
         if pending is None:
             return
         if label == "outputs":
             partial = next(item for item in layout.placements if isinstance(item, Partial))
-            raise UnsupportedError(f"{where} has the placement {partial}; an output holds values, not addends: use Replicate() or Shard(dim)")
+            raise UnsupportedError(f"{where} has the placement {partial}; an output holds values, not addends: use "
+                                   "Replicate() or Shard(dim)")
         if decl.reduction is None:
             decl.reduction, decl.reduction_from = pending, where
         elif decl.reduction != pending:
-            raise ValueError(f"{where} waits for the reduction {pending!r}, but {decl.reduction_from} says {decl.reduction!r}; "
-                             "leave out reduction= or make them equal")
+            raise ValueError(f"{where} waits for the reduction {pending!r}, but {decl.reduction_from} says "
+                             f"{decl.reduction!r}; leave out reduction= or make them equal")
 
     def group_mesh(self, layout: Layout, where: str) -> list[int]:
         """The layout's mesh in the group's own rank numbers."""
@@ -329,8 +347,8 @@ class _Builder:
         if known is None:
             outside = [rank for rank in layout.ranks if rank not in self.group_rank_of]
             if outside:
-                raise ValueError(f"{where}: the mesh holds global rank {outside[0]}, which is not in the group of ranks {_span(self.group_rank_of)}; "
-                                 "compile over a group that holds the whole mesh")
+                raise ValueError(f"{where}: the mesh holds global rank {outside[0]}, which is not in the group of "
+                                 f"ranks {_span(self.group_rank_of)}; compile over a group that holds the whole mesh")
             known = self.renamed[layout.ranks] = [self.group_rank_of[rank] for rank in layout.ranks]
         return known
 
@@ -377,7 +395,8 @@ def _check_device(device: Any, where: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise ValueError(f"{where}: device {kind_of(device)} is none that torch knows; give 'cpu', 'cuda' or None") from None
+        raise ValueError(
+            f"{where}: device {kind_of(device)} is none that torch knows; give 'cpu', 'cuda' or None") from None
     if kind != "privateuseone" and kind not in shardwire_autoload.devices():
         raise UnsupportedError(f"{where}: device {str(device)!r} is none that this torch can move tensors of; "
                                f"give {' or '.join(map(repr, shardwire_autoload.devices()))}")
@@ -389,11 +408,13 @@ def check_local(dtensor: Any, share: Any, where: str) -> None:
     have = tuple(local.shape)
     if share is None:
         if local.numel() != 0:
-            raise ValueError(f"{where}: this rank is outside of the DTensor's mesh, yet its local tensor has shape {list(have)}")
+            raise ValueError(f"{where}: this rank is outside of the DTensor's mesh, yet its local tensor has shape "
+                             f"{list(have)}")
         return
     if have != share.local_shape:
-        raise ValueError(f"{where}: the DTensor's local tensor has shape {list(have)}, its placements say {list(share.local_shape)}; "
-                         "give from_local the global shape, or lay it out with distribute_tensor")
+        raise ValueError(f"{where}: the DTensor's local tensor has shape {list(have)}, its placements say "
+                         f"{list(share.local_shape)}; give from_local the global shape, or lay it out with "
+                         "distribute_tensor")
 
 
 def _is_item(value: Any) -> bool:

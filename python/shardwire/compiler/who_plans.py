@@ -11,8 +11,10 @@ from .. import _C
 from ..groups.lookup import resolve_backend
 from .layout import kind_of
 
-NOBODY_KNOWS = "cc_enabled is True, but rank and world size are not known; initialise torch.distributed, give a group, or give rank_id and world_size"
-NEEDS_GROUP = "is_spmd=True ships what rank 0 compiles, which needs a process group; initialise torch.distributed, or give is_spmd=False so that every rank compiles"
+NOBODY_KNOWS = ("cc_enabled is True, but rank and world size are not known; initialise torch.distributed, give a "
+                "group, or give rank_id and world_size")
+NEEDS_GROUP = ("is_spmd=True ships what rank 0 compiles, which needs a process group; initialise torch.distributed, or "
+               "give is_spmd=False so that every rank compiles")
 
 
 def check_kinds(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any) -> None:
@@ -27,7 +29,8 @@ def check_kinds(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any) ->
     if world_size is not None and world_size < 1:
         raise ValueError(f"world_size is {world_size}; give a positive one")
     if rank_id is not None and (rank_id < 0 or world_size is not None and rank_id >= world_size):
-        raise ValueError(f"rank_id is {rank_id}, which is no rank of {'the group' if world_size is None else f'0..{world_size - 1}'}")
+        raise ValueError(f"rank_id is {rank_id}, which is no rank of "
+                         f"{'the group' if world_size is None else f'0..{world_size - 1}'}")
 
 
 def check_keeping(use_cached: Any, build_dir: Any) -> str:
@@ -57,7 +60,8 @@ def group_of(group: Any, cc_enabled: Any) -> Any | None:
     return resolve_backend(group)
 
 
-def place_without_group(group: Any, is_spmd: bool | None, cc_enabled: bool | None, rank_id: int | None, world_size: int | None) -> tuple[int, int]:
+def place_without_group(group: Any, is_spmd: bool | None, cc_enabled: bool | None, rank_id: int | None,
+                        world_size: int | None) -> tuple[int, int]:
     """The rank and the number of ranks to plan for, where ``compile_op`` does not communicate. ValueError where neither
     is known."""
     if cc_enabled and (rank_id is None or world_size is None):

@@ -93,22 +93,28 @@ def _nameless_file(name: str) -> Iterator[str]:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shardwire.demo",
-                                     description="Moves a model's weights from a training mesh (the first half of the ranks, every parameter cut "
-                                     "along dimension 0) to an inference mesh (the rest, tensor parallel) by one compiled op, checks every byte, and "
-                                     "measures.")
-    parser.add_argument("--checkpoint", metavar="PATH", help="a .safetensors file, a torch file (.pt, .pth, .bin, .ckpt, .pth.tar), a folder of "
-                        "shards such as Hugging Face's, or one of torch.distributed.checkpoint; default: "
-                        "GPT-2 small's names and shapes (124M parameters) with made-up values")
+                                     description="Moves a model's weights from a training mesh (the first half of the "
+                                                 "ranks, every parameter cut along dimension 0) to an inference mesh "
+                                                 "(the rest, tensor parallel) by one compiled op, checks every byte, "
+                                                 "and measures.")
+    parser.add_argument("--checkpoint", metavar="PATH",
+                        help="a .safetensors file, a torch file (.pt, .pth, .bin, .ckpt, .pth.tar), a folder of shards "
+                             "such as Hugging Face's, or one of torch.distributed.checkpoint; default: GPT-2 small's "
+                             "names and shapes (124M parameters) with made-up values")
     parser.add_argument("--ranks", type=int, default=4, help="processes, at least 2 (default: 4)")
     parser.add_argument("--runs", type=int, default=7, help="timed runs; the median counts (default: 7)")
-    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="2: a training job and a serving job, started apart, that meet by a URL: "
-                        "publish and subscribe instead of one compiled op (default: 1)")
-    parser.add_argument("--cast", choices=sorted(_CASTS), help="the inference mesh has its floating tensors in this type: cast on the way, rounded once")
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1,
+                        help="2: a training job and a serving job, started apart, that meet by a URL: publish and "
+                             "subscribe instead of one compiled op (default: 1)")
+    parser.add_argument("--cast", choices=sorted(_CASTS),
+                        help="the inference mesh has its floating tensors in this type: cast on the way, rounded once")
     parser.add_argument("--ordinary", action="store_true", help="tensors in ordinary memory instead of the shared heap")
     parser.add_argument("--skip-today", action="store_true", help="do not measure today's way (gloo)")
-    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="give up when ranks do not meet for so long (default: 300)")
+    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS",
+                        help="give up when ranks do not meet for so long (default: 300)")
     parser.add_argument("--json", metavar="OUT", help="write the numbers here")
-    parser.add_argument("--picture", metavar="OUT", help="draw who sends what to whom here: .svg, or .png with matplotlib")
+    parser.add_argument("--picture", metavar="OUT",
+                        help="draw who sends what to whom here: .svg, or .png with matplotlib")
     arguments = parser.parse_args(argv)
     if arguments.ranks < 2:
         parser.error(f"--ranks {arguments.ranks}: a training and an inference mesh take at least 2")
@@ -146,7 +152,8 @@ def _check_writable(path: str | None, option: str) -> None:
     if path is None:
         return
     folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+    if (not os.path.isdir(folder) or os.path.isdir(path)
+            or not os.access(path if os.path.exists(path) else folder, os.W_OK)):
         raise CheckpointError(f"{option} {path}: cannot be written")
 
 
@@ -168,7 +175,8 @@ def _run(settings: Settings, source: Source) -> list[RankReport]:
     try:
         for rank in range(settings.num_ranks):
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_rank_main, args=(rank, settings, source, barrier, sender, os.getpid()), daemon=True)
+            process = context.Process(target=_rank_main, args=(rank, settings, source, barrier, sender, os.getpid()),
+                                      daemon=True)
             process.start()
             sender.close()
             pipes[receiver] = rank
@@ -187,7 +195,8 @@ def _collect(settings: Settings, pipes: dict[Connection, int], processes: list[A
     while pipes:
         ready = wait(list(pipes), 2 * settings.timeout.total_seconds())
         if not ready:
-            raise RankFailed(f"ranks {sorted(pipes.values())} said nothing for {2 * settings.timeout.total_seconds():.0f} s")
+            raise RankFailed(f"ranks {sorted(pipes.values())} said nothing for "
+                             f"{2 * settings.timeout.total_seconds():.0f} s")
         for pipe in ready:
             assert isinstance(pipe, Connection)
             rank = pipes[pipe]
@@ -223,7 +232,8 @@ def _work(settings: Settings, source: Source) -> int:
 
     received = local_bytes(inference, settings.inference)
     full = sum(today.layout_bytes(layout) for layout in training.values())
-    return local_bytes(training, settings.training) + received * (2 * settings.runs + 1 + (today.num_runs(full) if settings.compare else 0))
+    return (local_bytes(training, settings.training)
+            + received * (2 * settings.runs + 1 + (today.num_runs(full) if settings.compare else 0)))
 
 
 def _rank_main(rank: int, settings: Settings, source: Source, barrier: Any, pipe: Connection, parent: int) -> None:

@@ -63,7 +63,8 @@ def _load_file(path: Path) -> dict[str, torch.Tensor]:
         return _load_safetensors(path)
     if path.name.endswith(_TORCH_ENDINGS):
         return _load_torch(path)
-    raise CheckpointError(f"{path}: the name ends in none of .safetensors, {', '.join(_TORCH_ENDINGS)}, and it is no folder")
+    raise CheckpointError(
+        f"{path}: the name ends in none of .safetensors, {', '.join(_TORCH_ENDINGS)}, and it is no folder")
 
 
 # Folders.
@@ -78,14 +79,16 @@ def _load_folder(path: Path) -> dict[str, torch.Tensor]:
     for ending in (".safetensors.index.json", ".bin.index.json"):
         indices = [file for file in files if file.name.endswith(ending)]
         if len(indices) > 1:
-            raise CheckpointError(f"{path}: has several indices, {', '.join(file.name for file in indices)}; a folder of one model has one")
+            raise CheckpointError(f"{path}: has several indices, {', '.join(file.name for file in indices)}; a folder "
+                                  "of one model has one")
         if indices:
             return _load_indexed(path, indices[0])
     for endings in ((".safetensors",), _TORCH_ENDINGS):
         shards = [file for file in files if file.name.endswith(endings)]
         if shards:
             return _join_shards(shards)
-    raise CheckpointError(f"{path}: the folder has no *.safetensors, none of {', '.join('*' + ending for ending in _TORCH_ENDINGS)}, and no {METADATA}")
+    raise CheckpointError(f"{path}: the folder has no *.safetensors, none of "
+                          f"{', '.join('*' + ending for ending in _TORCH_ENDINGS)}, and no {METADATA}")
 
 
 def _load_dcp(path: Path) -> dict[str, torch.Tensor]:
@@ -127,7 +130,8 @@ def _join_shards(files: Iterable[Path]) -> dict[str, torch.Tensor]:
 
 def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     file = OpenFile(path)
-    tensors = {name: file.tensor(stored, stored.dtype or _SAME_WIDTH[DTYPES[stored.dtype_name][0]]) for name, stored in file.tensors.items()}
+    tensors = {name: file.tensor(stored, stored.dtype or _SAME_WIDTH[DTYPES[stored.dtype_name][0]])
+               for name, stored in file.tensors.items()}
     file.close()
     return tensors
 

@@ -73,7 +73,8 @@ def layouts_of(source: Source, settings: Settings) -> tuple[dict[str, Layout], d
     return training, inference, rules
 
 
-def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], None], notify: Callable[[int, str], None]) -> RankReport:
+def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], None],
+             notify: Callable[[int, str], None]) -> RankReport:
     """The whole work of rank ``rank``. ``meet`` returns when all ranks have called; ``notify(bytes, what)`` reports
     progress."""
     torch.set_num_threads(1)
@@ -91,9 +92,11 @@ def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], N
     meet()
     before = _private_bytes()
     begin = time.perf_counter()
-    op = shardwire.compile_op(group, inputs=training, outputs=inference, name="training mesh to inference mesh", timeout=settings.timeout)
+    op = shardwire.compile_op(group, inputs=training, outputs=inference, name="training mesh to inference mesh",
+                              timeout=settings.timeout)
     report.compile_seconds = time.perf_counter() - begin
-    start = op.bind({name: [tensor] for name, tensor in held.items()}, {name: [tensor] for name, tensor in wanted.items()})
+    start = op.bind({name: [tensor] for name, tensor in held.items()},
+                    {name: [tensor] for name, tensor in wanted.items()})
     for _ in range(settings.runs):
         _poison(wanted.values())
         meet()
@@ -107,7 +110,8 @@ def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], N
     if rank == 0:
         report.traffic = op.traffic()
     for name, tensor in wanted.items():
-        report.mismatched_bytes += count_mismatches(tensor, _expected(tensor, _part(inference[name], source[name], rank)))
+        report.mismatched_bytes += count_mismatches(tensor,
+                                                    _expected(tensor, _part(inference[name], source[name], rank)))
         notify(tensor.numel() * tensor.element_size(), "checking")
     meet()
     report.memcpy_intervals = _measure_memcpy(wanted, settings.runs, meet, notify)
@@ -122,7 +126,8 @@ def _allocate(layouts: dict[str, Layout], rank: int, settings: Settings) -> Sour
     for name, layout in layouts.items():
         shape = layout.local_shape(rank)
         if shape is not None:
-            tensors[name] = torch.empty(shape, dtype=layout.dtype) if settings.ordinary else shardwire.empty(shape, dtype=layout.dtype)
+            tensors[name] = (torch.empty(shape, dtype=layout.dtype) if settings.ordinary
+                             else shardwire.empty(shape, dtype=layout.dtype))
     return tensors
 
 
@@ -173,10 +178,12 @@ def _private_bytes() -> int:
     return 0
 
 
-def _measure_memcpy(wanted: Source, runs: int, meet: Callable[[], None], notify: Callable[[int, str], None]) -> list[tuple[float, float]]:
+def _measure_memcpy(wanted: Source, runs: int, meet: Callable[[], None],
+                    notify: Callable[[int, str], None]) -> list[tuple[float, float]]:
     """The yardstick: every receiving rank copies as many bytes, tensor by tensor, from its own memory to the same
     places, all ranks at the same time."""
-    copies = [(tensor.data_ptr(), tensor.clone(), tensor.numel() * tensor.element_size()) for tensor in wanted.values() if tensor.numel()]
+    copies = [(tensor.data_ptr(), tensor.clone(), tensor.numel() * tensor.element_size()) for tensor in wanted.values()
+              if tensor.numel()]
     intervals = []
     for _ in range(runs):
         meet()

@@ -22,7 +22,8 @@ class Progress:
         if self._shown:
             try:
                 from tqdm import tqdm
-                self._bar = tqdm(total=self._total, unit="B", unit_scale=True, leave=False, delay=0.5, dynamic_ncols=True, file=sys.stderr)
+                self._bar = tqdm(total=self._total, unit="B", unit_scale=True, leave=False, delay=0.5,
+                                 dynamic_ncols=True, file=sys.stderr)
             except ImportError:
                 pass
 
@@ -40,7 +41,8 @@ class Progress:
             if now - self._began > 0.5 and (now - self._drawn_at > 0.1 or label != self._label):
                 self._drawn_at = now
                 filled = 30 * self._done // self._total
-                sys.stderr.write(f"\r{label:>16} [{'#' * filled}{'.' * (30 - filled)}] {100 * self._done // self._total:3d} %")
+                sys.stderr.write(f"\r{label:>16} [{'#' * filled}{'.' * (30 - filled)}] "
+                                 f"{100 * self._done // self._total:3d} %")
                 sys.stderr.flush()
         self._label = label
 

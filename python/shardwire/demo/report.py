@@ -44,12 +44,15 @@ def summarise(reports: list[RankReport], num_tensors: int) -> Result:
     num_bytes = sum(report.received_bytes for report in reports)
     run = _median_seconds([report.run_intervals for report in reports])
     # Ranks that received nothing copied nothing: the yardstick leaves these ranks out.
-    memcpy = _median_seconds([report.memcpy_intervals for report in reports if report.received_bytes] or [reports[0].memcpy_intervals])
+    memcpy = _median_seconds([report.memcpy_intervals for report in reports if report.received_bytes]
+                             or [reports[0].memcpy_intervals])
     gbps, memcpy_gbps = _rate(num_bytes, run), _rate(num_bytes, memcpy)
     usual = _median_seconds([report.today_intervals for report in reports]) if reports[0].today_intervals else None
-    return Result(bytes=num_bytes, tensors=num_tensors, ranks=len(reports), compile_ms=_ms(max(report.compile_seconds for report in reports)),
-                  run_ms=_ms(run), gbps=_figure(gbps), memcpy_gbps=_figure(memcpy_gbps),
-                  ratio_to_memcpy=_figure(gbps / memcpy_gbps) if memcpy_gbps else 0.0, today_ms=None if usual is None else _ms(usual),
+    return Result(bytes=num_bytes, tensors=num_tensors, ranks=len(reports),
+                  compile_ms=_ms(max(report.compile_seconds for report in reports)), run_ms=_ms(run),
+                  gbps=_figure(gbps), memcpy_gbps=_figure(memcpy_gbps),
+                  ratio_to_memcpy=_figure(gbps / memcpy_gbps) if memcpy_gbps else 0.0,
+                  today_ms=None if usual is None else _ms(usual),
                   extra_bytes=sum(report.scratch_bytes + report.grown_bytes for report in reports),
                   mismatched_bytes=sum(report.mismatched_bytes for report in reports))
 
@@ -85,7 +88,8 @@ def table(result: Result, reports: list[RankReport], settings: Settings, what: s
         ("compile", f"{result.compile_ms:.2f} ms, once"),
         ("run", f"{result.run_ms:.2f} ms, median of {settings.runs}"),
         ("rate", f"{result.gbps:.2f} GB/s"),
-        ("memcpy", f"{result.memcpy_gbps:.2f} GB/s, the receiving processes copying as many bytes at once; ratio {result.ratio_to_memcpy:.2f}"),
+        ("memcpy", (f"{result.memcpy_gbps:.2f} GB/s, the receiving processes copying as many bytes at once; ratio "
+                    f"{result.ratio_to_memcpy:.2f}")),
         ("extra memory", f"{human_bytes(result.extra_bytes)} over all ranks, of which {human_bytes(staging)} staging"),
     ]
     if result.today_ms is not None and result.run_ms > 0:
@@ -95,7 +99,8 @@ def table(result: Result, reports: list[RankReport], settings: Settings, what: s
     wide = max(len(name) for name, _ in rows)
     lines = [f"{name.ljust(wide)}  {text}" for name, text in rows]
     if result.today_ms is not None:
-        lines.append(f"({today.DESCRIPTION};\n DTensor.redistribute cannot be compared with: it does not move between two meshes)")
+        lines.append(f"({today.DESCRIPTION};\n DTensor.redistribute cannot be compared with: it does not move between "
+                     "two meshes)")
     return "\n".join(lines)
 
 
@@ -108,7 +113,9 @@ def matrix_text(traffic: dict[str, Any]) -> str:
     if not senders or len(matrix) > 16:
         return ""
     head = "from \\ to".ljust(10) + "".join(f"rank {rank}".rjust(11) for rank in receivers)
-    return "\n".join([head] + [f"rank {rank}".ljust(10) + "".join(human_bytes(matrix[rank][to]).rjust(11) for to in receivers) for rank in senders])
+    return "\n".join([head]
+                     + [f"rank {rank}".ljust(10) + "".join(human_bytes(matrix[rank][to]).rjust(11) for to in receivers)
+                        for rank in senders])
 
 
 def _span(ranks: list[int]) -> str:

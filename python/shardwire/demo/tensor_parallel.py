@@ -10,14 +10,18 @@ from shardwire.compiler.layout import Placement, Replicate, Shard, StridedShard
 # Tensor parallelism with the parameter names of GPT-2, Llama, BERT and GPT-NeoX. "column" cuts the outputs of a matrix,
 # "row" the inputs, "vocabulary" the rows of an embedding; a torch Linear's weight is (out, in), GPT-2's Conv1D (in,
 # out).
-_COLUMN_LINEAR = re.compile(r"(^|\.)(q_proj|k_proj|v_proj|gate_proj|up_proj|query|key|value|intermediate\.dense|query_key_value|"
-                            r"dense_h_to_4h|fc1|fc_in)\.(weight|bias)$")
-_ROW_LINEAR = re.compile(r"(^|\.)(o_proj|out_proj|down_proj|output\.dense|attention\.dense|dense_4h_to_h|fc2|fc_out)\.(weight|bias)$")
+_COLUMN_LINEAR = re.compile(
+    r"(^|\.)(q_proj|k_proj|v_proj|gate_proj|up_proj|query|key|value|intermediate\.dense|query_key_value|"
+    r"dense_h_to_4h|fc1|fc_in)\.(weight|bias)$")
+_ROW_LINEAR = re.compile(
+    r"(^|\.)(o_proj|out_proj|down_proj|output\.dense|attention\.dense|dense_4h_to_h|fc2|fc_out)\.(weight|bias)$")
 _FUSED_QKV = re.compile(r"(^|\.)c_attn\.(weight|bias)$")
 _COLUMN_CONV1D = re.compile(r"(^|\.)c_fc\.(weight|bias)$")
 _ROW_CONV1D = re.compile(r"(^|\.)c_proj\.(weight|bias)$")
 _VOCABULARY = re.compile(r"(^|\.)(wte|embed_tokens|word_embeddings|embed_in|lm_head|embed_out|decoder)\.(weight|bias)$")
-_REPLICATED = re.compile(r"(^|\.)(wpe|position_embeddings|token_type_embeddings|position_ids|ln_\w+|\w*layer_?norm\w*|\w*norm)(\.|$)", re.IGNORECASE)
+_REPLICATED = re.compile(
+    r"(^|\.)(wpe|position_embeddings|token_type_embeddings|position_ids|ln_\w+|\w*layer_?norm\w*|\w*norm)(\.|$)",
+    re.IGNORECASE)
 # Unknown matrices below this many elements are not worth cutting.
 _SMALL = 1 << 14
 

@@ -20,7 +20,8 @@ from shardwire.compiler.layout import Layout, Replicate
 if TYPE_CHECKING:
     from .job import Settings, Source
 
-DESCRIPTION = "today = gloo: each parameter gathered to rank 0, its full tensor broadcast to the inference ranks, which cut out their part"
+DESCRIPTION = ("today = gloo: each parameter gathered to rank 0, its full tensor broadcast to the inference ranks, "
+               "which cut out their part")
 # Above this many bytes one run is enough: a run takes seconds, with little spread.
 _ONE_RUN_BYTES = 256 << 20
 
@@ -30,12 +31,13 @@ def num_runs(total_bytes: int) -> int:
     return 1 if total_bytes > _ONE_RUN_BYTES else 3
 
 
-def measure(rank: int, settings: Settings, held: Source, wanted: Source, training: dict[str, Layout], inference: dict[str, Layout],
-            meet: Callable[[], None], notify: Callable[[int, str], None]) -> list[tuple[float, float]]:
+def measure(rank: int, settings: Settings, held: Source, wanted: Source, training: dict[str, Layout],
+            inference: dict[str, Layout], meet: Callable[[], None],
+            notify: Callable[[int, str], None]) -> list[tuple[float, float]]:
     """(begin, end) of each run on this rank. Writes ``wanted``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{settings.gloo_meeting}", rank=rank, world_size=settings.num_ranks,
-                            timeout=settings.timeout)
+    dist.init_process_group("gloo", init_method=f"file://{settings.gloo_meeting}", rank=rank,
+                            world_size=settings.num_ranks, timeout=settings.timeout)
     trainers = dist.new_group(settings.training)
     receivers = dist.new_group([0] + settings.inference)
     total = sum(layout_bytes(layout) for layout in training.values())

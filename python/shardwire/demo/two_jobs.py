@@ -35,15 +35,16 @@ def start(num_ranks: int, runs: int, checkpoint: str | None, timeout: float) -> 
     """Starts both jobs on this host, each with its own launcher; returns the exit status of the first failed job, else
     0."""
     with tempfile.TemporaryDirectory(prefix="shardwire-demo-") as folder:
-        return _run(f"file://{folder}/meeting", folder, num_ranks, ["--runs", str(runs), "--timeout", str(timeout),
-                                                                    *(["--checkpoint", checkpoint] if checkpoint else [])])
+        return _run(f"file://{folder}/meeting", folder, num_ranks, [
+            "--runs", str(runs), "--timeout", str(timeout), *(["--checkpoint", checkpoint] if checkpoint else [])])
 
 
 def _run(url: str, folder: str, num_ranks: int, options: list[str]) -> int:
     environment = {**os.environ, "SHARDWIRE_JOB_TOKEN": secrets.token_hex(16)}
     jobs = {}
     for role, count in (("train", num_ranks // 2), ("serve", num_ranks - num_ranks // 2)):
-        command = [sys.executable, "-m", "shardwire.launch", "--standalone", "-n", str(count), "-m", "shardwire.demo.two_jobs", role, url, f"{folder}/{role}"]
+        command = [sys.executable, "-m", "shardwire.launch", "--standalone", "-n", str(count), "-m",
+                   "shardwire.demo.two_jobs", role, url, f"{folder}/{role}"]
         jobs[role] = subprocess.Popen([*command, *options], env=environment)
     print(f"two jobs: {num_ranks // 2} ranks train, {num_ranks - num_ranks // 2} serve; they meet at {url}", flush=True)
     try:
@@ -65,7 +66,8 @@ def _train(url: str, runs: int, source: Source) -> int:
     rank, size = dist.get_rank(), dist.get_world_size()
     state, originals = {}, {}
     for name, tensor in source.items():
-        layout = shardwire.Layout(list(range(size)), [training_placement(tuple(tensor.shape))], tuple(tensor.shape), tensor.dtype)
+        layout = shardwire.Layout(list(range(size)), [training_placement(tuple(tensor.shape))], tuple(tensor.shape),
+                                  tensor.dtype)
         part = layout.take(tensor, rank)
         assert part is not None
         originals[name] = _bytes_of(part)
@@ -85,7 +87,8 @@ def _train(url: str, runs: int, source: Source) -> int:
         here = subscribers.item()
         came = came or here > 0
     if rank == 0:
-        print(f"trainer: {version} versions committed; a commit took {1e3 * statistics.median(pauses):.1f} ms of the trainer's time (median)", flush=True)
+        print(f"trainer: {version} versions committed; a commit took {1e3 * statistics.median(pauses):.1f} ms of the "
+              "trainer's time (median)", flush=True)
     return 0
 
 
@@ -107,7 +110,8 @@ def _serve(url: str, runs: int, source: Source) -> int:
         for name, layout in layouts.items():
             part = layout.take(source[name], rank)
             assert part is not None
-            wrong += count_mismatches(subscription.target[name].reshape(-1).view(torch.uint8), _bytes_of(part) ^ _mask(part.dtype, versions[-1]))
+            wrong += count_mismatches(subscription.target[name].reshape(-1).view(torch.uint8),
+                                      _bytes_of(part) ^ _mask(part.dtype, versions[-1]))
     subscription.fetch(newer=True)  # after this fetch the trainer has seen this subscriber
     subscription.close()
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in subscription.target.values())
@@ -116,8 +120,8 @@ def _serve(url: str, runs: int, source: Source) -> int:
     if rank == 0:
         seconds = statistics.median(took)
         print(f"server: joined in {1e3 * joined:.0f} ms; {runs} fetches, versions {', '.join(map(str, versions))}\n"
-              f"server: {received[0] / 2**20:.1f} MiB in {1e3 * seconds:.1f} ms (median), {received[0] / seconds / 1e9:.2f} GB/s; "
-              f"{int(received[1])} bytes differ", flush=True)
+              f"server: {received[0] / 2**20:.1f} MiB in {1e3 * seconds:.1f} ms (median), "
+              f"{received[0] / seconds / 1e9:.2f} GB/s; {int(received[1])} bytes differ", flush=True)
     return 1 if received[1] else 0
 
 
@@ -132,7 +136,9 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program of each rank of either job."""
-    parser = argparse.ArgumentParser(prog="python -m shardwire.demo.two_jobs", description="One rank of the demo's two jobs; use python -m shardwire.demo --jobs 2.")
+    parser = argparse.ArgumentParser(
+        prog="python -m shardwire.demo.two_jobs",
+        description="One rank of the demo's two jobs; use python -m shardwire.demo --jobs 2.")
     parser.add_argument("role", choices=("train", "serve"))
     parser.add_argument("url")
     parser.add_argument("meeting", help="a file for this job's own group")
@@ -141,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=300)
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
-    dist.init_process_group("shardwire", init_method=f"file://{arguments.meeting}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
+    dist.init_process_group("shardwire", init_method=f"file://{arguments.meeting}", rank=int(os.environ["RANK"]),
+                            world_size=int(os.environ["WORLD_SIZE"]),
                             timeout=datetime.timedelta(seconds=arguments.timeout))
     source = load_checkpoint(arguments.checkpoint) if arguments.checkpoint else make_gpt2(lambda count: None)
     status = (_train if arguments.role == "train" else _serve)(arguments.url, arguments.runs, source)

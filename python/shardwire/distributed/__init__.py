@@ -17,5 +17,5 @@ from ._memory import allocate_symmetric_memory, free_symmetric_memory
 from ._runtime import DistributedContext, finalize, get_context, initialize
 from .reshape import Redistribute, redistribute
 
-__all__ = ["DistributedContext", "Redistribute", "allocate_symmetric_memory", "distribution", "fft", "finalize", "free_symmetric_memory", "get_context", "initialize",
-           "redistribute", "reshape"]
+__all__ = ["DistributedContext", "Redistribute", "allocate_symmetric_memory", "distribution", "fft", "finalize",
+           "free_symmetric_memory", "get_context", "initialize", "redistribute", "reshape"]

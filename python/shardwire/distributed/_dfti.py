@@ -22,7 +22,8 @@ from ._local_call import Call
 
 # mkl_dfti.h: parameters and values of DftiSetValue.
 _FORWARD_SCALE, _BACKWARD_SCALE, _NUMBER_OF_TRANSFORMS = 4, 5, 7
-_CONJUGATE_EVEN_STORAGE, _PLACEMENT, _INPUT_STRIDES, _OUTPUT_STRIDES, _INPUT_DISTANCE, _OUTPUT_DISTANCE = 10, 11, 12, 13, 14, 15
+_CONJUGATE_EVEN_STORAGE, _PLACEMENT, _INPUT_STRIDES, _OUTPUT_STRIDES, _INPUT_DISTANCE, _OUTPUT_DISTANCE = (
+    10, 11, 12, 13, 14, 15)
 _COMPLEX, _REAL, _SINGLE, _DOUBLE, _COMPLEX_COMPLEX, _INPLACE, _NOT_INPLACE = 32, 33, 35, 36, 39, 43, 44
 # Where no single stride leads through the batches, the transform is called once for each of the outer batches, up to
 # this number of calls.
@@ -38,8 +39,9 @@ def find() -> Any | None:
     path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     try:
         library = ctypes.CDLL(path)
-        for name in ("DftiCreateDescriptor_s_1d", "DftiCreateDescriptor_s_md", "DftiCreateDescriptor_d_1d", "DftiCreateDescriptor_d_md", "DftiSetValue",
-                     "DftiCommitDescriptor", "DftiComputeForward", "DftiComputeBackward", "DftiFreeDescriptor"):
+        for name in ("DftiCreateDescriptor_s_1d", "DftiCreateDescriptor_s_md", "DftiCreateDescriptor_d_1d",
+                     "DftiCreateDescriptor_d_md", "DftiSetValue", "DftiCommitDescriptor", "DftiComputeForward",
+                     "DftiComputeBackward", "DftiFreeDescriptor"):
             getattr(library, name).restype = ctypes.c_long
         library.DftiErrorMessage.restype = ctypes.c_char_p
     except (OSError, AttributeError):
@@ -70,7 +72,8 @@ class Transform:
         if len(sizes) == 1:
             self._check(create(ctypes.byref(self._handle), domain, ctypes.c_long(sizes[0])))
         else:
-            self._check(create(ctypes.byref(self._handle), domain, ctypes.c_long(len(sizes)), (ctypes.c_long * len(sizes))(*sizes)))
+            self._check(create(ctypes.byref(self._handle), domain, ctypes.c_long(len(sizes)),
+                               (ctypes.c_long * len(sizes))(*sizes)))
         weakref.finalize(self, library.DftiFreeDescriptor, ctypes.byref(self._handle))
         self._set(_PLACEMENT, _INPLACE if self._in_place else _NOT_INPLACE)
         if call.kind != "C2C":
@@ -103,12 +106,14 @@ class Transform:
         self._check(self._library.DftiSetValue(self._handle, ctypes.c_int(parameter), given))
 
     def _strides(self, parameter: int, strides: list[int]) -> None:
-        self._check(self._library.DftiSetValue(self._handle, ctypes.c_int(parameter), (ctypes.c_long * (len(strides) + 1))(0, *strides)))
+        self._check(self._library.DftiSetValue(self._handle, ctypes.c_int(parameter),
+                                               (ctypes.c_long * (len(strides) + 1))(0, *strides)))
 
     def _check(self, status: int) -> None:
         if status != 0:
             text = self._library.DftiErrorMessage(ctypes.c_long(status)) or b""
-            raise RuntimeError(f"MKL refused a local transform: {text.decode(errors='replace')} (status {status}); SHARDWIRE_FFT_ENGINE=torch does without it")
+            raise RuntimeError(f"MKL refused a local transform: {text.decode(errors='replace')} (status {status}); "
+                               "SHARDWIRE_FFT_ENGINE=torch does without it")
 
 
 def can(call: Call) -> bool:

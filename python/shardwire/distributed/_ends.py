@@ -30,7 +30,8 @@ def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Dist
         if len(value) == 2 and all(map(is_index, value)):
             value = Box(*value)
         else:
-            boxes = [Box(*item) if not isinstance(item, Box) and isinstance(item, (list, tuple)) and len(item) == 2 and all(map(is_index, item)) else item for item in value]
+            boxes = [Box(*item) if not isinstance(item, Box) and isinstance(item, (list, tuple)) and len(item) == 2
+                                   and all(map(is_index, item)) else item for item in value]
             value = Boxes(boxes) if all(isinstance(item, Box) for item in boxes) else Placements(value)
     if not isinstance(value, Distribution):
         raise TypeError(f"{what} is {kind_of(value)}; give a Box, a Slab or another distribution")
@@ -39,7 +40,8 @@ def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Dist
 
 def is_index(value: Any) -> bool:
     """Whether ``value`` is a corner of a box: one int for each dimension."""
-    return isinstance(value, (list, tuple)) and all(isinstance(item, SupportsIndex) and not isinstance(item, bool) for item in value)
+    return isinstance(value, (list, tuple)) and all(isinstance(item, SupportsIndex) and not isinstance(item, bool)
+                                                    for item in value)
 
 
 def agree(facts: Sequence[dict[str, Any]], call: str, keys: Sequence[str]) -> None:
@@ -47,8 +49,8 @@ def agree(facts: Sequence[dict[str, Any]], call: str, keys: Sequence[str]) -> No
     for key in keys:
         for rank, record in enumerate(facts):
             if record[key] != facts[0][key]:
-                raise MismatchError(f"{call}: the {key} differs between ranks: {_said(facts[0][key])} on rank 0, {_said(record[key])} on rank {rank}; "
-                                    "give the same on all ranks")
+                raise MismatchError(f"{call}: the {key} differs between ranks: {_said(facts[0][key])} on rank 0, "
+                                    f"{_said(record[key])} on rank {rank}; give the same on all ranks")
 
 
 def _said(value: Any) -> str:
@@ -61,8 +63,8 @@ def resolve(call: str, what: str, own: Distribution, described: Sequence[Sequenc
     kinds = [item[0] for item in described]
     for rank, item in enumerate(described):
         if kinds[rank] != kinds[0] or (kinds[0] != "Box" and item != described[0]):
-            raise MismatchError(f"{call}: {what} differs between ranks: {_name(described[0])} on rank 0, {_name(item)} on rank {rank}; "
-                                "give the same distribution on all ranks, or a Box on every rank")
+            raise MismatchError(f"{call}: {what} differs between ranks: {_name(described[0])} on rank 0, {_name(item)} "
+                                f"on rank {rank}; give the same distribution on all ranks, or a Box on every rank")
     if kinds[0] != "Box":
         return own
     ndims = [len(item[1]) for item in described]
@@ -81,11 +83,13 @@ def at_origin(boxes: Boxes) -> tuple[Boxes, Dims]:
     shares = [box for box in boxes._boxes if all(box.extents)]
     ndim = boxes.ndim or 0
     lower = tuple(min((box.lower[dim] for box in shares), default=0) for dim in range(ndim))
-    moved = [Box(tuple(a - b for a, b in zip(box.lower, lower)), tuple(a - b for a, b in zip(box.upper, lower))) for box in boxes._boxes]
+    moved = [Box(tuple(a - b for a, b in zip(box.lower, lower)), tuple(a - b for a, b in zip(box.upper, lower)))
+             for box in boxes._boxes]
     return Boxes(moved), lower
 
 
-def global_shape_of(call: str, distribution: Distribution, shapes: Sequence[Sequence[int]], given: Sequence[int] | None) -> Dims:
+def global_shape_of(call: str, distribution: Distribution, shapes: Sequence[Sequence[int]],
+                    given: Sequence[int] | None) -> Dims:
     """The global shape of the local ``shapes``, or the given shape."""
     ndims = [len(shape) for shape in shapes]
     for rank, ndim in enumerate(ndims):
@@ -99,7 +103,8 @@ def global_shape_of(call: str, distribution: Distribution, shapes: Sequence[Sequ
     return distribution.infer_global_shape(shapes)
 
 
-def make_end(call: str, what: str, distribution: Distribution, global_shape: Dims, size: int, overlaps: bool = False) -> End:
+def make_end(call: str, what: str, distribution: Distribution, global_shape: Dims, size: int,
+             overlaps: bool = False) -> End:
     """All ranks' shares, which cover the array: once, or at least once with ``overlaps``. ValueError or GapError
     otherwise."""
     shares = tuple(distribution.share(rank, global_shape, size) for rank in range(size))
@@ -113,8 +118,8 @@ def check_shapes(call: str, what: str, end: End, shapes: Sequence[Sequence[int]]
     for rank, (share, shape) in enumerate(zip(end.shares, shapes)):
         outside = not share.pieces and math.prod(shape) == 0
         if tuple(shape) != share.local_shape and not outside:
-            raise ValueError(f"{call}: {what} has shape {list(shape)} on rank {rank}, but {end.distribution} of the global shape "
-                             f"{list(end.global_shape)} gives that rank {list(share.local_shape)}")
+            raise ValueError(f"{call}: {what} has shape {list(shape)} on rank {rank}, but {end.distribution} of the "
+                             f"global shape {list(end.global_shape)} gives that rank {list(share.local_shape)}")
 
 
 def check_pieces(call: str, what: str, end: End, pieces: Sequence[Any]) -> None:
@@ -122,8 +127,9 @@ def check_pieces(call: str, what: str, end: End, pieces: Sequence[Any]) -> None:
     pieces: by rank, from ``Operand.facts``."""
     for rank, (share, own) in enumerate(zip(end.shares, pieces)):
         if own is not None and own != share.plain:
-            raise ValueError(f"{call}: {what} is a DTensor, whose own placements give rank {rank} {said_pieces(own)}, but {end.distribution} of the global shape "
-                             f"{list(end.global_shape)} gives that rank {said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
+            raise ValueError(f"{call}: {what} is a DTensor, whose own placements give rank {rank} {said_pieces(own)}, "
+                             f"but {end.distribution} of the global shape {list(end.global_shape)} gives that rank "
+                             f"{said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
 
 
 def said_pieces(pieces: Sequence[Any]) -> str:
@@ -164,7 +170,8 @@ def _check_overlaps(what: str, boxes: list[tuple[int, Piece]]) -> None:
 def _meet(a: Piece, b: Piece) -> Piece | None:
     begin = tuple(max(x, y) for x, y in zip(a.offset, b.offset))
     end = tuple(min(x + m, y + n) for x, m, y, n in zip(a.offset, a.shape, b.offset, b.shape))
-    return Piece(begin, tuple(e - s for s, e in zip(begin, end)), begin) if all(e > s for s, e in zip(begin, end)) else None
+    return (Piece(begin, tuple(e - s for s, e in zip(begin, end)), begin) if all(e > s for s, e in zip(begin, end))
+            else None)
 
 
 def _first_gap(global_shape: Dims, boxes: Sequence[Piece]) -> Piece | None:

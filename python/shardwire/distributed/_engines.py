@@ -72,7 +72,8 @@ class Choice(NamedTuple):
         """For people."""
         if not self.measured:
             return f"{self.engine.name} ({self.why})"
-        times = ", ".join(f"{short} {us:.0f} us" for short, us in sorted(self.measured.items(), key=lambda item: item[1]))
+        times = ", ".join(f"{short} {us:.0f} us"
+                          for short, us in sorted(self.measured.items(), key=lambda item: item[1]))
         return f"{self.engine.name} (measured on {self.elements} elements: {times}{self.why[len('measured'):]})"
 
 
@@ -81,7 +82,8 @@ _choices: dict[Any, Choice] = {}
 
 
 def torch_engine() -> Engine:
-    return Engine("torch", f"torch.fft, which has {'MKL' if torch.backends.mkl.is_available() else 'pocketfft'}", None, lambda call: True, _TorchTransform, writes=False)
+    return Engine("torch", f"torch.fft, which has {'MKL' if torch.backends.mkl.is_available() else 'pocketfft'}", None,
+                  lambda call: True, _TorchTransform, writes=False)
 
 
 def find() -> list[Engine]:
@@ -115,13 +117,16 @@ def choose(engines: list[Engine], call: Call, measure: bool) -> Choice:
     able = [engine for engine in engines if engine.can(call)]
     careful = measure and call.elements >= _LEAST
     if os.environ.get("SHARDWIRE_FFT_ENGINE"):
-        return Choice(able[0], careful, {}, 0, "by SHARDWIRE_FFT_ENGINE" if able[0] is engines[0] else "what SHARDWIRE_FFT_ENGINE names cannot")
+        return Choice(able[0], careful, {}, 0,
+                      "by SHARDWIRE_FFT_ENGINE" if able[0] is engines[0] else "what SHARDWIRE_FFT_ENGINE names cannot")
     if len(able) == 1:
         return Choice(able[0], careful, {}, 0, "no other can")
     sample = call.at_most(_SAMPLE)
     if not careful or sample.elements > _MOST:
-        return Choice(able[0], careful, {}, 0, "not measured" if not measure else f"too {'large' if careful else 'small'} to be measured")
-    key = (sample._replace(factor=0.0 if call.factor != 1 else 1.0), call.source.shape, tuple(engine.short for engine in able), torch.get_num_threads())
+        return Choice(able[0], careful, {}, 0,
+                      "not measured" if not measure else f"too {'large' if careful else 'small'} to be measured")
+    key = (sample._replace(factor=0.0 if call.factor != 1 else 1.0), call.source.shape,
+           tuple(engine.short for engine in able), torch.get_num_threads())
     with _lock:
         if key not in _choices:
             _choices[key] = _measure(able, sample)
@@ -140,7 +145,8 @@ def _measure(engines: list[Engine], sample: Call) -> Choice:
             continue
         source.zero_()  # random memory contents may be slow to calculate with
         measured[engine.short] = 1e6 * _seconds(lambda: transform.run(source, target if engine.writes else None))
-    best = min((engine for engine in engines if engine.short in measured), key=lambda engine: measured[engine.short] * (1.0 if engine.writes else _HANDICAP))
+    best = min((engine for engine in engines if engine.short in measured),
+               key=lambda engine: measured[engine.short] * (1.0 if engine.writes else _HANDICAP))
     return Choice(best, True, measured, sample.elements, "measured" + refused)
 
 

@@ -93,7 +93,8 @@ def are_between_hosts(hosts: Sequence[str]) -> bool:
 def choose(step: Local, move: Move, item: int, chunking: Chunking) -> Cut:
     """The cut of the exchange after ``step``. Pure: the same on all ranks. item: bytes of an element."""
     free = [axis for axis in range(len(move.source.global_shape)) if axis not in step.axes]
-    extents = [max((share.local_shape[axis] for share in move.source.shares if math.prod(share.local_shape)), default=0) for axis in range(len(move.source.global_shape))]
+    extents = [max((share.local_shape[axis] for share in move.source.shares if math.prod(share.local_shape)), default=0)
+               for axis in range(len(move.source.global_shape))]
     if not any(extents[axis] > 1 for axis in free):
         return Cut(0, 1, "every axis with more than one index is transformed")
     largest = max(math.prod(share.local_shape) for share in move.source.shares) * item
@@ -104,17 +105,20 @@ def choose(step: Local, move: Move, item: int, chunking: Chunking) -> Cut:
     else:
         least = LEAST_BYTES * len(move.source.shares)
         wanted = min(MOST, largest // least)
-        why = f"between hosts, {human_bytes(least)} each or more" if wanted > 1 else f"too small: less than {human_bytes(2 * least)} on every rank"
+        why = (f"between hosts, {human_bytes(least)} each or more" if wanted > 1
+               else f"too small: less than {human_bytes(2 * least)} on every rank")
     # Along an axis that the target cuts, a chunk would be for some peers only. Outer axes leave chunks contiguous in
     # memory.
-    axis = min(free, key=lambda axis: (extents[axis] < min(wanted, 2), _is_cut(move.target, axis), extents[axis] < wanted, axis))
+    axis = min(free, key=lambda axis: (extents[axis] < min(wanted, 2), _is_cut(move.target, axis),
+                                       extents[axis] < wanted, axis))
     if extents[axis] < wanted:
         why += f", but axis {axis} has {extents[axis]} indices"
     return Cut(axis, max(1, min(wanted, extents[axis])), why)
 
 
 def _is_cut(end: End, axis: int) -> bool:
-    return any(math.prod(share.local_shape) and share.local_shape[axis] != end.global_shape[axis] for share in end.shares)
+    return any(math.prod(share.local_shape) and share.local_shape[axis] != end.global_shape[axis]
+               for share in end.shares)
 
 
 def part_of(extent: int, count: int, number: int) -> tuple[int, int]:
@@ -125,7 +129,8 @@ def part_of(extent: int, count: int, number: int) -> tuple[int, int]:
 
 def compile_chunks(group: Any, rank: int, move: Move, cut: Cut, dtype: torch.dtype, name: str) -> list[Chunk]:
     """The chunks of this rank with their compiled ops. Collective."""
-    return [_compile(group, rank, move, cut, number, dtype, f"shardwire.distributed.{name}, chunk {number + 1} of {cut.chunks}") for number in range(cut.chunks)]
+    return [_compile(group, rank, move, cut, number, dtype, f"shardwire.distributed.{name}, chunk {number + 1} of "
+                                                            f"{cut.chunks}") for number in range(cut.chunks)]
 
 
 def _compile(group: Any, rank: int, move: Move, cut: Cut, number: int, dtype: torch.dtype, name: str) -> Chunk:
@@ -133,14 +138,18 @@ def _compile(group: Any, rank: int, move: Move, cut: Cut, number: int, dtype: to
     own, target = boxes[rank], move.target.shares[rank]
     # A region and a view for each piece: with the whole array as the output of all chunks, one chunk would wait for the
     # other.
-    wanted = [(common, tuple(place + common.offset[dim] - piece.offset[dim] for dim, place in enumerate(piece.local_offset)))
-              for piece in target.pieces for box in boxes if box is not None for common in [_meet(piece, box)] if common is not None]
+    wanted = [(common,
+               tuple(place + common.offset[dim] - piece.offset[dim] for dim, place in enumerate(piece.local_offset)))
+              for piece in target.pieces for box in boxes if box is not None for common in [_meet(piece, box)]
+              if common is not None]
     strides = packed(target.local_shape, dtype).strides
-    op = compile_op(group, shape=move.source.global_shape, dtype=dtype, inputs=[] if own is None else [{"offset": own.offset, "shape": own.shape}],
-                    outputs=[{"offset": common.offset, "shape": common.shape} for common, _ in wanted], overlap="any", name=name)
+    op = compile_op(group, shape=move.source.global_shape, dtype=dtype,
+                    inputs=[] if own is None else [{"offset": own.offset, "shape": own.shape}],
+                    outputs=[{"offset": common.offset, "shape": common.shape} for common, _ in wanted], overlap="any",
+                    name=name)
     begin, length = part_of(move.source.shares[rank].local_shape[cut.axis], cut.chunks, number)
-    return Chunk(begin, 0 if own is None else length, op,
-                 tuple((common.shape, strides, sum(index * stride for index, stride in zip(at, strides))) for common, at in wanted))
+    return Chunk(begin, 0 if own is None else length, op, tuple(
+        (common.shape, strides, sum(index * stride for index, stride in zip(at, strides))) for common, at in wanted))
 
 
 def _boxes(source: End, cut: Cut, number: int) -> Iterator[Piece | None]:
@@ -160,7 +169,8 @@ def _boxes(source: End, cut: Cut, number: int) -> Iterator[Piece | None]:
 def start(chunk: Chunk, part: torch.Tensor | None, result: torch.Tensor) -> Future:
     """Starts one chunk. ``result``: the whole array on this rank, in C order."""
     first = result.storage_offset()
-    return chunk.op([] if part is None else [part], [result.as_strided(shape, strides, first + place) for shape, strides, place in chunk.views])
+    return chunk.op([] if part is None else [part],
+                    [result.as_strided(shape, strides, first + place) for shape, strides, place in chunk.views])
 
 
 def wait_for_all(futures: Sequence[Future]) -> None:
@@ -195,5 +205,6 @@ def merged(traffics: Sequence[dict[str, Any]]) -> dict[str, Any]:
             known["bytes"] += edge["bytes"]
             known["pieces"] += edge["pieces"]
     bounds = [traffic["lower_bound_bytes"] for traffic in traffics]
-    return {**traffics[0], "edges": [edges[key] for key in sorted(edges)], "lower_bound_bytes": None if None in bounds else sum(bounds),
+    return {**traffics[0], "edges": [edges[key] for key in sorted(edges)],
+            "lower_bound_bytes": None if None in bounds else sum(bounds),
             "name": traffics[0]["name"].partition(", chunk ")[0]}

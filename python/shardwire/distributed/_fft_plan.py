@@ -91,8 +91,8 @@ class Plan:
     chunks. The memory between steps is kept between runs, until release().
     """
 
-    def __init__(self, group: Any, rank: int, problem: Problem, source: End, target: End | None, compute: torch.dtype, name: str,
-                 sums: bool = False, measure: bool = True, chunking: Chunking = Chunking(1, False)) -> None:
+    def __init__(self, group: Any, rank: int, problem: Problem, source: End, target: End | None, compute: torch.dtype,
+                 name: str, sums: bool = False, measure: bool = True, chunking: Chunking = Chunking(1, False)) -> None:
         self.problem, self.source, self.name = problem, source, name
         self._group = weakref.ref(group)  # the group keeps its plans; with a strong reference the group would never end
         self._rank, self._compute, self._measure, self._chunking = rank, compute, measure, chunking
@@ -101,12 +101,15 @@ class Plan:
         self.target = route.target
         self._steps = route.steps
         # For each move: the cut, and the compiled op or the chunks with their ops.
-        self._cuts = [self._cut_of(index, step) if isinstance(step, Move) else None for index, step in enumerate(self._steps)]
+        self._cuts = [self._cut_of(index, step) if isinstance(step, Move) else None
+                      for index, step in enumerate(self._steps)]
         self._ops: list[CustomOp | list[Chunk] | None] = [
-            self._compile(step, cut, "sum" if sums and index == 0 else None) if isinstance(step, Move) and cut is not None else None
+            self._compile(step, cut, "sum" if sums and index == 0 else None)
+            if isinstance(step, Move) and cut is not None else None
             for index, (step, cut) in enumerate(zip(self._steps, self._cuts))]
         self._between: dict[int, torch.Tensor] = {}
-        self._parts = [self._parts_of(index, step) if isinstance(step, Local) else [] for index, step in enumerate(self._steps)]
+        self._parts = [self._parts_of(index, step) if isinstance(step, Local) else []
+                       for index, step in enumerate(self._steps)]
         self._transforms: dict[Any, tuple[Any, bool]] = {}
         self._choices: dict[tuple[int, int], _engines.Choice] = {}
         self._engines = _engines.find()
@@ -127,7 +130,8 @@ class Plan:
         before = self._steps[index - 1] if index else None
         if not isinstance(before, Local):
             return Cut(0, 1, "nothing is transformed before it")
-        return _fft_chunks.choose(before, step, self.problem.item_bytes if step.is_complex else self.problem.item_bytes // 2, self._chunking)
+        return _fft_chunks.choose(
+            before, step, self.problem.item_bytes if step.is_complex else self.problem.item_bytes // 2, self._chunking)
 
     def _compile(self, step: Move, cut: Cut, reduction: str | None) -> CustomOp | list[Chunk]:
         dtype = self._dtype_of_move(step)
@@ -140,8 +144,10 @@ class Plan:
         gradients are equal."""
         problem = self.problem
         kind = {"C2C": "C2C", "R2C": "C2R", "C2R": "R2C"}[problem.kind]
-        back = dataclasses.replace(problem, kind=kind, shape=problem.result_shape, result_shape=problem.shape, adjoint=not problem.adjoint)
-        return Plan(self._group(), self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward", sums, self._measure, self._chunking)
+        back = dataclasses.replace(problem, kind=kind, shape=problem.result_shape, result_shape=problem.shape,
+                                   adjoint=not problem.adjoint)
+        return Plan(self._group(), self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward",
+                    sums, self._measure, self._chunking)
 
     def run(self, local: torch.Tensor, settings: Settings) -> torch.Tensor:
         """The result of this rank, in new memory in C order. ``local`` is not written to."""
@@ -164,7 +170,8 @@ class Plan:
     def _has_chunks(self, index: int) -> bool:
         return index < len(self._ops) and isinstance(self._ops[index], list)
 
-    def _overlap(self, index: int, chunks: Sequence[Chunk], local: torch.Tensor, result: torch.Tensor, settings: Settings) -> None:
+    def _overlap(self, index: int, chunks: Sequence[Chunk], local: torch.Tensor, result: torch.Tensor,
+                 settings: Settings) -> None:
         """The move ``index`` and the transform before: each chunk is on its way while the next chunk is transformed.
         When this returns or raises, no chunk is on its way, except after Ctrl-C."""
         cut = self._cuts[index]
@@ -174,7 +181,8 @@ class Plan:
             for chunk in chunks:
                 part = None
                 if chunk.length:
-                    part = self._transform(index - 1, local.narrow(cut.axis, chunk.begin, chunk.length), settings, _Narrow(cut.axis, chunk.begin, chunk.length))
+                    part = self._transform(index - 1, local.narrow(cut.axis, chunk.begin, chunk.length), settings,
+                                           _Narrow(cut.axis, chunk.begin, chunk.length))
                 under_way.append(_fft_chunks.start(chunk, part, result))
         except Exception:
             # The error of this rank is raised. Memory that peers still read or write must not be reused before their
@@ -216,7 +224,8 @@ class Plan:
         parts = [_Part("C2C", first, index > 0, _SPECTRUM, half, self._compute)] if first else []
         return [*parts, _Part("C2R", (last,), False, index, shape, self._real, halves=self.problem.adjoint)]
 
-    def _transform(self, index: int, local: torch.Tensor, settings: Settings, chunk: _Narrow | None = None) -> torch.Tensor:
+    def _transform(self, index: int, local: torch.Tensor, settings: Settings,
+                   chunk: _Narrow | None = None) -> torch.Tensor:
         """Step ``index``; with ``chunk``, ``local`` is this part of the array, and so is the result."""
         parts = self._parts[index]
         if not local.numel():  # no engine takes empty axes
@@ -224,9 +233,12 @@ class Plan:
         current = local
         for number, part in enumerate(parts):
             if part.halves:
-                current = self._weighted(current.clone() if current is local else current, part.axes[-1], part.shape[part.axes[-1]], 0.5)
-            key = (index, number, settings, current.stride(), current.data_ptr() % ALIGNMENT, current.device.type, chunk and (chunk.begin, chunk.length))
-            transform, writes = self._transforms.get(key) or self._choose(key, part, array_of(current), current.device.type == "cpu", chunk)
+                current = self._weighted(current.clone() if current is local else current, part.axes[-1],
+                                         part.shape[part.axes[-1]], 0.5)
+            key = (index, number, settings, current.stride(), current.data_ptr() % ALIGNMENT, current.device.type,
+                   chunk and (chunk.begin, chunk.length))
+            transform, writes = (self._transforms.get(key)
+                                 or self._choose(key, part, array_of(current), current.device.type == "cpu", chunk))
             target = None
             if writes:
                 target = current if part.in_place else self._room(part.room, part.shape, part.dtype, current.device)
@@ -237,10 +249,12 @@ class Plan:
                 self._weighted(current, part.axes[-1], extent, 2.0)
         return current
 
-    def _choose(self, key: tuple[Any, ...], part: _Part, source: Array, is_cpu: bool, chunk: _Narrow | None) -> tuple[Any, bool]:
+    def _choose(self, key: tuple[Any, ...], part: _Part, source: Array, is_cpu: bool,
+                chunk: _Narrow | None) -> tuple[Any, bool]:
         """The transform of a part, and whether the transform writes into the given target."""
         index, number, settings = key[:3]
-        call = Call(part.kind, part.axes, source, source if part.in_place else _result_of(part, chunk), part.in_place, settings.inverse, settings.torch_norm)
+        call = Call(part.kind, part.axes, source, source if part.in_place else _result_of(part, chunk), part.in_place,
+                    settings.inverse, settings.torch_norm)
         call = call._replace(factor=settings.factor([call.lengths[axis] for axis in call.axes]))
         choice = _engines.choose(self._engines if is_cpu else self._engines[-1:], call, self._measure)
         try:
@@ -267,7 +281,8 @@ class Plan:
             for chunk in self._narrows(index + 1):
                 lies = current if chunk is None else current.narrowed(*chunk)
                 for number, part in enumerate(self._parts[index]):
-                    key = (index, number, settings, lies.strides, lies.begin, local.device.type, chunk and (chunk.begin, chunk.length))
+                    key = (index, number, settings, lies.strides, lies.begin, local.device.type,
+                           chunk and (chunk.begin, chunk.length))
                     if key not in self._transforms:
                         self._choose(key, part, lies, local.device.type == "cpu", chunk)
                     lies = lies if part.in_place else _result_of(part, chunk)
@@ -276,7 +291,8 @@ class Plan:
     def _narrows(self, index: int) -> list[_Narrow | None]:
         """The calls of the transform before the move ``index``: the whole, or the chunks that are not empty."""
         chunks, cut = (self._ops[index], self._cuts[index]) if self._has_chunks(index) else (None, None)
-        return [_Narrow(cut.axis, chunk.begin, chunk.length) for chunk in chunks if chunk.length] if isinstance(chunks, list) and cut is not None else [None]
+        return ([_Narrow(cut.axis, chunk.begin, chunk.length) for chunk in chunks if chunk.length]
+                if isinstance(chunks, list) and cut is not None else [None])
 
     @staticmethod
     def _weighted(half: torch.Tensor, axis: int, extent: int, weight: float) -> torch.Tensor:
@@ -295,39 +311,50 @@ class Plan:
 
     def _chosen(self, index: int) -> list[_engines.Choice]:
         """The last choice for each part of a step."""
-        return [self._choices[index, number] for number in range(len(self._parts[index])) if (index, number) in self._choices]
+        return [self._choices[index, number] for number in range(len(self._parts[index]))
+                if (index, number) in self._choices]
 
     def traffic(self) -> dict[str, Any]:
         steps: list[dict[str, Any]] = []
         for index, (step, op) in enumerate(zip(self._steps, self._ops)):
             if isinstance(step, Local):
                 chosen = self._chosen(index)
-                steps.append({"transform": list(step.axes), "shapes": [list(share.local_shape) for share in step.end.shares], "lies": str(step.end.distribution),
-                              "engines": [{"engine": choice.engine.short, "why": choice.why, "measured_us": choice.measured, "elements": choice.elements} for choice in chosen]})
+                steps.append(
+                    {"transform": list(step.axes), "shapes": [list(share.local_shape) for share in step.end.shares],
+                     "lies": str(step.end.distribution),
+                     "engines": [{"engine": choice.engine.short, "why": choice.why, "measured_us": choice.measured,
+                                  "elements": choice.elements} for choice in chosen]})
             else:
                 cut = self._cuts[index]
                 assert op is not None and cut is not None
-                moved = _fft_chunks.merged([chunk.op.traffic() for chunk in op]) if isinstance(op, list) else op.traffic()
+                moved = (_fft_chunks.merged([chunk.op.traffic() for chunk in op]) if isinstance(op, list)
+                         else op.traffic())
                 steps.append({"move": moved, "from": str(step.source.distribution), "to": str(step.target.distribution),
                               "chunks": cut.chunks, "chunk_axis": cut.axis if cut.chunks > 1 else None, "why": cut.why})
-        return {"name": self.name, "kind": self.problem.kind, "shape": list(self.problem.shape), "result_shape": list(self.problem.result_shape),
-                "axes": list(self.problem.axes), "world_size": len(self.source.shares), "engine": self.engine, "dtype": str(self._compute), "steps": steps}
+        return {"name": self.name, "kind": self.problem.kind, "shape": list(self.problem.shape),
+                "result_shape": list(self.problem.result_shape), "axes": list(self.problem.axes),
+                "world_size": len(self.source.shares), "engine": self.engine, "dtype": str(self._compute),
+                "steps": steps}
 
     def explain(self) -> str:
         traffic = self.traffic()
-        lines = [f"{traffic['kind']} of {traffic['shape']} along axes {traffic['axes']} in {traffic['dtype']}, {traffic['world_size']} ranks, by {traffic['engine']}",
+        lines = [(f"{traffic['kind']} of {traffic['shape']} along axes {traffic['axes']} in {traffic['dtype']}, "
+                  f"{traffic['world_size']} ranks, by {traffic['engine']}"),
                  f"the operand lies as {self.source.distribution}, the result as {self.target.distribution}"]
         for number, step in enumerate(traffic["steps"], 1):
             if "transform" in step:
-                lines.append(f"{number}. every rank transforms axes {step['transform']}; rank {self._rank} then has {step['shapes'][self._rank]}")
+                lines.append(f"{number}. every rank transforms axes {step['transform']}; rank {self._rank} then has "
+                             f"{step['shapes'][self._rank]}")
                 lines += [f"   rank {self._rank}, by {choice.summary()}" for choice in self._chosen(number - 1)]
                 continue
             edges = step["move"]["edges"]
             between = sum(edge["bytes"] for edge in edges if edge["src"] != edge["dst"])
-            lines.append(f"{number}. exchange: {human_bytes(between)} between ranks, from {step['from']} to {step['to']}")
+            lines.append(f"{number}. exchange: {human_bytes(between)} between ranks, from {step['from']} to "
+                         f"{step['to']}")
             mine = [edge for edge in edges if self._rank in (edge["src"], edge["dst"]) and edge["src"] != edge["dst"]]
             lines += [f"   rank {edge['src']} to rank {edge['dst']}: {human_bytes(edge['bytes'])}" for edge in mine]
             chunks, axis = step["chunks"], step["chunk_axis"]
-            cut = "whole" if chunks == 1 else f"{chunks} chunks along axis {axis}, each beside the transform of the next"
+            cut = ("whole" if chunks == 1
+                   else f"{chunks} chunks along axis {axis}, each beside the transform of the next")
             lines.append(f"   {cut} ({step['why']})")
         return "\n".join(lines)

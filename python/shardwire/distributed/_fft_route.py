@@ -62,7 +62,8 @@ def problem_of(call: str, kind: str, dims: Dims, axes: Dims, parity: str, comput
         result[last] = 2 * (dims[last] - 1) + (parity == "odd")
     for axis in axes:
         if dims[axis] < 1 or result[axis] < 1:
-            raise ValueError(f"{call}: axis {axis} has {dims[axis]} indices, and {result[axis]} in the result; a transform needs at least one"
+            raise ValueError(f"{call}: axis {axis} has {dims[axis]} indices, and {result[axis]} in the result; a "
+                             "transform needs at least one"
                              + (" (last_axis_parity='odd' makes one of one)" if dims[axis] == 1 else ""))
     return Problem(kind, axes, dims, tuple(result), 8 if compute == "complex64" else 16)
 
@@ -112,7 +113,8 @@ def find_route(problem: Problem, source: End, target: End | None) -> Route:
         local = _local_step(problem, state)
         if local is not None:
             cost += _TRANSFORM * len(local.axes) * _largest(state.end) * problem.item_bytes
-            state = _State(local.end, state.done | set(local.axes), (problem.kind != "C2R") if local.is_real else state.is_complex)
+            state = _State(local.end, state.done | set(local.axes),
+                           (problem.kind != "C2R") if local.is_real else state.is_complex)
             steps = (*steps, local)
         key = (state.end.shares, state.done, state.is_complex)
         if cost < best.get(key, math.inf):
@@ -130,7 +132,8 @@ def find_route(problem: Problem, source: End, target: End | None) -> Route:
         item = problem.item_bytes if state.is_complex else problem.item_bytes // 2
         if finished:
             assert target is not None
-            push(cost + _move_cost(state.end, target, item), _State(target, state.done, state.is_complex), (*steps, Move(state.end, target, state.is_complex)))
+            push(cost + _move_cost(state.end, target, item), _State(target, state.done, state.is_complex),
+                 (*steps, Move(state.end, target, state.is_complex)))
             continue
         if steps and isinstance(steps[-1], Move):
             continue  # two moves in a row: one would have been enough
@@ -166,7 +169,8 @@ def _local_step(problem: Problem, state: _State) -> Local | None:
 def _is_whole(end: End, axis: int) -> bool:
     """Whether each rank has nothing, or one box that spans ``axis``."""
     extent = end.global_shape[axis]
-    return all(share.is_one_box and share.local_shape[axis] == extent for share in end.shares if math.prod(share.local_shape))
+    return all(share.is_one_box and share.local_shape[axis] == extent for share in end.shares
+               if math.prod(share.local_shape))
 
 
 def _with_extent(end: End, axis: int, dims: Dims) -> End:
@@ -205,7 +209,8 @@ def _cuts(dims: Dims, size: int, target: End | None) -> list[End]:
     """Cuts of an array for a route. The target's own cut is first: an array that ends there needs no further move."""
     found: list[End] = []
     seen = set()
-    if target is not None and (isinstance(target.distribution, _OnGrid) or (dims == target.global_shape and _is_exact(target))):
+    if target is not None and (isinstance(target.distribution, _OnGrid)
+                               or (dims == target.global_shape and _is_exact(target))):
         distribution = target.distribution
         found.append(End(distribution, dims, tuple(distribution.share(rank, dims, size) for rank in range(size))))
         seen.add(found[0].shares)

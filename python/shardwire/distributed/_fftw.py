@@ -48,14 +48,16 @@ class Library:
     def __init__(self, single: bool) -> None:
         loaded = ctypes.CDLL("libfftw3f.so.3" if single else "libfftw3.so.3")
         prefix = f"fftw{'f' if single else ''}_"
-        self.functions = {name: getattr(loaded, prefix + name) for name in (*_PLANNERS, *_RUNNERS, "destroy_plan", "set_timelimit", "alignment_of")}
+        self.functions = {name: getattr(loaded, prefix + name)
+                          for name in (*_PLANNERS, *_RUNNERS, "destroy_plan", "set_timelimit", "alignment_of")}
         for name in _PLANNERS:
             self.functions[name].restype = ctypes.c_void_p
         for name in _RUNNERS:
             self.functions[name].restype, self.functions[name].argtypes = None, [ctypes.c_void_p] * 3
         self.functions["destroy_plan"].restype, self.functions["destroy_plan"].argtypes = None, [ctypes.c_void_p]
         self.functions["set_timelimit"].restype, self.functions["set_timelimit"].argtypes = None, [ctypes.c_double]
-        self.functions["alignment_of"].restype, self.functions["alignment_of"].argtypes = ctypes.c_int, [ctypes.c_void_p]
+        self.functions["alignment_of"].restype, self.functions["alignment_of"].argtypes = (
+            ctypes.c_int, [ctypes.c_void_p])
 
 
 @functools.lru_cache(maxsize=None)
@@ -90,16 +92,20 @@ class _Pass:
         self.cut = waiting.pop() if waiting else None
         width = 1 if self.cut is None else max(1, limit // size)
         extent = 1 if self.cut is None else lengths[self.cut]
-        self.parts = [_Part(_begin(call.source, outer, at, self.cut, first), _begin(call.target, outer, at, self.cut, first), min(width, extent - first))
-                      for outer in [waiting] for at in itertools.product(*(range(lengths[dim]) for dim in outer)) for first in range(0, extent, width)]
+        self.parts = [_Part(_begin(call.source, outer, at, self.cut, first),
+                            _begin(call.target, outer, at, self.cut, first), min(width, extent - first))
+                      for outer in [waiting] for at in itertools.product(*(range(lengths[dim]) for dim in outer))
+                      for first in range(0, extent, width)]
 
     def shape(self, width: int) -> tuple[int, ...]:
         """The shape of a part, without the axes: 1 for a dimension with one index."""
-        return tuple(self.call.lengths[dim] if dim in self.inner else width if dim == self.cut else 1 for dim in range(len(self.call.lengths)))
+        return tuple(self.call.lengths[dim] if dim in self.inner else width if dim == self.cut else 1
+                     for dim in range(len(self.call.lengths)))
 
 
 def _begin(array: Array, outer: list[int], at: tuple[int, ...], cut: int | None, first: int) -> int:
-    places = sum(place * array.strides[dim] for dim, place in zip(outer, at)) + (0 if cut is None else first * array.strides[cut])
+    places = sum(place * array.strides[dim] for dim, place in zip(outer, at)) + (
+        0 if cut is None else first * array.strides[cut])
     return places * array.item
 
 
@@ -110,7 +116,8 @@ class Transform:
         self._functions = library[call.source.dtype in (torch.float32, torch.complex64)].functions
         self._factor, self._careful = call.factor, careful
         limit = _PART if careful else max(call.elements, 1)
-        self._passes = [_Pass(each, limit) for each in (_one_by_one(call) if careful and math.prod(call.lengths[axis] for axis in call.axes) > _SINGLE else [call])]
+        self._passes = [_Pass(each, limit) for each in (
+            _one_by_one(call) if careful and math.prod(call.lengths[axis] for axis in call.axes) > _SINGLE else [call])]
         self._plans: dict[Any, int] = {}
         self._ready: dict[tuple[int, int], list[tuple[bool, Any, list[tuple[int, int, int]]]]] = {}
         weakref.finalize(self, _destroy, self._functions["destroy_plan"], self._plans)
@@ -133,7 +140,8 @@ class Transform:
             for number, each in enumerate(self._passes):
                 first = end if each.call.in_place else begin
                 execute = self._functions["execute_dft" + _ENDINGS[each.call.kind]]
-                ready.append((each.call.in_place, execute, [(self._plan(number, each, part, first, end), part.source, part.target) for part in each.parts]))
+                ready.append((each.call.in_place, execute, [
+                    (self._plan(number, each, part, first, end), part.source, part.target) for part in each.parts]))
             self._ready[begin, end] = ready
         return ready
 
@@ -147,21 +155,27 @@ class Transform:
 
     def _make(self, each: _Pass, width: int, begin: int, end: int) -> int:
         call, batches = each.call, each.shape(width)
-        shapes = [tuple(extent if dim in call.axes else batches[dim] for dim, extent in enumerate(array.shape)) for array in (call.source, call.target)]
+        shapes = [tuple(extent if dim in call.axes else batches[dim] for dim, extent in enumerate(array.shape))
+                  for array in (call.source, call.target)]
         source = call.source.resized(shapes[0])._replace(begin=begin).scratch()
         target = source if call.in_place else call.target.resized(shapes[1])._replace(begin=end).scratch()
-        dims, rest = ((_Dim * max(len(which), 1))(*(_Dim(extent(dim), call.source.strides[dim], call.target.strides[dim]) for dim in which))
-                      for which, extent in ((call.axes, call.lengths.__getitem__), ([dim for dim, count in enumerate(batches) if count > 1 and dim not in call.axes], batches.__getitem__)))
+        dims, rest = ((_Dim * max(len(which), 1))(
+            *(_Dim(extent(dim), call.source.strides[dim], call.target.strides[dim]) for dim in which))
+                      for which, extent in ((call.axes, call.lengths.__getitem__), (
+                          [dim for dim, count in enumerate(batches) if count > 1 and dim not in call.axes],
+                          batches.__getitem__)))
         count = sum(extent > 1 for dim, extent in enumerate(batches) if dim not in call.axes)
         sign = [ctypes.c_int(_BACKWARD if call.inverse else _FORWARD)] if call.kind == "C2C" else []
         with _planner:
             self._functions["set_timelimit"](_PLANNING)
             plan = self._functions["plan_guru64_dft" + _ENDINGS[call.kind]](
-                ctypes.c_int(len(call.axes)), dims, ctypes.c_int(count), rest, ctypes.c_void_p(source.data_ptr()), ctypes.c_void_p(target.data_ptr()),
-                *sign, ctypes.c_uint((_MEASURE if self._careful else _ESTIMATE) | _PRESERVE_INPUT))
+                ctypes.c_int(len(call.axes)), dims, ctypes.c_int(count), rest, ctypes.c_void_p(source.data_ptr()),
+                ctypes.c_void_p(target.data_ptr()), *sign,
+                ctypes.c_uint((_MEASURE if self._careful else _ESTIMATE) | _PRESERVE_INPUT))
             self._functions["set_timelimit"](_NO_LIMIT)
         if not plan:
-            raise RuntimeError(f"FFTW has no plan for shape {list(call.lengths)} along axes {list(call.axes)}; SHARDWIRE_FFT_ENGINE=torch does without it")
+            raise RuntimeError(f"FFTW has no plan for shape {list(call.lengths)} along axes {list(call.axes)}; "
+                               "SHARDWIRE_FFT_ENGINE=torch does without it")
         return int(plan)
 
 

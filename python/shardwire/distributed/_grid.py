@@ -25,15 +25,19 @@ class ProcessGrid:
         COL_MAJOR = 0
         ROW_MAJOR = 1
 
-    def __init__(self, *, shape: Sequence[int] | None = None, layout: ProcessGrid.Layout | None = None, process_array: Any = None) -> None:
+    def __init__(self, *, shape: Sequence[int] | None = None, layout: ProcessGrid.Layout | None = None,
+                 process_array: Any = None) -> None:
         if process_array is not None:
             if layout is not None:
-                raise ValueError("layout says how ranks fill a grid, and process_array where each one is; give one of them")
+                raise ValueError(
+                    "layout says how ranks fill a grid, and process_array where each one is; give one of them")
             ranks, found = _flatten(process_array)
             if shape is not None and tuple(shape) != found:
-                raise ValueError(f"shape is {list(shape)}, but process_array has the shape {list(found)}; leave shape out")
+                raise ValueError(
+                    f"shape is {list(shape)}, but process_array has the shape {list(found)}; leave shape out")
             if sorted(ranks) != list(range(len(ranks))):
-                raise ValueError(f"process_array holds the ranks {ranks}; it must hold each of 0..{len(ranks) - 1} once")
+                raise ValueError(
+                    f"process_array holds the ranks {ranks}; it must hold each of 0..{len(ranks) - 1} once")
             self._shape, self._layout = found, None
         else:
             if shape is None:
@@ -43,13 +47,15 @@ class ProcessGrid:
                 raise ValueError(f"shape is {list(self._shape)}; a grid has at least one rank along each dimension")
             if layout is None:
                 if sum(extent > 1 for extent in self._shape) > 1:
-                    raise ValueError(f"a grid of shape {list(self._shape)} can be filled by rows or by columns; give layout=ProcessGrid.Layout.ROW_MAJOR or COL_MAJOR")
+                    raise ValueError(f"a grid of shape {list(self._shape)} can be filled by rows or by columns; give "
+                                     "layout=ProcessGrid.Layout.ROW_MAJOR or COL_MAJOR")
                 layout = ProcessGrid.Layout.ROW_MAJOR
             if not isinstance(layout, ProcessGrid.Layout):
                 raise TypeError(f"layout is {kind_of(layout)}; give ProcessGrid.Layout.ROW_MAJOR or COL_MAJOR")
             self._layout = layout
             ranks = [0] * math.prod(self._shape)
-            order = range(len(self._shape)) if layout is ProcessGrid.Layout.COL_MAJOR else range(len(self._shape) - 1, -1, -1)
+            order = (range(len(self._shape)) if layout is ProcessGrid.Layout.COL_MAJOR
+                     else range(len(self._shape) - 1, -1, -1))
             for place, coords in enumerate(itertools.product(*map(range, self._shape))):
                 number, step = 0, 1
                 for dim in order:

@@ -35,11 +35,13 @@ class Array(NamedTuple):
 
     def narrowed(self, dim: int, begin: int, length: int) -> Array:
         """As ``tensor.narrow``."""
-        return self._replace(shape=(*self.shape[:dim], length, *self.shape[dim + 1:]), begin=(self.begin + begin * self.strides[dim] * self.item) % ALIGNMENT)
+        return self._replace(shape=(*self.shape[:dim], length, *self.shape[dim + 1:]),
+                             begin=(self.begin + begin * self.strides[dim] * self.item) % ALIGNMENT)
 
     def scratch(self) -> torch.Tensor:
         """Memory with this layout. No byte is touched."""
-        span = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides)) if self.elements else 0
+        span = (1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides)) if self.elements
+                else 0)
         raw = torch.empty(span * self.item + 2 * ALIGNMENT, dtype=torch.uint8, device="cpu")
         begin = -raw.data_ptr() % ALIGNMENT + self.begin
         return raw[begin:begin + span * self.item].view(self.dtype).as_strided(self.shape, self.strides)
@@ -91,7 +93,8 @@ class Call(NamedTuple):
     @property
     def batches(self) -> list[int]:
         """The dimensions without a transform, the outermost in memory first."""
-        return sorted((dim for dim in range(len(self.source.shape)) if dim not in self.axes), key=lambda dim: -self.source.strides[dim])
+        return sorted((dim for dim in range(len(self.source.shape)) if dim not in self.axes),
+                      key=lambda dim: -self.source.strides[dim])
 
     @property
     def elements(self) -> int:

@@ -21,9 +21,9 @@ _forgotten = 0
 def exchange(group: Any, call: str, facts: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
     """The arguments of every rank, by rank of the group. Collective over ``group``.
 
-    ``facts``: any values for json. ``error``: sent instead of ``facts``; then every rank raises the lowest rank's error,
-    with the rank's number. ``call``: the name of the called function; MismatchError on all ranks where ranks called
-    different functions.
+    ``facts``: any values for json. ``error``: sent instead of ``facts``; then every rank raises the lowest rank's
+    error, with the rank's number. ``call``: the name of the called function; MismatchError on all ranks where ranks
+    called different functions.
     """
     body = b""
     if error is None:

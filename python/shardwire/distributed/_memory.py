@@ -13,8 +13,9 @@ from . import _meeting, _runtime
 from ._operand import wrap
 
 
-def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any = None, axis_order: str = "C", make_symmetric: bool = False,
-                              skip_symmetric_check: bool = False, group: Any = None) -> Any:
+def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any = None, axis_order: str = "C",
+                              make_symmetric: bool = False, skip_symmetric_check: bool = False,
+                              group: Any = None) -> Any:
     """An uninitialised array in the heap that the ranks share. Collective over the group, with one error on all ranks.
 
     package: the module ``torch`` or ``numpy``, for the array's kind. dtype: the package's; None: torch's default,
@@ -42,8 +43,9 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
         everyone = _meeting.exchange(_runtime.group_of(group), "allocate_symmetric_memory", facts, error)
         for rank, record in enumerate(everyone):
             if record["bytes"] != everyone[0]["bytes"] and not all(each["make_symmetric"] for each in everyone):
-                raise ValueError(f"allocate_symmetric_memory: rank 0 asks for {everyone[0]['bytes']} bytes, rank {rank} for {record['bytes']}; give make_symmetric=True on all ranks "
-                                 "where they differ")
+                raise ValueError(f"allocate_symmetric_memory: rank 0 asks for {everyone[0]['bytes']} bytes, rank "
+                                 f"{rank} for {record['bytes']}; give make_symmetric=True on all ranks where they "
+                                 "differ")
     return tensor.numpy() if package.__name__ == "numpy" else tensor
 
 
@@ -56,13 +58,15 @@ def free_symmetric_memory(*arrays: Any, group: Any = None) -> None:
         for index, array in enumerate(arrays):
             local = wrap(array, f"array {index}").tensor
             if local.numel() and not _C.in_shared_heap(local):
-                raise ValueError(f"array {index} does not lie in the heap that the ranks share; give what allocate_symmetric_memory made")
+                raise ValueError(f"array {index} does not lie in the heap that the ranks share; give what "
+                                 "allocate_symmetric_memory made")
     except Exception as failure:
         error = failure
     everyone = _meeting.exchange(_runtime.group_of(group), "free_symmetric_memory", {"count": len(arrays)}, error)
     for rank, record in enumerate(everyone):
         if record != everyone[0]:
-            raise ValueError(f"free_symmetric_memory: rank 0 frees {everyone[0]['count']} arrays, rank {rank} {record['count']}; give the same number on all ranks")
+            raise ValueError(f"free_symmetric_memory: rank 0 frees {everyone[0]['count']} arrays, rank {rank} "
+                             f"{record['count']}; give the same number on all ranks")
 
 
 def dtype_in(package: Any, dtype: Any) -> torch.dtype:

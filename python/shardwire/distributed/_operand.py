@@ -28,8 +28,10 @@ class Operand(NamedTuple):
         placements; equal local shapes do not imply equal pieces. UnsupportedError for a Partial placement."""
         pieces = None
         if self.package == "DTensor":
-            pieces = Placements(self.given.placements, self.given.device_mesh).share(dist.get_rank(), tuple(self.given.shape)).plain
-        return {"shape": list(self.tensor.shape), "dtype": str(self.tensor.dtype), "package": self.package, "device": self.tensor.device.type, "pieces": pieces}
+            pieces = Placements(self.given.placements, self.given.device_mesh).share(
+                dist.get_rank(), tuple(self.given.shape)).plain
+        return {"shape": list(self.tensor.shape), "dtype": str(self.tensor.dtype), "package": self.package,
+                "device": self.tensor.device.type, "pieces": pieces}
 
 
 def wrap(value: Any, what: str = "operand") -> Operand:
@@ -53,7 +55,8 @@ def wrap(value: Any, what: str = "operand") -> Operand:
             return Operand(torch.from_numpy(plain), "numpy", value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{what} is an ndarray that torch cannot read: {error}") from None
-    raise TypeError(f"{what} is {kind_of(value)}; give the local part of the array, as a torch.Tensor, a numpy.ndarray or a DTensor")
+    raise TypeError(f"{what} is {kind_of(value)}; give the local part of the array, as a torch.Tensor, a numpy.ndarray "
+                    "or a DTensor")
 
 
 def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: Distribution | None = None,
@@ -68,14 +71,15 @@ def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: 
         for dim in range(len(strides) - 2, -1, -1):
             strides[dim] = strides[dim + 1] * max(global_shape[dim + 1], 1)
         layout = target.layout(global_shape, num_ranks)
-        return dtensor_class().from_local(tensor, device_mesh, [torch_placement(item) for item in layout.placements], run_check=False,
-                                          shape=torch.Size(global_shape), stride=tuple(strides))
+        return dtensor_class().from_local(tensor, device_mesh, [torch_placement(item) for item in layout.placements],
+                                          run_check=False, shape=torch.Size(global_shape), stride=tuple(strides))
     return tensor
 
 
 def order_of(tensor: torch.Tensor) -> str:
     """Returns "F" for a tensor in Fortran order but not in C order, else "C"."""
-    return "F" if not tensor.is_contiguous() and tensor.permute(*range(tensor.dim() - 1, -1, -1)).is_contiguous() else "C"
+    return ("F" if not tensor.is_contiguous() and tensor.permute(*range(tensor.dim() - 1, -1, -1)).is_contiguous()
+            else "C")
 
 
 def read_out(out: Any, operand: Operand) -> Operand:
@@ -88,11 +92,13 @@ def read_out(out: Any, operand: Operand) -> Operand:
     tensor = target.tensor
     given = local_tensor(out) if target.package == "DTensor" else out
     if isinstance(given, torch.Tensor) and (given.is_conj() or given.is_neg()):
-        raise ValueError("out is a lazily conjugated or negated view, into which nothing can be written as it is; give the tensor under it, or one of its own")
+        raise ValueError("out is a lazily conjugated or negated view, into which nothing can be written as it is; give "
+                         "the tensor under it, or one of its own")
     if tensor.requires_grad:
         raise ValueError("out requires grad; a result that has a gradient cannot be written into a given tensor")
     if any(extent > 1 and stride == 0 for extent, stride in zip(tensor.shape, tensor.stride())):
-        raise ValueError("out is an expanded tensor, several of whose elements are one place in memory; give a tensor of its own")
+        raise ValueError("out is an expanded tensor, several of whose elements are one place in memory; give a tensor "
+                         "of its own")
     if tensor.numel() and operand.tensor.numel() and _storage(tensor) == _storage(operand.tensor):
         raise ValueError("out shares the operand's memory; give another tensor")
     return target

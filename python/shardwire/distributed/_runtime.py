@@ -41,7 +41,8 @@ _context: DistributedContext | None = None
 _end: str = ""  # how finalize ends the group: "default", "own", or "" for the caller's group
 
 
-def initialize(device_id: int | None = None, process_group_or_comm: Any = None, backends: Sequence[str] | None = None, *, communicator: Any = None) -> None:
+def initialize(device_id: int | None = None, process_group_or_comm: Any = None, backends: Sequence[str] | None = None,
+               *, communicator: Any = None) -> None:
     """Fixes the ranks of ``shardwire.distributed``. Collective over these ranks; call it once, before anything else
     here.
 
@@ -122,7 +123,8 @@ def group_of(group: Any) -> Any:
     if group is None and _context is not None:
         return _context.process_group
     if group is None and not dist.is_initialized():
-        raise RuntimeError("shardwire.distributed was not initialized: call shardwire.distributed.initialize(device_id, comm) first, or give group=")
+        raise RuntimeError("shardwire.distributed was not initialized: call "
+                           "shardwire.distributed.initialize(device_id, comm) first, or give group=")
     return group_object(group)
 
 

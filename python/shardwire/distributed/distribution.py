@@ -91,10 +91,11 @@ class Distribution(ABC):
     def boxes(self, global_shape: Sequence[int], num_ranks: int | None = None) -> list[list[Box]]:
         """The boxes of each rank, in global coordinates."""
         count = known_size() if num_ranks is None else num_ranks
-        return [[Box(piece.offset, tuple(map(sum, zip(piece.offset, piece.shape)))) for piece in self.share(rank, global_shape, count).pieces]
-                for rank in range(count)]
+        return [[Box(piece.offset, tuple(map(sum, zip(piece.offset, piece.shape))))
+                 for piece in self.share(rank, global_shape, count).pieces] for rank in range(count)]
 
-    def to(self, cls: type[Distribution], /, *, global_shape: Sequence[int], num_ranks: int | None = None) -> Distribution:
+    def to(self, cls: type[Distribution], /, *, global_shape: Sequence[int],
+           num_ranks: int | None = None) -> Distribution:
         """The same cut of an array of ``global_shape``, as a ``cls``. ConvertDistributionError where no ``cls`` cuts
         the array the same way."""
         if isinstance(self, cls):
@@ -108,7 +109,8 @@ class Distribution(ABC):
                     return candidate
             except ValueError:
                 continue
-        raise ConvertDistributionError(f"{self} cuts an array of shape {list(dims)} over {count} ranks as no {cls.__name__} does")
+        raise ConvertDistributionError(f"{self} cuts an array of shape {list(dims)} over {count} ranks as no "
+                                       f"{cls.__name__} does")
 
     def grouped(self, group_ranks: Sequence[int]) -> Distribution:
         """The same in the rank numbers of the group whose members have these global ranks. Only a mesh contains global
@@ -186,7 +188,8 @@ class Slab(_OnGrid):
     def grid(self, ndim: int, num_ranks: int) -> ProcessGrid:
         _check_ndim(self, ndim)
         if not -ndim <= self.partition_dim < ndim:
-            raise ValueError(f"{self} cuts dimension {self.partition_dim}, which an array of {ndim} dimensions does not have")
+            raise ValueError(f"{self} cuts dimension {self.partition_dim}, which an array of {ndim} dimensions does "
+                             "not have")
         shape = [1] * ndim
         shape[self.partition_dim] = num_ranks
         return ProcessGrid(shape=shape)
@@ -210,8 +213,10 @@ class Pencil(_OnGrid):
         self.grid_shape = None if grid_shape is None else as_dims(grid_shape, "grid_shape")
         if len(set(self.partition_dims)) != len(self.partition_dims) or not self.partition_dims:
             raise ValueError(f"partition_dims is {list(self.partition_dims)}; give each dimension once")
-        if self.grid_shape is not None and (len(self.grid_shape) != len(self.partition_dims) or any(extent < 1 for extent in self.grid_shape)):
-            raise ValueError(f"grid_shape is {list(self.grid_shape)}; give how many ranks along each of the dimensions {list(self.partition_dims)}")
+        if self.grid_shape is not None and (len(self.grid_shape) != len(self.partition_dims)
+                                            or any(extent < 1 for extent in self.grid_shape)):
+            raise ValueError(f"grid_shape is {list(self.grid_shape)}; give how many ranks along each of the dimensions "
+                             f"{list(self.partition_dims)}")
 
     def grid(self, ndim: int, num_ranks: int) -> ProcessGrid:
         if any(not -ndim <= dim < ndim for dim in self.partition_dims):
@@ -227,7 +232,8 @@ class Pencil(_OnGrid):
         return ["Pencil", list(self.partition_dims), self.grid_shape and list(self.grid_shape)]
 
     def __str__(self) -> str:
-        return f"Pencil({list(self.partition_dims)}" + ("" if self.grid_shape is None else f", grid_shape={list(self.grid_shape)}") + ")"
+        return (f"Pencil({list(self.partition_dims)}"
+                + ("" if self.grid_shape is None else f", grid_shape={list(self.grid_shape)}") + ")")
 
 
 class _OnProcessGrid(_OnGrid):
@@ -277,11 +283,13 @@ class BlockCyclic(_OnProcessGrid):
     the grid.
     """
 
-    def __init__(self, process_grid: ProcessGrid, block_sizes: Sequence[int], *, first_process: Sequence[int] | None = None) -> None:
+    def __init__(self, process_grid: ProcessGrid, block_sizes: Sequence[int], *,
+                 first_process: Sequence[int] | None = None) -> None:
         super().__init__(process_grid, first_process)
         self.block_sizes = as_dims(block_sizes, "block_sizes")
         if len(self.block_sizes) != len(process_grid.shape) or any(size < 1 for size in self.block_sizes):
-            raise ValueError(f"block_sizes is {list(self.block_sizes)}; give a positive size for each of the grid's {len(process_grid.shape)} dimensions")
+            raise ValueError(f"block_sizes is {list(self.block_sizes)}; give a positive size for each of the grid's "
+                             f"{len(process_grid.shape)} dimensions")
 
     def cuts(self, dim: int, extent: int, parts: int, place: int) -> list[tuple[int, int]]:
         size = self.block_sizes[dim]
@@ -306,9 +314,11 @@ class Box(Distribution):
     def __init__(self, lower: Sequence[int], upper: Sequence[int]) -> None:
         self.lower, self.upper = as_dims(lower, "lower"), as_dims(upper, "upper")
         if len(self.lower) != len(self.upper):
-            raise ValueError(f"lower has {len(self.lower)} dimensions and upper {len(self.upper)}; they need one entry per dimension each")
+            raise ValueError(f"lower has {len(self.lower)} dimensions and upper {len(self.upper)}; they need one entry "
+                             "per dimension each")
         if any(end < begin for begin, end in zip(self.lower, self.upper)):
-            raise ValueError(f"the box goes from {list(self.lower)} to {list(self.upper)}; upper must not be less than lower")
+            raise ValueError(
+                f"the box goes from {list(self.lower)} to {list(self.upper)}; upper must not be less than lower")
 
     @property
     def ndim(self) -> int | None:
@@ -322,7 +332,8 @@ class Box(Distribution):
     def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
         me = own_rank()
         if me is not None and rank != me:
-            raise ValueError(f"a Box is what one rank holds: rank {me} does not know what rank {rank} has; give Boxes([...]) with the boxes of all ranks")
+            raise ValueError(f"a Box is what one rank holds: rank {me} does not know what rank {rank} has; give "
+                             "Boxes([...]) with the boxes of all ranks")
         return Share(self.extents, (Piece(self.lower, self.extents, (0,) * len(self.lower)),))
 
     def shape(self, rank: int, global_shape: Sequence[int] | None = None, num_ranks: int | None = None) -> Dims:
@@ -355,7 +366,8 @@ class Boxes(Distribution):
             if not isinstance(box, Box):
                 raise TypeError(f"boxes[{rank}] is {kind_of(box)}; give a Box for every rank")
             if box.ndim != self._boxes[0].ndim:
-                raise ValueError(f"boxes[{rank}] has {box.ndim} dimensions, boxes[0] {self._boxes[0].ndim}; all need the same number")
+                raise ValueError(f"boxes[{rank}] has {box.ndim} dimensions, boxes[0] {self._boxes[0].ndim}; all need "
+                                 "the same number")
         if not self._boxes:
             raise ValueError("boxes is empty; give a Box for every rank")
 
@@ -368,7 +380,8 @@ class Boxes(Distribution):
         if num_ranks is not None:
             _check_count(self, len(self._boxes), num_ranks)
         box = self._boxes[rank]
-        if any(extent for extent in box.extents) and any(begin < 0 or end > extent for begin, end, extent in zip(*box, _shape_of(global_shape))):
+        if any(extent for extent in box.extents) and any(begin < 0 or end > extent
+                                                         for begin, end, extent in zip(*box, _shape_of(global_shape))):
             raise ValueError(f"{box} of rank {rank} is not inside of the global shape {list(global_shape)}")
         return Share(box.extents, (Piece(box.lower, box.extents, (0,) * len(box.lower)),))
 
@@ -403,7 +416,8 @@ class Placements(Distribution):
         mesh = list(range(known_size() if num_ranks is None else num_ranks)) if self.mesh is None else self.mesh
         layout = Layout(mesh, self.placements, _shape_of(global_shape), torch.float32)
         if any(isinstance(item, Partial) for item in layout.placements):
-            raise UnsupportedError(f"{self} has a Partial placement, which holds addends: bring it to values first, by shardwire.redistribute")
+            raise UnsupportedError(f"{self} has a Partial placement, which holds addends: bring it to values first, by "
+                                   "shardwire.redistribute")
         return layout
 
     def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
@@ -417,12 +431,14 @@ class Placements(Distribution):
     def infer_global_shape(self, local_shapes: Sequence[Sequence[int]]) -> Dims:
         ndim = max(map(len, local_shapes))
         layout = self.layout((1,) * ndim, len(local_shapes))
-        numbers = list(range(len(local_shapes)) if self._mesh is None or self._group_ranks is None else self._group_ranks)
+        numbers = list(range(len(local_shapes)) if self._mesh is None or self._group_ranks is None
+                       else self._group_ranks)
         total = [0] * ndim
         for number, coords in zip(layout.ranks, itertools.product(*map(range, layout.mesh_shape))):
             local = local_shapes[numbers.index(number)]
             for dim in range(ndim):
-                cutting = [isinstance(item, (Shard, StridedShard)) and item.dim in (dim, dim - ndim) for item in layout.placements]
+                cutting = [isinstance(item, (Shard, StridedShard)) and item.dim in (dim, dim - ndim)
+                           for item in layout.placements]
                 if not any(coord for coord, cuts in zip(coords, cutting) if not cuts):
                     total[dim] += local[dim]
         return tuple(total)
@@ -432,7 +448,8 @@ class Placements(Distribution):
             return self
         outside = [rank for rank in self._mesh[1] if rank not in group_ranks]
         if outside:
-            raise ValueError(f"the mesh of {self} holds global rank {outside[0]}, which is not in the group of ranks {list(group_ranks)}")
+            raise ValueError(f"the mesh of {self} holds global rank {outside[0]}, which is not in the group of ranks "
+                             f"{list(group_ranks)}")
         same = Placements(self.placements, self.mesh)
         same._group_ranks = tuple(group_ranks)
         return same
@@ -451,7 +468,8 @@ def _candidates(cls: type[Distribution], shares: Sequence[Share], dims: Dims, co
     grids = [(first, second) for first in range(1, count + 1) if count % first == 0 for second in [count // first]]
     if cls is Boxes and all(share.is_one_box or share.is_empty for share in shares):
         begins = [share.pieces[0].offset if share.is_one_box else (0,) * ndim for share in shares]
-        yield Boxes([Box(begin, tuple(map(sum, zip(begin, share.local_shape)))) for begin, share in zip(begins, shares)])
+        yield Boxes(
+            [Box(begin, tuple(map(sum, zip(begin, share.local_shape)))) for begin, share in zip(begins, shares)])
     if cls is Slab:
         yield from (Slab(dim, ndim) for dim in range(ndim))
     if cls is Pencil:
@@ -463,13 +481,15 @@ def _candidates(cls: type[Distribution], shares: Sequence[Share], dims: Dims, co
                 if cls is Block:
                     yield Block(grid)
                 else:
-                    sizes = [max((piece.shape[dim] for share in shares for piece in share.pieces), default=1) or 1 for dim in range(ndim)]
+                    sizes = [max((piece.shape[dim] for share in shares for piece in share.pieces), default=1) or 1
+                             for dim in range(ndim)]
                     yield BlockCyclic(grid, sizes)
     if cls is Placements:
         yield from (Placements([Shard(dim)]) for dim in range(ndim))
         for grid_shape in grids:
             mesh = [list(range(row * grid_shape[1], (row + 1) * grid_shape[1])) for row in range(grid_shape[0])]
-            yield from (Placements([Shard(first), Shard(second)], mesh) for first, second in itertools.permutations(range(ndim), 2))
+            yield from (Placements([Shard(first), Shard(second)], mesh)
+                        for first, second in itertools.permutations(range(ndim), 2))
 
 
 def _grid_shapes(count: int, ndim: int) -> Iterator[Dims]:

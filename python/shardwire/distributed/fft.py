@@ -32,9 +32,12 @@ _Array = TypeVar("_Array")  # the result is of the operand's kind
 _KINDS = ("C2C", "C2R", "R2C")
 _NORMS = (None, "backward", "ortho", "forward")
 # dtype of the operand -> (complex, real) dtypes of the computation, then (complex, real) dtypes of the caller's result.
-_WIDTHS = {"float16": ("complex64", "float32", "complex32", "float16"), "bfloat16": ("complex64", "float32", "complex64", "bfloat16"),
-           "complex32": ("complex64", "float32", "complex32", "float16"), "float32": ("complex64", "float32", "complex64", "float32"),
-           "complex64": ("complex64", "float32", "complex64", "float32"), "float64": ("complex128", "float64", "complex128", "float64"),
+_WIDTHS = {"float16": ("complex64", "float32", "complex32", "float16"),
+           "bfloat16": ("complex64", "float32", "complex64", "bfloat16"),
+           "complex32": ("complex64", "float32", "complex32", "float16"),
+           "float32": ("complex64", "float32", "complex64", "float32"),
+           "complex64": ("complex64", "float32", "complex64", "float32"),
+           "float64": ("complex128", "float64", "complex128", "float64"),
            "complex128": ("complex128", "float64", "complex128", "float64")}
 
 
@@ -80,10 +83,12 @@ class FFTOptions:
     def check(self) -> None:
         """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
         the construction of the options would leave the other ranks waiting."""
-        if self.chunks is not None and (isinstance(self.chunks, bool) or not isinstance(self.chunks, int) or self.chunks < 1):
+        if self.chunks is not None and (isinstance(self.chunks, bool) or not isinstance(self.chunks, int)
+                                        or self.chunks < 1):
             raise ValueError(f"chunks is {kind_of(self.chunks)}; give a number from 1, or None")
-        for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (True, False)), ("measure", (True, False)), ("redistribute", (None, True, False)),
-                            ("last_axis_parity", ("even", "odd")), ("blocking", (True, "auto"))):
+        for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (True, False)), ("measure", (True, False)),
+                            ("redistribute", (None, True, False)), ("last_axis_parity", ("even", "odd")),
+                            ("blocking", (True, "auto"))):
             value = getattr(self, name)
             if value not in known or (isinstance(value, int) and not isinstance(value, bool)):
                 raise ValueError(f"{name} is {kind_of(value)}; give one of {', '.join(map(repr, known))}")
@@ -111,9 +116,10 @@ class FFT:
     different arguments.
     """
 
-    def __init__(self, operand: Any, /, distribution: Any = None, *, options: Any = None, stream: Any = None, axes: Sequence[int] | None = None,
-                 norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None, _call: str = "fft.FFT",
-                 _inverse: bool | None = None, _error: Exception | None = None) -> None:
+    def __init__(self, operand: Any, /, distribution: Any = None, *, options: Any = None, stream: Any = None,
+                 axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None,
+                 group: Any = None, _call: str = "fft.FFT", _inverse: bool | None = None,
+                 _error: Exception | None = None) -> None:
         del stream
         self._call = _call
         self._group = _runtime.group_of(group)
@@ -156,11 +162,14 @@ class FFT:
             sides = self._read_sides(distribution, given)
             if self._operand.package == "DTensor":
                 global_shape = tuple(self._operand.given.shape) if global_shape is None else global_shape
-            facts = {**self._operand.facts(), "kind": kind, "norm": norm, "axes": None if axes is None else list(as_dims(axes, "axes")),
-                    "last_axis_parity": given.last_axis_parity, "measure": given.measure,
-                    "chunks": given.chunks, "wires": self._wires, "redistribute": given.returns, "distribution": [None if side is None else side.describe() for side in sides],
-                    "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
-                    "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
+            facts = {**self._operand.facts(), "kind": kind, "norm": norm,
+                     "axes": None if axes is None else list(as_dims(axes, "axes")),
+                     "last_axis_parity": given.last_axis_parity, "measure": given.measure,
+                     "chunks": given.chunks, "wires": self._wires, "redistribute": given.returns,
+                     "distribution": [None if side is None else side.describe() for side in sides],
+                     "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
+                     "requires_grad": self._operand.tensor.requires_grad
+                                      or getattr(self._operand.given, "requires_grad", False)}
             return facts, sides, None
         except Exception as failure:  # any error is sent: the other ranks wait for this rank
             return {}, [], failure
@@ -171,51 +180,62 @@ class FFT:
         dtensor = self._operand.given if self._operand.package == "DTensor" else None
         pair = list(distribution) if isinstance(distribution, (list, tuple)) else [distribution, distribution]
         if len(pair) != 2:
-            raise ValueError(f"distribution has {len(pair)} entries; give a Distribution, or a pair: the operand's and the result's")
+            raise ValueError(f"distribution has {len(pair)} entries; give a Distribution, or a pair: the operand's and "
+                             "the result's")
         is_pair = isinstance(distribution, (list, tuple))
         sides: list[Distribution | None] = []
         for index, side in enumerate(pair):
             if dtensor is not None and (side is None or isinstance(side, (list, tuple))):
                 side = Placements(dtensor.placements if side is None else side, dtensor.device_mesh)
-            sides.append(_ends.read_distribution(side, f"distribution[{index}]" if is_pair else "distribution", self._ranks))
+            sides.append(
+                _ends.read_distribution(side, f"distribution[{index}]" if is_pair else "distribution", self._ranks))
         if dtensor is not None:
             target = sides[1]
             if not isinstance(target, Placements):
-                raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {target}")
+                raise TypeError("the operand is a DTensor, and its result one too: give placements for it, not "
+                                f"{target}")
             self._mesh = dtensor.device_mesh if target.mesh is None else target.mesh
         elif not is_pair and not options.returns:
             sides[1] = None
         if not is_pair and dtensor is None and sides[0] is not None and sides[0].describe()[0] == "Box":
-            raise ValueError("a Box gives the place of the operand, and not of the result: give a pair, distribution=[input_box, output_box]")
+            raise ValueError("a Box gives the place of the operand, and not of the result: give a pair, "
+                             "distribution=[input_box, output_box]")
         return sides
 
     def _settle(self, facts: Sequence[dict[str, Any]], sides: Sequence[Distribution | None]) -> None:
         """Computes the problem and its two ends from the arguments of all ranks. Pure: an error is raised on all ranks
         alike."""
         call, size = self._call, len(self._ranks)
-        _ends.agree(facts, call, ("dtype", "package", "device", "kind", "norm", "axes", "last_axis_parity", "redistribute", "global_shape", "requires_grad", "chunks"))
+        _ends.agree(facts, call, ("dtype", "package", "device", "kind", "norm", "axes", "last_axis_parity",
+                                  "redistribute", "global_shape", "requires_grad", "chunks"))
         mine = facts[self._rank]
         self._chunking = Chunking(mine["chunks"], are_between_hosts([record["wires"] for record in facts]))
         shapes = [record["shape"] for record in facts]
         assert sides[0] is not None
-        source = _ends.resolve(call, "the operand's distribution", sides[0], [record["distribution"][0] for record in facts], size)
+        source = _ends.resolve(call, "the operand's distribution", sides[0],
+                               [record["distribution"][0] for record in facts], size)
         if source.ndim is not None and any(len(shape) != source.ndim for shape in shapes):
             rank = next(rank for rank, shape in enumerate(shapes) if len(shape) != source.ndim)
-            raise ValueError(f"{call}: the operand has {len(shapes[rank])} dimensions on rank {rank}, {source} {source.ndim}")
+            raise ValueError(f"{call}: the operand has {len(shapes[rank])} dimensions on rank {rank}, {source} "
+                             f"{source.ndim}")
         dims = _ends.global_shape_of(call, source, shapes, mine["global_shape"])
         axes = read_axes(mine["axes"], len(dims))
-        self._problem = problem_of(call, mine["kind"], dims, axes, mine["last_axis_parity"], _WIDTHS[mine["dtype"].partition(".")[2]][0])
+        self._problem = problem_of(call, mine["kind"], dims, axes, mine["last_axis_parity"],
+                                   _WIDTHS[mine["dtype"].partition(".")[2]][0])
         self._source = _ends.make_end(call, "the operand's distribution", source, dims, size)
         _ends.check_shapes(call, "the operand", self._source, shapes)
         _ends.check_pieces(call, "the operand", self._source, [record["pieces"] for record in facts])
         target: Distribution | None = None
         if any((record["distribution"][1] is None) != (sides[1] is None) for record in facts):
-            raise _ends.MismatchError(f"{call}: some ranks give one distribution, and some a pair; give the same on all ranks")
+            raise _ends.MismatchError(f"{call}: some ranks give one distribution, and some a pair; give the same on "
+                                      "all ranks")
         if sides[1] is not None:
-            target = _ends.resolve(call, "the result's distribution", sides[1], [record["distribution"][1] for record in facts], size)
+            target = _ends.resolve(call, "the result's distribution", sides[1],
+                                   [record["distribution"][1] for record in facts], size)
         elif isinstance(source, Slab) and len(dims) > 1:
             target = Slab(1 if source.partition_dim % len(dims) == 0 else 0)
-        self._target = None if target is None else _ends.make_end(call, "the result's distribution", target, self._problem.result_shape, size, overlaps=True)
+        self._target = None if target is None else _ends.make_end(call, "the result's distribution", target,
+                                                                  self._problem.result_shape, size, overlaps=True)
         self._norm, self._facts = mine["norm"], mine
 
     # Properties.
@@ -264,14 +284,16 @@ class FFT:
         source, target = (self._target, self._source) if swapped else (self._source, self._target)
         assert source is not None
         compute = _dtype_of("torch." + _WIDTHS[self._facts["dtype"].partition(".")[2]][0])
-        made = Plan(self._group, self._rank, self._problem, source, target, compute, self._call, measure=self._facts["measure"], chunking=self._chunking)
+        made = Plan(self._group, self._rank, self._problem, source, target, compute, self._call,
+                    measure=self._facts["measure"], chunking=self._chunking)
         if self._operand is not None:
             local = self._operand.tensor
             like = local if local.dtype == made.operand_dtype else torch.empty_like(local, dtype=made.operand_dtype)
             made.prepare(like, self._settings_of(None))
         return made
 
-    def execute(self, *, direction: Any = None, stream: Any = None, sync_symmetric_memory: bool = True, release_workspace: bool = False) -> Any:
+    def execute(self, *, direction: Any = None, stream: Any = None, sync_symmetric_memory: bool = True,
+                release_workspace: bool = False) -> Any:
         """Transforms the operand and returns the complete result: new memory in C order, in the heap that the ranks
         share where this costs no further copy. Collective.
 
@@ -282,15 +304,18 @@ class FFT:
         plan = self._planned(self._swapped)
         operand = self._operand
         if operand is None:
-            raise InvalidFFTState("execute() needs an operand, and reset_operand(None) took it away; give one by reset_operand(...)")
+            raise InvalidFFTState("execute() needs an operand, and reset_operand(None) took it away; give one by "
+                                  "reset_operand(...)")
         operand = wrap(operand.given)  # anew, since some arrays can only be read through a copy
         settings = self._settings_of(direction)
-        local = operand.given.to_local() if operand.package == "DTensor" and operand.given.requires_grad else operand.tensor
+        local = (operand.given.to_local() if operand.package == "DTensor" and operand.given.requires_grad
+                 else operand.tensor)
         tracked = local.requires_grad and torch.is_grad_enabled()
         result = _Transform.apply(local, self, plan, settings) if tracked else self._run(local.detach(), plan, settings)
         if release_workspace:
             plan.release()
-        return unwrap(result, operand.package, getattr(self, "_mesh", None), plan.target.distribution, plan.target.global_shape, len(self._ranks))
+        return unwrap(result, operand.package, getattr(self, "_mesh", None), plan.target.distribution,
+                      plan.target.global_shape, len(self._ranks))
 
     def _settings_of(self, direction: Any) -> Settings:
         if direction is not None:
@@ -304,7 +329,8 @@ class FFT:
             wide_complex, _, out_complex, out_real = _WIDTHS[self._facts["dtype"].partition(".")[2]]
             if self._facts["package"] == "numpy":
                 out_complex = wide_complex  # numpy has no complex32
-            self._dtypes = plan.operand_dtype, _dtype_of("torch." + (out_real if self._problem.kind == "C2R" else out_complex))
+            self._dtypes = (plan.operand_dtype,
+                            _dtype_of("torch." + (out_real if self._problem.kind == "C2R" else out_complex)))
         taken, given = self._dtypes
         local = local.resolve_conj().resolve_neg()
         result = plan.run(local if local.dtype == taken else local.to(taken), settings)
@@ -332,12 +358,15 @@ class FFT:
             fresh, fits = self._fitting(operand, distribution)
         except Exception as failure:
             error = failure
-        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "fits": fits}, error)
+        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "fits": fits},
+                                     error)
         _ends.agree(everyone, "fft.FFT.reset_operand", ("given",))
         common = [swapped for swapped in (False, True) if all(swapped in record["fits"] for record in everyone)]
         if not common:
-            said = [" and ".join("the result's" if swapped else "the operand's" for swapped in record["fits"]) for record in everyone]
-            raise _ends.MismatchError("fft.FFT.reset_operand: ranks say different distributions: " + ", ".join(f"{text} on rank {rank}" for rank, text in enumerate(said)))
+            said = [" and ".join("the result's" if swapped else "the operand's" for swapped in record["fits"])
+                    for record in everyone]
+            raise _ends.MismatchError("fft.FFT.reset_operand: ranks say different distributions: "
+                                      + ", ".join(f"{text} on rank {rank}" for rank, text in enumerate(said)))
         self._operand, self._swapped = fresh, common[0]
         if self._plans:
             self.plan()
@@ -362,33 +391,40 @@ class FFT:
         said = fresh.facts()
         for key, value in said.items():
             if key not in ("shape", "pieces") and value != self._facts[key]:
-                raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
+                raise (TypeError if key in ("package", "dtype") else ValueError)(
+                    f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
         fits = [self._swapped] if distribution is None else self._ends_of(distribution)
         end = self._target if fits[0] else self._source  # a box of both ends is the same box at both
         assert end is not None
         share = end.shares[self._rank]
         if tuple(fresh.tensor.shape) != share.local_shape and (share.pieces or fresh.tensor.numel()):
-            raise ValueError(f"the new operand has shape {list(fresh.tensor.shape)}, but {end.distribution} of the global shape "
-                             f"{list(end.global_shape)} gives this rank {list(share.local_shape)}")
+            raise ValueError(f"the new operand has shape {list(fresh.tensor.shape)}, but {end.distribution} of the "
+                             f"global shape {list(end.global_shape)} gives this rank {list(share.local_shape)}")
         if said["pieces"] not in (None, share.plain):
-            raise ValueError(f"the new operand is a DTensor, whose own placements give this rank {_ends.said_pieces(said['pieces'])}, but {end.distribution} of the global "
-                             f"shape {list(end.global_shape)} {_ends.said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
+            raise ValueError("the new operand is a DTensor, whose own placements give this rank "
+                             f"{_ends.said_pieces(said['pieces'])}, but {end.distribution} of the global shape "
+                             f"{list(end.global_shape)} {_ends.said_pieces(share.plain)}; bring it there first, by "
+                             "shardwire.redistribute")
         return fresh, fits
 
     def _ends_of(self, distribution: Any) -> list[bool]:
         """Whether ``distribution`` is the operand's (False), the result's (True), or may be both, in the original order
         of the ends."""
-        is_pair = isinstance(distribution, (list, tuple)) and distribution and not all(map(_ends.is_index, distribution))
+        is_pair = (isinstance(distribution, (list, tuple)) and distribution
+                   and not all(map(_ends.is_index, distribution)))
         first = distribution[0] if is_pair else distribution
         said = _ends.read_distribution(first, "distribution", self._ranks)
-        fits = [swapped for swapped, end in ((False, self._source), (True, self._target)) if end is not None and self._lies_so(said, end)]
+        fits = [swapped for swapped, end in ((False, self._source), (True, self._target))
+                if end is not None and self._lies_so(said, end)]
         if fits and self._problem.kind != "C2C":
             if fits[0]:
-                raise ValueError(f"the distribution of a {self._problem.kind} cannot change: its result is another array; make another FFT")
+                raise ValueError(f"the distribution of a {self._problem.kind} cannot change: its result is another "
+                                 "array; make another FFT")
             return [False]
         if fits:
             return fits
-        raise ValueError(f"the distribution is {said}; it can be the operand's, {self._source.distribution}, or the result's, "
+        raise ValueError(f"the distribution is {said}; it can be the operand's, {self._source.distribution}, or the "
+                         "result's, "
                          f"{'which is not known before plan()' if self._target is None else self._target.distribution}")
 
     def _lies_so(self, said: Distribution, end: _ends.End) -> bool:
@@ -397,7 +433,8 @@ class FFT:
         if said.describe()[0] != "Box":
             return False
         share, box = end.shares[self._rank], end.distribution
-        return isinstance(box, Boxes) and share.is_one_box and said.describe()[1:] == [list(share.pieces[0].offset), [a + b for a, b in zip(share.pieces[0].offset, share.local_shape)]]
+        return isinstance(box, Boxes) and share.is_one_box and said.describe()[1:] == [
+            list(share.pieces[0].offset), [a + b for a, b in zip(share.pieces[0].offset, share.local_shape)]]
 
     def free(self) -> None:
         """Frees plans and operand; the object cannot be used any more. A second call does nothing."""
@@ -417,8 +454,9 @@ class FFT:
         self.free()
 
 
-def fft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-        axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
+def fft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None,
+        stream: Any = None, axes: Sequence[int] | None = None, norm: str | None = None,
+        global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The forward transform of a complex array: this rank's part of the result. Arguments and errors as in
     :class:`FFT`. Collective.
 
@@ -429,39 +467,46 @@ def fft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: 
     return _once("fft.fft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
-def ifft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
+def ifft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None,
+         stream: Any = None, axes: Sequence[int] | None = None, norm: str | None = None,
+         global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The inverse transform of a complex array, as :func:`fft`. With norm=None nothing is divided by the number of
     elements; norm="backward" divides."""
     del sync_symmetric_memory, stream
     return _once("fft.ifft", operand, distribution, options, axes, norm, global_shape, group, True)
 
 
-def rfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
+def rfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None,
+         stream: Any = None, axes: Sequence[int] | None = None, norm: str | None = None,
+         global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The forward transform of a real array, as :func:`fft`: for n indices along the last axis the result has n // 2 +
     1 indices."""
     del sync_symmetric_memory, stream
     return _once("fft.rfft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
-def irfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-          axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
+def irfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None,
+          stream: Any = None, axes: Sequence[int] | None = None, norm: str | None = None,
+          global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The inverse of :func:`rfft`: a real array, times the number of elements unless norm="backward". See
     ``last_axis_parity``."""
     del sync_symmetric_memory, stream
     return _once("fft.irfft", operand, distribution, options, axes, norm, global_shape, group, True)
 
 
-def _once(call: str, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any, group: Any, inverse: bool) -> Any:
-    one = FFT(operand, distribution=distribution, options=options, axes=axes, norm=norm, global_shape=global_shape, group=group, _call=call, _inverse=inverse)
+def _once(call: str, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any, group: Any,
+          inverse: bool) -> Any:
+    one = FFT(operand, distribution=distribution, options=options, axes=axes, norm=norm, global_shape=global_shape,
+              group=group, _call=call, _inverse=inverse)
     one.plan()
-    _meeting.keep_plan(one._group, one._key, (one._problem, one._source, one._target, one._norm, one._facts, one._chunking, one._plans[False]))
+    _meeting.keep_plan(one._group, one._key, (one._problem, one._source, one._target, one._norm, one._facts,
+                                              one._chunking, one._plans[False]))
     return one.execute()
 
 
-def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = None, distribution: Any, memory_space: str | None = None,
-                     fft_type: str | None = None, logger: Any = None, group: Any = None) -> Any:
+def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = None, distribution: Any,
+                     memory_space: str | None = None, fft_type: str | None = None, logger: Any = None,
+                     group: Any = None) -> Any:
     """An uninitialised operand of the local ``shape`` in the heap that the ranks share: its first exchange copies each
     byte once.
 
@@ -480,7 +525,8 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
     except Exception as failure:
         error = failure
     operand = tensor.numpy() if name == "numpy" else tensor
-    FFT(operand, distribution=distribution, options={"fft_type": fft_type}, group=group, _call="fft.allocate_operand", _error=error).free()
+    FFT(operand, distribution=distribution, options={"fft_type": fft_type}, group=group, _call="fft.allocate_operand",
+        _error=error).free()
     return operand
 
 

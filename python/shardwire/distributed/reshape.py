@@ -22,7 +22,8 @@ from . import _ends, _meeting, _runtime
 from ._operand import Operand, order_of, read_out, unwrap, wrap
 from .distribution import Boxes, Dims, Distribution, Placements
 
-__all__ = ["InvalidReshapeState", "Redistribute", "RedistributeOptions", "Reshape", "ReshapeOptions", "redistribute", "reshape"]
+__all__ = ["InvalidReshapeState", "Redistribute", "RedistributeOptions", "Reshape", "ReshapeOptions", "redistribute",
+           "reshape"]
 _Array = TypeVar("_Array")  # the result is of the operand's kind
 
 
@@ -82,7 +83,8 @@ class Reshape:
     _call = "reshape"
 
     def __init__(self, operand: Any, /, input_box: Any, output_box: Any, *, options: Any = None, stream: Any = None,
-                 global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None, _keeps: bool = False) -> None:
+                 global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None,
+                 _keeps: bool = False) -> None:
         del stream
         self._group = _runtime.group_of(group)
         backend = resolve_backend(self._group)
@@ -114,13 +116,17 @@ class Reshape:
                 if isinstance(output_box, (list, tuple)):
                     output_box = Placements(output_box, dtensor.device_mesh)
                 if not isinstance(output_box, Placements):
-                    raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {kind_of(output_box)}")
+                    raise TypeError("the operand is a DTensor, and its result one too: give placements for it, not "
+                                    f"{kind_of(output_box)}")
                 self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
-            sides = [_ends.read_distribution(input_box, "input_box", self._ranks), _ends.read_distribution(output_box, "output_box", self._ranks)]
-            requires_grad = bool(self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False))
-            facts: dict[str, Any] = {
-                **self._operand.facts(), "input_box": sides[0].describe(), "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,
-                "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape"))}
+            sides = [_ends.read_distribution(input_box, "input_box", self._ranks),
+                     _ends.read_distribution(output_box, "output_box", self._ranks)]
+            requires_grad = bool(self._operand.tensor.requires_grad
+                                 or getattr(self._operand.given, "requires_grad", False))
+            facts: dict[str, Any] = {**self._operand.facts(), "input_box": sides[0].describe(),
+                                     "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,
+                                     "global_shape": None if global_shape is None
+                                                     else list(as_dims(global_shape, "global_shape"))}
             if out is not None:
                 self._out = read_out(out, self._operand)
                 self._refuse_gradient(requires_grad)
@@ -134,7 +140,8 @@ class Reshape:
         """Refuses as torch's own functions with out= do: without its gradient the operand would silently count as a
         constant."""
         if requires_grad and torch.is_grad_enabled():
-            raise ValueError("the operand requires grad, and no gradient goes through out=; leave out= away, give operand.detach(), or call under torch.no_grad()")
+            raise ValueError("the operand requires grad, and no gradient goes through out=; leave out= away, give "
+                             "operand.detach(), or call under torch.no_grad()")
 
     def _settle(self, facts: Sequence[dict[str, Any]], sides: Sequence[Distribution]) -> None:
         """Computes the two ends from the arguments of all ranks. Pure: an error is raised on all ranks alike."""
@@ -153,12 +160,14 @@ class Reshape:
             if isinstance(target, Boxes):
                 target, other = _ends.at_origin(target)
                 if other != lower:
-                    raise ValueError(f"{call}: the boxes of the input begin at {list(lower)}, those of the output at {list(other)}; both describe one array")
+                    raise ValueError(f"{call}: the boxes of the input begin at {list(lower)}, those of the output at "
+                                     f"{list(other)}; both describe one array")
         dims = _ends.global_shape_of(call, source, shapes, given)
         if isinstance(target, Boxes):
             wanted = target.infer_global_shape(shapes)
             if any(have < want for have, want in zip(dims, wanted)):
-                raise ValueError(f"{call}: the output's boxes reach to {list(wanted)}, but the input's make an array of shape {list(dims)}")
+                raise ValueError(f"{call}: the output's boxes reach to {list(wanted)}, but the input's make an array "
+                                 f"of shape {list(dims)}")
         self._source = _ends.make_end(call, "input_box", source, dims, size)
         self._target = _ends.make_end(call, "output_box", target, dims, size, overlaps=True)
         _ends.check_shapes(call, "the operand", self._source, shapes)
@@ -171,14 +180,16 @@ class Reshape:
         given = [record["out"] for record in facts]
         for rank, out in enumerate(given):
             if (out is None) != (given[0] is None):
-                raise MismatchError(f"{self._call}: out is given on rank {rank if out else 0} and not on rank {0 if out else rank}; give it on all ranks or on none")
+                raise MismatchError(f"{self._call}: out is given on rank {rank if out else 0} and not on rank "
+                                    f"{0 if out else rank}; give it on all ranks or on none")
         if given[0] is None:
             return
         _ends.check_shapes(self._call, "out", self._target, [out["shape"] for out in given])
         _ends.check_pieces(self._call, "out", self._target, [out["pieces"] for out in given])
         for rank, out in enumerate(given):
             if out["dtype"] != facts[0]["dtype"]:
-                raise ValueError(f"{self._call}: out has dtype {out['dtype']} on rank {rank}, the operand {facts[0]['dtype']}")
+                raise ValueError(f"{self._call}: out has dtype {out['dtype']} on rank {rank}, the operand "
+                                 f"{facts[0]['dtype']}")
 
     @property
     def global_shape(self) -> Dims:
@@ -194,7 +205,8 @@ class Reshape:
             if self._logger is not None:
                 self._logger.info("shardwire.distributed: %s", self.explain())
 
-    def execute(self, *, stream: Any = None, release_workspace: bool = False, sync_symmetric_memory: bool = True) -> Any:
+    def execute(self, *, stream: Any = None, release_workspace: bool = False,
+                sync_symmetric_memory: bool = True) -> Any:
         """Moves the operand and returns the complete result. Collective."""
         del stream, release_workspace, sync_symmetric_memory
         self._check_alive()
@@ -202,7 +214,8 @@ class Reshape:
             raise InvalidReshapeState("execute() comes after plan()")
         operand = self._operand
         if operand is None:
-            raise InvalidReshapeState("execute() needs an operand, and reset_operand(None) took it away; give one by reset_operand(...)")
+            raise InvalidReshapeState("execute() needs an operand, and reset_operand(None) took it away; give one by "
+                                      "reset_operand(...)")
         operand = wrap(operand.given)  # anew, since some arrays can only be read through a copy
         local = operand.tensor
         if self._out is not None:
@@ -211,8 +224,10 @@ class Reshape:
             return self._out.given
         if operand.package == "DTensor":
             local = operand.given.to_local() if operand.given.requires_grad else local
-        result = _Move.apply(local, self) if local.requires_grad and torch.is_grad_enabled() else self._run(local.detach(), None)
-        return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution, self.global_shape, len(self._ranks))
+        result = (_Move.apply(local, self) if local.requires_grad and torch.is_grad_enabled()
+                  else self._run(local.detach(), None))
+        return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution,
+                      self.global_shape, len(self._ranks))
 
     def _run(self, local: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
         assert self._op is not None
@@ -253,10 +268,12 @@ class Reshape:
         fresh = wrap(operand)
         for key, value in fresh.facts().items():
             if key == "pieces" and value != self._facts[key]:
-                raise ValueError(f"the operand is a DTensor that gave this rank {_ends.said_pieces(self._facts[key])}, the placements of the new one give it "
-                                 f"{_ends.said_pieces(value)}; bring it there first, by shardwire.redistribute")
+                raise ValueError(f"the operand is a DTensor that gave this rank {_ends.said_pieces(self._facts[key])}, "
+                                 f"the placements of the new one give it {_ends.said_pieces(value)}; bring it there "
+                                 "first, by shardwire.redistribute")
             if value != self._facts[key]:
-                raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
+                raise (TypeError if key in ("package", "dtype") else ValueError)(
+                    f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
         if self._out is not None:
             self._refuse_gradient(fresh.tensor.requires_grad or getattr(operand, "requires_grad", False))
         return fresh
@@ -266,7 +283,8 @@ class Reshape:
         self._check_alive()
         if self._op is None:
             raise InvalidReshapeState("explain() comes after plan()")
-        return f"{self._call} of {list(self.global_shape)} {self._dtype}: {self._source.distribution} to {self._target.distribution}\n{self._op.explain()}"
+        return (f"{self._call} of {list(self.global_shape)} {self._dtype}: {self._source.distribution} to "
+                f"{self._target.distribution}\n{self._op.explain()}")
 
     def free(self) -> None:
         """Frees operation, operand and out; the object cannot be used any more. A second call does nothing."""
@@ -290,14 +308,16 @@ class Redistribute(Reshape):
 
     _call = "redistribute"
 
-    def __init__(self, operand: Any, /, input_distribution: Any, output_distribution: Any, *, options: Any = None, stream: Any = None,
-                 global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None, _keeps: bool = False) -> None:
-        super().__init__(operand, input_distribution, output_distribution, options=options, stream=stream, global_shape=global_shape, out=out,
-                         group=group, _keeps=_keeps)
+    def __init__(self, operand: Any, /, input_distribution: Any, output_distribution: Any, *, options: Any = None,
+                 stream: Any = None, global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None,
+                 _keeps: bool = False) -> None:
+        super().__init__(operand, input_distribution, output_distribution, options=options, stream=stream,
+                         global_shape=global_shape, out=out, group=group, _keeps=_keeps)
 
 
-def reshape(operand: _Array, /, input_box: Any, output_box: Any, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-            global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> _Array:
+def reshape(operand: _Array, /, input_box: Any, output_box: Any, *, sync_symmetric_memory: bool = True,
+            options: Any = None, stream: Any = None, global_shape: Sequence[int] | None = None, out: Any = None,
+            group: Any = None) -> _Array:
     """This rank's part of the array, laid out anew; arguments and errors as in :class:`Reshape`. Collective over the
     group.
 
@@ -305,16 +325,17 @@ def reshape(operand: _Array, /, input_box: Any, output_box: Any, *, sync_symmetr
     hundred bytes and moves.
     """
     del sync_symmetric_memory
-    return _once(Reshape(operand, input_box, output_box, options=options, stream=stream, global_shape=global_shape, out=out, group=group,
-                    _keeps=True))
+    return _once(Reshape(operand, input_box, output_box, options=options, stream=stream, global_shape=global_shape,
+                         out=out, group=group, _keeps=True))
 
 
-def redistribute(operand: _Array, /, input_distribution: Any, output_distribution: Any, *, sync_symmetric_memory: bool = True, options: Any = None,
-                 stream: Any = None, global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> _Array:
+def redistribute(operand: _Array, /, input_distribution: Any, output_distribution: Any, *,
+                 sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+                 global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> _Array:
     """:func:`~shardwire.distributed.reshape.reshape` by the name and with the argument names of nvmath 1.0."""
     del sync_symmetric_memory
-    return _once(Redistribute(operand, input_distribution, output_distribution, options=options, stream=stream, global_shape=global_shape, out=out,
-                              group=group, _keeps=True))
+    return _once(Redistribute(operand, input_distribution, output_distribution, options=options, stream=stream,
+                              global_shape=global_shape, out=out, group=group, _keeps=True))
 
 
 def _once(one: Reshape) -> Any:
@@ -323,14 +344,16 @@ def _once(one: Reshape) -> Any:
     return one.execute()
 
 
-def move(group: Any, rank: int, source: _ends.End, target: _ends.End, dtype: torch.dtype, name: str, reduction: str | None = None) -> CustomOp:
+def move(group: Any, rank: int, source: _ends.End, target: _ends.End, dtype: torch.dtype, name: str,
+         reduction: str | None = None) -> CustomOp:
     """The compiled op that brings an array from one end to the other. Collective. Of equal copies of the input the
     nearest supplies an element."""
     def regions(end: _ends.End) -> list[Any]:
         share = end.shares[rank]
         return [Pieces(share.local_shape, share.pieces)] if share.pieces else []
-    return compile_op(group, shape=source.global_shape, dtype=dtype, inputs=regions(source), outputs=regions(target), reduction=reduction,  # type: ignore[arg-type]
-                      overlap=None if reduction else "any", name=f"shardwire.distributed.{name}")
+    return compile_op(group, shape=source.global_shape, dtype=dtype, inputs=regions(source),  # type: ignore[arg-type]
+                      outputs=regions(target), reduction=reduction, overlap=None if reduction else "any",
+                      name=f"shardwire.distributed.{name}")
 
 
 class _Move(torch.autograd.Function):
@@ -353,7 +376,8 @@ class _Move(torch.autograd.Function):
             op = move(group, rank, target, source, dtype, f"{call}.backward", reduction)
         _meeting.keep_plan(group, key, op)
         result = _runtime.empty(source.shares[rank].local_shape, dtype, grad.device)
-        op([grad.resolve_conj().resolve_neg()] if target.shares[rank].pieces else [], [result] if source.shares[rank].pieces else []).wait()
+        op([grad.resolve_conj().resolve_neg()] if target.shares[rank].pieces else [],
+           [result] if source.shares[rank].pieces else []).wait()
         return result, None
 
 

@@ -25,10 +25,12 @@ def create_from_options(options: Any, backend_options: Any, for_gloo: bool = Fal
         timeout = as_timeout(backend_options._timeout)
     ranks = list(options.global_ranks_in_group)
     route()
-    return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks, for_gloo, is_of_one_job=True)
+    return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks,
+                             for_gloo, is_of_one_job=True)
 
 
-def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta | None, name: str, ranks: list[int]) -> Any:
+def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta | None, name: str,
+                            ranks: list[int]) -> Any:
     """Makes a group's backend in place of gloo's class; called by torch where shardwire stands in for gloo."""
     route()
     return _C.create_backend(store, rank, size, as_timeout(timeout), name, ranks, for_gloo=True, is_of_one_job=True)

@@ -46,10 +46,13 @@ def rendezvous(url: str, timeout: timedelta | None = None, **more: Any) -> Itera
     host, port = address_of(place)
     host, port = os.environ.get("MASTER_ADDR") or host, _given_port() or port
     if not host or not port:
-        unknown = [what for what, known in (("where rank 0 runs", host), ("which port its store can have", port)) if not known]
+        unknown = [what for what, known in (("where rank 0 runs", host), ("which port its store can have", port))
+                   if not known]
         to_set = [name for name, known in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if not known]
-        how = f" ({' '.join(f'-x {name}=...' for name in to_set)}), or build shardwire with MPI, which needs neither" if place.is_open_mpi else ""
-        raise ValueError(f"{_head(missing)}. {place.describe()}, but not {' nor '.join(unknown)}: set {_list(to_set)} for all ranks{how}")
+        how = (f" ({' '.join(f'-x {name}=...' for name in to_set)}), or build shardwire with MPI, which needs neither"
+               if place.is_open_mpi else "")
+        raise ValueError(f"{_head(missing)}. {place.describe()}, but not {' nor '.join(unknown)}: set {_list(to_set)} "
+                         f"for all ranks{how}")
     yield _store(host, port, rank, size, as_timeout(timeout), place), rank, size
     raise RuntimeError("env:// cannot replace lost ranks: start the job anew")
 
@@ -59,7 +62,8 @@ def _list(words: Sequence[str]) -> str:
 
 
 def _head(missing: Sequence[str]) -> str:
-    which = "none of them is set" if len(missing) == len(_NEEDED) else f"{_list(missing)} {'is' if len(missing) == 1 else 'are'} not set"
+    which = ("none of them is set" if len(missing) == len(_NEEDED)
+             else f"{_list(missing)} {'is' if len(missing) == 1 else 'are'} not set")
     return f"init_process_group('shardwire') reads {_list(_NEEDED)}, which a launcher sets, and {which}"
 
 
@@ -71,12 +75,12 @@ def _rank_and_size(url: str, place: Place, missing: Sequence[str]) -> tuple[int,
         if given and not given.isdecimal():
             raise ValueError(f"{name} is {given!r}, not a number")
         if given and placed is not None and int(given) != placed:
-            raise ValueError(f"{_head(missing)}. {name} is given as {given}, but {place.describe()}: leave rank and world size to the launcher, "
-                             f"or set {_list(missing)} as well")
+            raise ValueError(f"{_head(missing)}. {name} is given as {given}, but {place.describe()}: leave rank and "
+                             f"world size to the launcher, or set {_list(missing)} as well")
         known = int(given) if given else placed
         if known is None:
-            raise ValueError(f"{_head(missing)}. {place.describe()}, but not how many ranks there are: set {name} for all ranks, "
-                             "or call init_process_group('shardwire', init_method='mpi://')")
+            raise ValueError(f"{_head(missing)}. {place.describe()}, but not how many ranks there are: set {name} for "
+                             "all ranks, or call init_process_group('shardwire', init_method='mpi://')")
         found.append(known)
     return found[0], found[1]
 
@@ -94,5 +98,6 @@ def _store(host: str, port: int, rank: int, size: int, timeout: timedelta, place
     try:
         return mpi.tcp_store(host, port, size, rank == 0, timeout)
     except Exception as error:
-        raise RuntimeError(f"rank {rank} could not {'open' if rank == 0 else 'reach'} the ranks' store at {host}:{port}: {error}. "
-                           f"{place.describe()}; MASTER_ADDR and MASTER_PORT, set for all ranks, name another place for it") from error
+        raise RuntimeError(f"rank {rank} could not {'open' if rank == 0 else 'reach'} the ranks' store at "
+                           f"{host}:{port}: {error}. {place.describe()}; MASTER_ADDR and MASTER_PORT, set for all "
+                           "ranks, name another place for it") from error

@@ -29,8 +29,8 @@ _fresh_counter = itertools.count()
 IS_WRAPPED = hasattr(dist.ProcessGroup, "_register_backend")
 
 
-def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | float | None = None, name: str | None = None,
-                         standalone: bool = False) -> Any:
+def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | float | None = None,
+                         name: str | None = None, standalone: bool = False) -> Any:
     """Makes a group of the processes that share ``store``, beside the default group or without a default group.
 
     Collective: every rank of 0..size-1 calls, with the same ``name`` (or each without). Blocks until all have met.
@@ -57,13 +57,16 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
     # Arguments are checked before a number is taken
     period = as_timeout(timeout)
     unique = f"shardwire:{next(_counter)}"
-    return create_under_prefix(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, period, unique, name, standalone)
+    return create_under_prefix(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, period, unique, name,
+                               standalone)
 
 
-def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta | float | None, name: str | None, standalone: bool = False) -> Any:
+def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta | float | None, name: str | None,
+                            standalone: bool = False) -> Any:
     """As create_process_group, for a store with this group alone: ranks may have made different numbers of groups
     before."""
-    return create_under_prefix(store, rank, size, as_timeout(timeout), f"shardwire:fresh:{next(_fresh_counter)}", name, standalone)
+    return create_under_prefix(store, rank, size, as_timeout(timeout), f"shardwire:fresh:{next(_fresh_counter)}", name,
+                               standalone)
 
 
 def end_process_group(group: Any = None) -> None:
@@ -72,14 +75,16 @@ def end_process_group(group: Any = None) -> None:
     backend = resolve_backend(group)
     world: Any = getattr(c10d, "_world", None)
     known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
-    group = c10d._get_default_group() if group is None else find_process_group(group) if isinstance(group, str) else group
+    group = (c10d._get_default_group() if group is None else find_process_group(group) if isinstance(group, str)
+             else group)
     if group in known:
         dist.destroy_process_group(group)
         return
     _C.shutdown(backend)
 
 
-def create_under_prefix(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None, standalone: bool = False) -> Any:
+def create_under_prefix(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None,
+                        standalone: bool = False) -> Any:
     route()
     backend = _C.create_backend(prefixed, rank, size, period, name or unique)
     group = wrap_backend(backend, prefixed, rank, size) if IS_WRAPPED else backend
@@ -162,8 +167,9 @@ def find_process_group(name: str) -> Any:
         known.setdefault("WORLD", c10d._get_default_group())
     if name in known:
         return known[name]
-    raise ValueError(f"no shardwire process group is named {name!r}; known: {', '.join(sorted(map(repr, known))) or 'none'}. "
-                     "Name one with shardwire.name_process_group(group, name)")
+    raise ValueError(f"no shardwire process group is named {name!r}; known: "
+                     f"{', '.join(sorted(map(repr, known))) or 'none'}. Name one with "
+                     "shardwire.name_process_group(group, name)")
 
 
 def name_of_group(group: Any) -> str:
@@ -177,7 +183,8 @@ def name_of_group(group: Any) -> str:
     for known, names in _torch_groups():
         if known is group and names:
             return names[0]
-    raise ValueError("this group has no name by which other ranks could find it; give it one with shardwire.name_process_group on all ranks")
+    raise ValueError("this group has no name by which other ranks could find it; give it one with "
+                     "shardwire.name_process_group on all ranks")
 
 
 def store_of(group: Any) -> Any:
@@ -189,7 +196,8 @@ def store_of(group: Any) -> Any:
     is_old = not hasattr(world, "pg_map")  # 1.13: its table has the store shared by all groups
     entry = (c10d._pg_map if is_old else world.pg_map).get(group)
     if entry is None or entry[1] is None:
-        raise ValueError("this group is not known to torch any more (was it destroyed?), or was made in C++: it has no store to meet ranks through")
+        raise ValueError("this group is not known to torch any more (was it destroyed?), or was made in C++: it has no "
+                         "store to meet ranks through")
     return dist.PrefixStore(c10d._pg_names[group], entry[1]) if is_old else entry[1]
 
 
@@ -209,17 +217,20 @@ def resolve_backend(group: Any = None) -> Any:
     """
     if group is None:
         if not dist.is_initialized():
-            raise ValueError("there is no default process group; call torch.distributed.init_process_group('shardwire', ...) first, or give a group")
+            raise ValueError("there is no default process group; call "
+                             "torch.distributed.init_process_group('shardwire', ...) first, or give a group")
         group = c10d._get_default_group()
     elif isinstance(group, str):
         group = find_process_group(group)
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("this rank is not a member of the group")
     if not isinstance(group, dist.ProcessGroup) and not _C.is_backend(group):
-        raise TypeError(f"group is a {type(group).__name__}; give a process group, the name of one, or None for the default group")
+        raise TypeError(f"group is a {type(group).__name__}; give a process group, the name of one, or None for the "
+                        "default group")
     backend = shardwire_behind(group)
     if backend is None:
-        raise ValueError("the group's backend for CPU tensors is not shardwire; make it with backend='shardwire' or 'cpu:shardwire,...'")
+        raise ValueError("the group's backend for CPU tensors is not shardwire; make it with backend='shardwire' or "
+                         "'cpu:shardwire,...'")
     return backend
 
 

@@ -47,7 +47,8 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iter
     for what, here in (("rank", rank), ("world_size", size)):
         for given in parse_qs(urlparse(url).query).get(what, []):
             if int(given) != here:
-                raise ValueError(f"{what}={given} was given, but MPI says {here}; leave rank and world_size out with init_method='mpi://'")
+                raise ValueError(f"{what}={given} was given, but MPI says {here}; leave rank and world_size out with "
+                                 "init_method='mpi://'")
     yield _meet(lambda sent: _C.mpi_broadcast(sent, seconds), rank, size, period), rank, size
     raise RuntimeError("mpi:// cannot replace lost ranks: start the MPI job anew")
 
@@ -74,7 +75,8 @@ def _meet(broadcast: Callable[[bytes], bytes], rank: int, size: int, timeout: ti
     there, port, failure = sent.split("\n", 2)
     if failure:
         raise RuntimeError(f"rank 0 on host {there} could not open a store for the others: {failure}")
-    return store if store is not None else tcp_store("localhost" if there == host else there, int(port), size, False, timeout)
+    return store if store is not None else tcp_store("localhost" if there == host else there, int(port), size, False,
+                                                     timeout)
 
 
 def tcp_store(host: str, port: int, size: int | None, is_master: bool, timeout: timedelta) -> Any:
@@ -84,4 +86,5 @@ def tcp_store(host: str, port: int, size: int | None, is_master: bool, timeout: 
     except Exception as error:
         if "libuv" not in str(error):
             raise
-    return dist.TCPStore(host, port, size, is_master, timeout, wait_for_workers=False, use_libuv=False)  # type: ignore[call-arg]
+    return dist.TCPStore(host, port, size, is_master, timeout, wait_for_workers=False,  # type: ignore[call-arg]
+                         use_libuv=False)

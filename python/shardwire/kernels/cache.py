@@ -70,8 +70,9 @@ def store(folder: str, package: Package) -> None:
     """Writes the package's file. Never raises for an error of the system."""
     failed = _C.write_kept(folder, package.key + _ENDING, package.encode())
     if failed:
-        warnings.warn(f"shardwire: the kernel {package.name!r} was compiled but could not be kept in {folder}: {failed}; the next process compiles it "
-                      "again. Give build_dir, or set SHARDWIRE_KERNEL_DIR, to a folder that can be written", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"shardwire: the kernel {package.name!r} was compiled but could not be kept in {folder}: "
+                      f"{failed}; the next process compiles it again. Give build_dir, or set SHARDWIRE_KERNEL_DIR, to "
+                      "a folder that can be written", RuntimeWarning, stacklevel=2)
 
 
 def _read(path: str, key: str) -> Package | None:

@@ -41,17 +41,21 @@ class DeviceKernel:
     compile_and_load.
     """
 
-    def __init__(self, name: str, package: Package, run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]], origin: str, pattern: Pattern, path: str, seconds: float) -> None:
-        self.name, self.key, self.inputs, self.outputs, self.compiler = name, package.key, tuple(package.inputs), tuple(package.outputs), package.compiler
+    def __init__(self, name: str, package: Package, run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+                 origin: str, pattern: Pattern, path: str, seconds: float) -> None:
+        self.name, self.key, self.inputs, self.outputs, self.compiler = (
+            name, package.key, tuple(package.inputs), tuple(package.outputs), package.compiler)
         self.origin, self.path, self.seconds = origin, path, seconds
         self.rank_id, self.world_size, self.cc_enabled = pattern.rank, pattern.world, pattern.cc
         self._run, self._returns, self._changed = run, package.returns, package.changed
         self._ops = held_ops(package.ops)  # the compiled code finds the ops by name, as long as the ops live
 
     @classmethod
-    def compile_and_load(cls, kernel: Any, *args: torch.Tensor, name: str | None = None, additional_compiler_args: CompilerArgs = None, use_cached_if_exists: bool = True,
-                         build_dir: str | os.PathLike[str] | None = None, target: str | None = None, is_spmd: bool = True, cc_enabled: bool | None = None,
-                         rank_id: int | None = None, world_size: int | None = None, group: Any = None, timeout: Seconds = None) -> DeviceKernel:
+    def compile_and_load(cls, kernel: Any, *args: torch.Tensor, name: str | None = None,
+                         additional_compiler_args: CompilerArgs = None, use_cached_if_exists: bool = True,
+                         build_dir: str | os.PathLike[str] | None = None, target: str | None = None,
+                         is_spmd: bool = True, cc_enabled: bool | None = None, rank_id: int | None = None,
+                         world_size: int | None = None, group: Any = None, timeout: Seconds = None) -> DeviceKernel:
         """Compiles ``kernel`` for tensors like ``args`` and loads the result. Where communication is on, every rank of
         the group calls compile_and_load.
 
@@ -100,7 +104,8 @@ class DeviceKernel:
         path = os.path.join(folder, package.key + ".swkn")
         return cls(request.name, package, run, origin, pattern, path, time.perf_counter() - start)
 
-    def __call__(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None, outputs: Mapping[str, torch.Tensor] | None = None) -> Result | Mapping[str, torch.Tensor]:
+    def __call__(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None,
+                 outputs: Mapping[str, torch.Tensor] | None = None) -> Result | Mapping[str, torch.Tensor]:
         """Runs the kernel: ``k(a, b)``, or ``k(inputs={"a": a, "b": b})``.
 
         outputs: tensors by name ("output0", "output1", ..., or the keys of the dict that the kernel returns). The
@@ -121,7 +126,8 @@ class DeviceKernel:
                 return outputs  # type: ignore[return-value]
         return self._as_returned(results)
 
-    def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None, mode: str = "host", warmup: int = 10, iterations: int = 100) -> KernelTimes:
+    def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None, mode: str = "host",
+                  warmup: int = 10, iterations: int = 100) -> KernelTimes:
         """Runs the kernel ``warmup`` times, then ``iterations`` times, and returns the times of the latter, in seconds.
 
         mode: "host", whole calls with all checks; "device", the compiled code alone (on an accelerator, between two of
@@ -135,18 +141,22 @@ class DeviceKernel:
         for label, count, least in (("warmup", warmup, 0), ("iterations", iterations, 1)):
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
                 raise ValueError(f"{label} is {kind_of(count)}; give an int of at least {least}")
-        given = self._tensors(tensors, inputs) if tensors or inputs is not None else [_example(form) for form in self.inputs]
+        given = (self._tensors(tensors, inputs) if tensors or inputs is not None
+                 else [_example(form) for form in self.inputs])
         device = given[0].device if given else torch.device("cpu")
         with torch.no_grad():
-            return measure((lambda: self(*given)) if mode == "host" else (lambda: self._run(given)), device, mode, warmup, iterations)
+            return measure((lambda: self(*given)) if mode == "host" else (lambda: self._run(given)), device, mode,
+                           warmup, iterations)
 
-    def _tensors(self, tensors: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor] | None) -> list[torch.Tensor]:
+    def _tensors(self, tensors: Sequence[torch.Tensor],
+                 inputs: Mapping[str, torch.Tensor] | None) -> list[torch.Tensor]:
         if inputs is not None:
             if tensors:
                 raise TypeError("tensors are given by position and by inputs=; give them one way")
             tensors = by_name(inputs, self.inputs, "inputs")
         if len(tensors) != len(self.inputs):
-            raise ValueError(f"{len(tensors)} tensors given, the kernel {self.name!r} takes {len(self.inputs)}: {', '.join(form.name for form in self.inputs)}")
+            raise ValueError(f"{len(tensors)} tensors given, the kernel {self.name!r} takes {len(self.inputs)}: "
+                             f"{', '.join(form.name for form in self.inputs)}")
         for form, tensor in zip(self.inputs, tensors):
             form.check(tensor, repr(form.name), with_strides=True)
         if self._changed:
@@ -161,10 +171,12 @@ class DeviceKernel:
         return list(results) if self._returns == "list" else tuple(results)
 
     def __repr__(self) -> str:
-        return f"<shardwire.DeviceKernel {self.name!r}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {self.compiler}, {self.origin}>"
+        return (f"<shardwire.DeviceKernel {self.name!r}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, "
+                f"{self.compiler}, {self.origin}>")
 
 
-def _pattern_or_failure(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any, group: Any) -> tuple[Pattern, Exception | None]:
+def _pattern_or_failure(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any,
+                        group: Any) -> tuple[Pattern, Exception | None]:
     """The pattern. Where the arguments are wrong and yet name a group: the pattern of an SPMD call and the error, so
     that all ranks of the group are notified of the error."""
     try:
@@ -181,7 +193,8 @@ def _pattern_or_failure(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size:
         return pattern, error
 
 
-def _request(kernel: Any, args: Sequence[Any], name: Any, compiler_args: Any, use_cached: Any, folder: str, target: Any) -> Request:
+def _request(kernel: Any, args: Sequence[Any], name: Any, compiler_args: Any, use_cached: Any, folder: str,
+             target: Any) -> Request:
     if not isinstance(use_cached, bool):
         raise TypeError(f"use_cached_if_exists is {kind_of(use_cached)}; give True or False")
     if name is not None and not isinstance(name, str):
@@ -193,11 +206,13 @@ def _request(kernel: Any, args: Sequence[Any], name: Any, compiler_args: Any, us
         args = args or kernel.example_inputs[0]
         kernel = kernel.module()
     if inspect.isclass(kernel) or not callable(kernel):
-        raise TypeError(f"kernel is {kind_of(kernel)}; give a function of tensors, an nn.Module or a torch.export.ExportedProgram")
+        raise TypeError(f"kernel is {kind_of(kernel)}; give a function of tensors, an nn.Module or a "
+                        "torch.export.ExportedProgram")
     forms = forms_of_arguments(kernel, args)
     devices = sorted({form.device for form in forms})
     if target is not None and devices and devices != [target]:
-        raise ValueError(f"target is {target!r}, but the tensors lie on {' and '.join(devices)}; move them, or leave target out")
+        raise ValueError(f"target is {target!r}, but the tensors lie on {' and '.join(devices)}; move them, or leave "
+                         "target out")
     return Request(kernel, args, forms, name or name_of(given), _settings(compiler_args), use_cached, folder, given)
 
 
@@ -210,14 +225,16 @@ def _settings(given: Any) -> dict[str, Any]:
     else:
         words = given.split() if isinstance(given, str) else given
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-            raise TypeError(f"additional_compiler_args is {kind_of(given)}; give a dict of inductor's settings, or 'name=value' words")
+            raise TypeError(f"additional_compiler_args is {kind_of(given)}; give a dict of inductor's settings, or "
+                            "'name=value' words")
         for word in words:
             if "=" not in word:
                 raise ValueError(f"additional_compiler_args has {word!r}; give inductor's settings as 'name=value'")
         pairs = [(name, _read(value)) for name, value in (word.split("=", 1) for word in words)]
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, _SCALARS):
-            raise TypeError(f"additional_compiler_args[{name!r}] is {kind_of(value)}; give bools, numbers, strings or None by name")
+            raise TypeError(f"additional_compiler_args[{name!r}] is {kind_of(value)}; give bools, numbers, strings or "
+                            "None by name")
     return dict(pairs)
 
 
@@ -236,14 +253,16 @@ def _read(word: str) -> Any:
 def _example(form: TensorForm) -> torch.Tensor:
     dtype = getattr(torch, form.dtype.removeprefix("torch."))
     tensor = torch.empty_strided(form.shape, form.strides, dtype=dtype, device=form.device)
-    return tensor.normal_() if dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16) else tensor.zero_()
+    return (tensor.normal_() if dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+            else tensor.zero_())
 
 
 def _load(package: Package) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """A function that runs the package's code. KernelError when torch cannot load the code."""
     wanted = "aotinductor" if machine.HAS_AOTI else "torchscript"
     if package.compiler != wanted:
-        raise errors.KernelError(f"the kernel {package.name!r} is a package of {package.compiler}; torch {torch.__version__} loads {wanted}")
+        raise errors.KernelError(f"the kernel {package.name!r} is a package of {package.compiler}; torch "
+                                 f"{torch.__version__} loads {wanted}")
     held_ops(package.ops)  # before torch looks up the operator that runs the ops
     try:
         if package.compiler == "torchscript":
@@ -251,7 +270,8 @@ def _load(package: Package) -> Callable[[list[torch.Tensor]], Sequence[torch.Ten
             return lambda tensors: module(*tensors)
         return _load_aoti(package.code)
     except Exception as error:
-        raise errors.KernelError(f"the kernel {package.name!r} cannot be loaded: {type(error).__name__}: {error}; use_cached_if_exists=False compiles it anew") from error
+        raise errors.KernelError(f"the kernel {package.name!r} cannot be loaded: {type(error).__name__}: {error}; "
+                                 "use_cached_if_exists=False compiles it anew") from error
 
 
 _loading = threading.Lock()

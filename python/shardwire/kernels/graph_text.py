@@ -20,7 +20,8 @@ def text_of(program: Any) -> str:
             continue
         lines.append(f"graph {path}")
         for node in graph.nodes:
-            lines.append(f"{node.name} {node.op} {_target(node.target)} {node.args!r} {node.kwargs!r} {_meta(node.meta.get('val'))}")
+            lines.append(f"{node.name} {node.op} {_target(node.target)} {node.args!r} {node.kwargs!r} "
+                         f"{_meta(node.meta.get('val'))}")
     lines.append(str([(str(spec.kind), str(spec.arg), spec.target) for spec in program.graph_signature.input_specs]))
     lines.append(str([(str(spec.kind), str(spec.arg), spec.target) for spec in program.graph_signature.output_specs]))
     for label, table in (("state", program.state_dict), ("constant", program.constants)):
@@ -39,7 +40,8 @@ def value_digest(value: Any) -> str:
 
 
 def _target(target: Any) -> str:
-    return target if isinstance(target, str) else f"{getattr(target, '__module__', '')}.{target!s}" if not callable(target) else _name_of(target)
+    return (target if isinstance(target, str) else f"{getattr(target, '__module__', '')}.{target!s}"
+            if not callable(target) else _name_of(target))
 
 
 def _name_of(function: Any) -> str:
@@ -58,8 +60,9 @@ def _meta(value: Any) -> str:
 
 def communication_in(program: Any) -> list[tuple[str, str | None]]:
     """Every collective of the graph, with the name of the collective's group (None: the node names no group)."""
-    return [(str(node.target), _group_of(node)) for node in _nodes(program) if _namespace(node.target) in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor")
-            and "wait_tensor" not in str(node.target)]
+    return [(str(node.target), _group_of(node)) for node in _nodes(program)
+            if _namespace(node.target) in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor")
+               and "wait_tensor" not in str(node.target)]
 
 
 def _nodes(program: Any) -> Iterator[Any]:

@@ -24,7 +24,8 @@ def name_of(kernel: Any) -> str:
 
 def is_program(kernel: Any) -> bool:
     """Whether ``kernel`` is torch's ExportedProgram; never imports torch.export."""
-    return any(base.__name__ == "ExportedProgram" and base.__module__.startswith("torch.") for base in type(kernel).__mro__)
+    return any(base.__name__ == "ExportedProgram" and base.__module__.startswith("torch.")
+               for base in type(kernel).__mro__)
 
 
 def identity(kernel: Any) -> dict[str, str]:
@@ -33,15 +34,19 @@ def identity(kernel: Any) -> dict[str, str]:
     if is_program(kernel):
         return {"the exported program": _digest(text_of(kernel))}
     if isinstance(kernel, functools.partial):
-        bound = {f"the bound argument {name!r}": _value(value) for name, value in [*enumerate(kernel.args), *kernel.keywords.items()]}
+        bound = {f"the bound argument {name!r}": _value(value)
+                 for name, value in [*enumerate(kernel.args), *kernel.keywords.items()]}
         return {**identity(kernel.func), **bound}
     if isinstance(kernel, torch.nn.Module):
-        values = {f"the {label} {name!r}": value_digest(value) for label, table in (("parameter", kernel.named_parameters()), ("buffer", kernel.named_buffers()))
+        values = {f"the {label} {name!r}": value_digest(value)
+                  for label, table in (("parameter", kernel.named_parameters()), ("buffer", kernel.named_buffers()))
                   for name, value in table}
-        return {"the module": f"{type(kernel).__qualname__}, {_digest(str(kernel))}", "the module's mode": "training" if kernel.training else "eval",
+        return {"the module": f"{type(kernel).__qualname__}, {_digest(str(kernel))}",
+                "the module's mode": "training" if kernel.training else "eval",
                 "the kernel's code": _code(getattr(type(kernel).forward, "__code__", None)), **values}
     function = getattr(kernel, "__func__", kernel)
-    found = {"the kernel's name": str(getattr(function, "__qualname__", type(function).__qualname__)), "the kernel's code": _code(getattr(function, "__code__", None))}
+    found = {"the kernel's name": str(getattr(function, "__qualname__", type(function).__qualname__)),
+             "the kernel's code": _code(getattr(function, "__code__", None))}
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
         try:
@@ -56,7 +61,8 @@ def identity(kernel: Any) -> dict[str, str]:
 
 
 def _globals_read(code: types.CodeType | None) -> list[str]:
-    return [] if code is None else sorted({step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"})
+    return ([] if code is None
+            else sorted({step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}))
 
 
 def _value(value: Any) -> str:
@@ -72,7 +78,9 @@ def _code(code: types.CodeType | None) -> str:
 
 
 def _text_of_code(code: types.CodeType) -> str:
-    constants = [_text_of_code(value) if isinstance(value, types.CodeType) else repr(sorted(value, key=repr) if isinstance(value, frozenset) else value) for value in code.co_consts]
+    constants = [_text_of_code(value) if isinstance(value, types.CodeType)
+                 else repr(sorted(value, key=repr) if isinstance(value, frozenset) else value)
+                 for value in code.co_consts]
     return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
 
 

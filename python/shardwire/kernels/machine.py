@@ -25,7 +25,8 @@ HAS_AOTI = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 
 def loads() -> dict[str, str]:
     """Values that must be equal on all ranks that load one package: the package is machine code for this torch on this
     kind of CPU."""
-    return {"torch": torch.__version__, "shardwire": _build_info.VERSION, "python": "%d.%d" % sys.version_info[:2], "CPU": _cpu()}
+    return {"torch": torch.__version__, "shardwire": _build_info.VERSION, "python": "%d.%d" % sys.version_info[:2],
+            "CPU": _cpu()}
 
 
 def compiles(settings: dict[str, Any], device: str) -> dict[str, Any]:
@@ -34,13 +35,16 @@ def compiles(settings: dict[str, Any], device: str) -> dict[str, Any]:
     if HAS_AOTI:
         from torch._inductor import config
         # The number of threads is a constant in compiled loops.
-        found["torch"] = [torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+        found["torch"] = [torch.get_num_threads(), torch.get_float32_matmul_precision(),
+                          torch.are_deterministic_algorithms_enabled()]
         found["inductor"] = _digest_of_settings(config)
         found["cxx"] = _compiler(os.environ.get("CXX", "g++"))
-        found["flags"] = [os.environ.get(name, "") for name in ("CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ATEN_CPU_CAPABILITY")]
+        found["flags"] = [os.environ.get(name, "")
+                          for name in ("CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ATEN_CPU_CAPABILITY")]
     if device != "cpu":
         module = getattr(torch, device, None)
-        found["device"] = [str(getattr(module, call)()) for call in ("get_device_name", "get_device_capability") if hasattr(module, call)]
+        found["device"] = [str(getattr(module, call)()) for call in ("get_device_name", "get_device_capability")
+                           if hasattr(module, call)]
     return found
 
 
@@ -82,7 +86,8 @@ def _compiler(command: str) -> str:
     if path is None:
         return f"no {command}"
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL).stdout
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False,
+                              stdin=subprocess.DEVNULL).stdout
     except (OSError, subprocess.TimeoutExpired):
         said = ""
     return f"{os.path.realpath(path)} {(said.splitlines() or [''])[0]}"

@@ -29,7 +29,8 @@ class RecordedRun:
     synchronize = result = wait
 
 
-def record(op: CustomOp, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Any = None) -> RecordedRun:
+def record(op: CustomOp, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *,
+           timeout: Any = None) -> RecordedRun:
     """Takes the place of ``op(inputs, outputs)`` while a kernel is traced."""
     if timeout is not None:
         raise UnsupportedError("a compiled op inside a kernel takes no timeout; the group's holds")
@@ -39,9 +40,12 @@ def record(op: CustomOp, input_tensors: Tensors | None = None, output_tensors: T
             decl = op.tensors[local.tensor]
             dtype = decl.dtype if label == "inputs" else decl.output_dtype
             if tuple(tensor.shape) != local.local_shape or tensor.dtype != dtype:
-                raise ValueError(f"{label}[{index}] of a compiled op in the kernel is {tensor.dtype}{list(tensor.shape)}, the op was compiled for {dtype}{list(local.local_shape)}")
+                raise ValueError(f"{label}[{index}] of a compiled op in the kernel is "
+                                 f"{tensor.dtype}{list(tensor.shape)}, the op was compiled for "
+                                 f"{dtype}{list(local.local_shape)}")
     if not outputs:
-        raise UnsupportedError("a compiled op that gives this rank nothing cannot be in a kernel: torch leaves out what has no result, and its peers would wait; call it outside of the kernel")
+        raise UnsupportedError("a compiled op that gives this rank nothing cannot be in a kernel: torch leaves out "
+                               "what has no result, and its peers would wait; call it outside of the kernel")
     _library()
     results = torch.ops.shardwire.run_op(inputs, outputs, name_of_op(op))
     for output, result in zip(outputs, results):
@@ -73,8 +77,8 @@ def _forms(inputs: list[torch.Tensor], outputs: list[torch.Tensor], name: str) -
 def _op(name: str) -> CustomOp:
     found = op_named(name)
     if found is None:
-        raise ValueError(f"the kernel runs the compiled op {name!r}, which this process does not have; keep the op that the kernel was traced with, and give "
-                         "is_spmd=False where ranks compile ops of their own")
+        raise ValueError(f"the kernel runs the compiled op {name!r}, which this process does not have; keep the op "
+                         "that the kernel was traced with, and give is_spmd=False where ranks compile ops of their own")
     return found
 
 
@@ -97,8 +101,8 @@ def describe_op(name: str) -> list[str]:
 def check_op(announced: list[str]) -> None:
     """MismatchError where this rank's op of the same name differs from rank 0's op."""
     if describe_op(announced[0]) != announced:
-        raise MismatchError(f"the kernel runs the compiled op {announced[0]!r}, which on this rank moves something else or takes other shapes than on rank 0; "
-                            "give is_spmd=False where ranks differ")
+        raise MismatchError(f"the kernel runs the compiled op {announced[0]!r}, which on this rank moves something "
+                            "else or takes other shapes than on rank 0; give is_spmd=False where ranks differ")
 
 
 def names_in(program: Any) -> list[str]:
@@ -115,5 +119,6 @@ def check_all_used(called: list[str], kept: list[str]) -> None:
     """UnsupportedError where torch left out, or would leave out, an op that the kernel called."""
     for name in called:
         if called.count(name) != kept.count(name):
-            raise UnsupportedError(f"the kernel runs the compiled op {name!r} and uses nothing of what it gives: torch would leave it out, and its peers would wait; return it, or "
-                                   "write it to an argument")
+            raise UnsupportedError(f"the kernel runs the compiled op {name!r} and uses nothing of what it gives: torch "
+                                   "would leave it out, and its peers would wait; return it, or write it to an "
+                                   "argument")

@@ -46,9 +46,10 @@ class Package:
     code: bytes = b""
 
     def encode(self) -> bytes:
-        head = json.dumps({"key": self.key, "name": self.name, "compiler": self.compiler, "inputs": [form.as_list() for form in self.inputs],
-                           "outputs": [form.as_list() for form in self.outputs], "returns": self.returns, "changed": self.changed,
-                           "groups": self.groups, "ops": self.ops}).encode()
+        head = json.dumps({"key": self.key, "name": self.name, "compiler": self.compiler,
+                           "inputs": [form.as_list() for form in self.inputs],
+                           "outputs": [form.as_list() for form in self.outputs], "returns": self.returns,
+                           "changed": self.changed, "groups": self.groups, "ops": self.ops}).encode()
         whole = _START.pack(_MAGIC, SCHEMA, len(head)) + head + self.code
         return whole + hashlib.blake2b(whole, digest_size=_DIGEST).digest()
 
@@ -76,4 +77,5 @@ def decode(data: bytes) -> Package:
 
 def _fields(head: dict[str, Any]) -> dict[str, Any]:
     forms = {side: [TensorForm.from_list(form) for form in head[side]] for side in ("inputs", "outputs")}
-    return {**{name: head[name] for name in ("key", "name", "compiler", "returns", "changed", "groups", "ops")}, **forms}
+    return {**{name: head[name] for name in ("key", "name", "compiler", "returns", "changed", "groups", "ops")},
+            **forms}

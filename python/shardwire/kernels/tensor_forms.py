@@ -40,17 +40,22 @@ class TensorForm:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{where} is {kind_of(tensor)}; give a torch.Tensor")
         if tuple(tensor.shape) != self.shape:
-            raise ValueError(f"{where} has shape {list(tensor.shape)}, the kernel was compiled for {list(self.shape)}; compile another for other shapes")
+            raise ValueError(f"{where} has shape {list(tensor.shape)}, the kernel was compiled for {list(self.shape)}; "
+                             "compile another for other shapes")
         if str(tensor.dtype) != self.dtype:
-            raise TypeError(f"{where} is {tensor.dtype}, the kernel was compiled for {self.dtype}; convert it with .to()")
+            raise TypeError(
+                f"{where} is {tensor.dtype}, the kernel was compiled for {self.dtype}; convert it with .to()")
         if tensor.device.type != self.device:
-            raise ValueError(f"{where} lies on {tensor.device}, the kernel was compiled for {self.device}; move it with .to()")
+            raise ValueError(f"{where} lies on {tensor.device}, the kernel was compiled for {self.device}; move it "
+                             "with .to()")
         if with_strides and not self._lies_alike(tensor):
-            raise ValueError(f"{where} has strides {list(tensor.stride())}, the kernel was compiled for {list(self.strides)}; "
-                             "give .contiguous() tensors to both, or compile with a tensor of these strides")
+            raise ValueError(f"{where} has strides {list(tensor.stride())}, the kernel was compiled for "
+                             f"{list(self.strides)}; give .contiguous() tensors to both, or compile with a tensor of "
+                             "these strides")
 
     def _lies_alike(self, tensor: torch.Tensor) -> bool:
-        return tensor.numel() == 0 or all(size == 1 or found == wanted for size, found, wanted in zip(self.shape, tensor.stride(), self.strides))
+        return tensor.numel() == 0 or all(size == 1 or found == wanted
+                                          for size, found, wanted in zip(self.shape, tensor.stride(), self.strides))
 
 
 def forms_of_arguments(kernel: Any, args: Sequence[Any]) -> list[TensorForm]:
@@ -61,9 +66,11 @@ def forms_of_arguments(kernel: Any, args: Sequence[Any]) -> list[TensorForm]:
     names = _names(kernel, len(args))
     for name, value in zip(names, args):
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"argument {name!r} is {kind_of(value)}; a kernel takes tensors: bind what is constant with functools.partial")
+            raise TypeError(f"argument {name!r} is {kind_of(value)}; a kernel takes tensors: bind what is constant "
+                            "with functools.partial")
         if value.layout is not torch.strided or value.is_quantized:
-            raise TypeError(f"argument {name!r} is a {value.layout} tensor{' and quantised' if value.is_quantized else ''}; a kernel takes dense tensors")
+            raise TypeError(f"argument {name!r} is a {value.layout} "
+                            f"tensor{' and quantised' if value.is_quantized else ''}; a kernel takes dense tensors")
     return [TensorForm.of(name, value) for name, value in zip(names, args)]
 
 
@@ -88,7 +95,8 @@ def by_name(given: Any, forms: Sequence[TensorForm], label: str) -> list[Any]:
     known = {form.name for form in forms}
     for name in given:
         if name not in known:
-            raise ValueError(f"{label} has the name {kind_of(name)}, which the kernel does not; it has {_list_of(forms)}")
+            raise ValueError(f"{label} has the name {kind_of(name)}, which the kernel does not; it has "
+                             f"{_list_of(forms)}")
     for form in forms:
         if form.name not in given:
             raise ValueError(f"{label} lacks {form.name!r}; the kernel has {_list_of(forms)}")
@@ -107,7 +115,8 @@ def check_memory_apart(tensors: Sequence[torch.Tensor], forms: Sequence[TensorFo
         for other, tensor in enumerate(tensors):
             begin, end = _span(tensor)
             if other != index and own[0] < end and begin < own[1]:
-                raise ValueError(f"the kernel changes {forms[index].name!r}, which shares memory with {forms[other].name!r}; give it a tensor of its own")
+                raise ValueError(f"the kernel changes {forms[index].name!r}, which shares memory with "
+                                 f"{forms[other].name!r}; give it a tensor of its own")
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -37,7 +37,8 @@ class KernelTimes:
         return max(self.seconds)
 
     def __str__(self) -> str:
-        times = ", ".join(f"{label} {value * 1e6:.1f} us" for label, value in (("median", self.median), ("mean", self.mean), ("least", self.least), ("most", self.most)))
+        times = ", ".join(f"{label} {value * 1e6:.1f} us" for label, value in (
+            ("median", self.median), ("mean", self.mean), ("least", self.least), ("most", self.most)))
         return f"{self.iterations} calls ({self.mode}): {times}"
 
 

@@ -50,10 +50,12 @@ class Traced:
                 self.package.code = self._make_code()
         except ModuleNotFoundError as error:
             wanted = (error.name or "").split(".")[0]
-            raise errors.KernelError(f"the kernel {self.package.name!r} could not be compiled: torch's compiler needs the Python package {wanted!r}, which is not there; install it "
-                                     f"(pip install {wanted}; on Debian: apt-get install python3-{wanted})") from error
+            raise errors.KernelError(f"the kernel {self.package.name!r} could not be compiled: torch's compiler needs "
+                                     f"the Python package {wanted!r}, which is not there; install it (pip install "
+                                     f"{wanted}; on Debian: apt-get install python3-{wanted})") from error
         except Exception as error:
-            raise errors.KernelError(f"the kernel {self.package.name!r} could not be compiled: {_words(error)}") from error
+            raise errors.KernelError(f"the kernel {self.package.name!r} could not be compiled: "
+                                     f"{_words(error)}") from error
         return self.package
 
 
@@ -88,7 +90,8 @@ class Wrapper(torch.nn.Module):
         names, values, kind = _flattened(result)
         for name, value in zip(names, values):
             if not isinstance(value, torch.Tensor):
-                raise TypeError(f"the kernel returns {kind_of(value)} as {name!r}; it may return a tensor, a tuple, list or dict of tensors, or nothing")
+                raise TypeError(f"the kernel returns {kind_of(value)} as {name!r}; it may return a tensor, a tuple, "
+                                "list or dict of tensors, or nothing")
         self._result.set(kind, list(zip(names, values)))
         return tuple(values)
 
@@ -99,12 +102,13 @@ def _flattened(result: Any) -> tuple[list[str], list[Any], str]:
     if result is None:
         return [], [], "tuple"
     if isinstance(result, (tuple, list)):
-        return [f"output{index}" for index in range(len(result))], list(result), "list" if isinstance(result, list) else "tuple"
+        return ([f"output{index}" for index in range(len(result))], list(result),
+                "list" if isinstance(result, list) else "tuple")
     return ["output0"], [result], "tensor"
 
 
-def trace(kernel: Any, args: Sequence[torch.Tensor], forms: list[TensorForm], name: str, settings: dict[str, Any], cc: bool,
-          describe_group: Callable[[str], Any]) -> Traced:
+def trace(kernel: Any, args: Sequence[torch.Tensor], forms: list[TensorForm], name: str, settings: dict[str, Any],
+          cc: bool, describe_group: Callable[[str], Any]) -> Traced:
     """Traces ``kernel``.
 
     settings: of the compiler. cc: whether the kernel may communicate. describe_group: maps the name of a group in the
@@ -124,14 +128,18 @@ def trace(kernel: Any, args: Sequence[torch.Tensor], forms: list[TensorForm], na
                     raise refusals[0] from None
                 raise
     check_all_used(result.ops, ops)
-    package = Package("", name, "aotinductor" if machine.HAS_AOTI else "torchscript", forms, result.outputs(), result.returns, changed, ops=sorted(set(ops)))
+    package = Package("", name, "aotinductor" if machine.HAS_AOTI else "torchscript", forms, result.outputs(),
+                      result.returns, changed, ops=sorted(set(ops)))
     if calls and not cc:
-        raise ValueError(f"the kernel {name!r} communicates ({', '.join(sorted({call for call, _ in calls}))}), and communication is off: run it in a group of more "
-                         "than one rank, or give cc_enabled=True; or take the collectives out of it")
+        raise ValueError(f"the kernel {name!r} communicates ({', '.join(sorted({call for call, _ in calls}))}), and "
+                         "communication is off: run it in a group of more than one rank, or give cc_enabled=True; or "
+                         "take the collectives out of it")
     package.groups = sorted({group for _, group in calls if group is not None})
-    made_from = {"schema": SCHEMA, "graph": graph, "inputs": [form.as_list() for form in forms], "outputs": [form.as_list() for form in package.outputs],
-                 "returns": package.returns, "loads": machine.loads(), "compiles": machine.compiles(settings, forms[0].device if forms else "cpu"),
-                 "groups": [describe_group(group) for group in package.groups], "ops": [describe_op(op) for op in package.ops]}
+    made_from = {"schema": SCHEMA, "graph": graph, "inputs": [form.as_list() for form in forms],
+                 "outputs": [form.as_list() for form in package.outputs], "returns": package.returns,
+                 "loads": machine.loads(), "compiles": machine.compiles(settings, forms[0].device if forms else "cpu"),
+                 "groups": [describe_group(group) for group in package.groups],
+                 "ops": [describe_op(op) for op in package.ops]}
     package.key = hashlib.blake2b(json.dumps(made_from, sort_keys=True).encode(), digest_size=20).hexdigest()
     return Traced(package, code)
 
@@ -152,15 +160,18 @@ def _export(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
         raise _untraceable(error) from error
     signature = program.graph_signature
     if signature.buffers_to_mutate:
-        raise errors.UnsupportedError(f"the kernel changes the buffer {next(iter(signature.buffers_to_mutate.values()))!r} of its module; give it as a tensor and return it, "
-                                      "or put the module into eval mode")
+        raise errors.UnsupportedError("the kernel changes the buffer "
+                                      f"{next(iter(signature.buffers_to_mutate.values()))!r} of its module; give it as "
+                                      "a tensor and return it, or put the module into eval mode")
     changed = sorted(list(signature.user_inputs).index(name) for name in signature.user_inputs_to_mutate.values())
 
     def code() -> bytes:
         import torch._inductor
-        with tempfile.TemporaryDirectory(prefix="shardwire-kernel-") as folder, torch.no_grad(), warnings.catch_warnings(), machine.links_with_this_torch():
+        with (tempfile.TemporaryDirectory(prefix="shardwire-kernel-") as folder, torch.no_grad(),
+              warnings.catch_warnings(), machine.links_with_this_torch()):
             warnings.simplefilter("ignore", FutureWarning)
-            made = torch._inductor.aoti_compile_and_package(program, package_path=os.path.join(folder, "kernel.pt2"), inductor_configs=dict(settings))
+            made = torch._inductor.aoti_compile_and_package(program, package_path=os.path.join(folder, "kernel.pt2"),
+                                                            inductor_configs=dict(settings))
             with open(made, "rb") as file:
                 return file.read()
     return text_of(program), code, changed, communication_in(program), names_in(program)
@@ -168,7 +179,8 @@ def _export(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
 
 def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, Any]) -> _Made:
     if settings:
-        raise errors.UnsupportedError(f"additional_compiler_args are AOTInductor's, which torch {torch.__version__} does not have; it needs torch 2.6")
+        raise errors.UnsupportedError(f"additional_compiler_args are AOTInductor's, which torch {torch.__version__} "
+                                      "does not have; it needs torch 2.6")
     copies = tuple(tensor.detach().clone() for tensor in args)  # tracing runs the kernel, which may write to its inputs
     before = [tensor._version for tensor in copies]
     wrapper.train(wrapper.kernel.training if isinstance(wrapper.kernel, torch.nn.Module) else False)
@@ -184,8 +196,10 @@ def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
         raise _untraceable(error) from error
     for warning in caught:
         if issubclass(warning.category, torch.jit.TracerWarning):
-            raise errors.KernelError("the kernel looks at values of its tensors (if, while, item(), ...), which torch.jit.trace would fix to those of the example; "
-                                     f"torch {torch.__version__} cannot compile it, and torch 2.6 compiles torch.cond: {_first_line(warning.message)}")  # type: ignore[arg-type]
+            raise errors.KernelError("the kernel looks at values of its tensors (if, while, item(), ...), which "
+                                     f"torch.jit.trace would fix to those of the example; torch {torch.__version__} "
+                                     "cannot compile it, and torch 2.6 compiles torch.cond: "
+                                     f"{_first_line(warning.message)}")  # type: ignore[arg-type]
 
     def code() -> bytes:
         buffer = io.BytesIO()
@@ -200,7 +214,8 @@ def _text_of_script(traced: Any) -> str:
     kernels: line numbers, and numbers in class names."""
     graph = traced.inlined_graph
     parts = [re.sub(r"\s*# .*$", "", str(graph), flags=re.MULTILINE)]
-    parts += [value_digest(node.t("value")) for node in graph.findAllNodes("prim::Constant") if "value" in node.attributeNames() and node.kindOf("value") == "t"]
+    parts += [value_digest(node.t("value")) for node in graph.findAllNodes("prim::Constant")
+              if "value" in node.attributeNames() and node.kindOf("value") == "t"]
     parts += [f"{name} {value_digest(value)}" for name, value in sorted(traced.state_dict().items())]
     with zipfile.ZipFile(io.BytesIO(traced.save_to_buffer())) as archive:
         parts += [archive.read(entry).decode() for entry in sorted(archive.namelist()) if entry.endswith(".py")]
@@ -210,9 +225,10 @@ def _text_of_script(traced: Any) -> str:
 # Eager communication: tracing would run such a call instead of recording the call. Only one rank traces, so the call
 # would wait for ever.
 
-_OFF = ("the kernel calls a compiled op, and communication is off: run it in a group of more than one rank, or give cc_enabled=True; or call it outside of the kernel")
-_EAGER = ("a kernel cannot call {what}: it would run while rank 0 traces, and not in the kernel; use torch.distributed._functional_collectives "
-          "(torch 2.6 and later), or call it outside of the kernel")
+_OFF = ("the kernel calls a compiled op, and communication is off: run it in a group of more than one rank, or give "
+        "cc_enabled=True; or call it outside of the kernel")
+_EAGER = ("a kernel cannot call {what}: it would run while rank 0 traces, and not in the kernel; use "
+          "torch.distributed._functional_collectives (torch 2.6 and later), or call it outside of the kernel")
 
 
 @contextlib.contextmanager
@@ -252,10 +268,12 @@ def _without_eager_communication(cc: bool, ops: list[str]) -> Iterator[list[Exce
     is_outside = c10d._rank_not_in_group
 
     def ask(group: Any) -> Any:
-        return is_outside(group) if "get_" in sys._getframe(2).f_code.co_name else refuse("a collective of torch.distributed")
+        return (is_outside(group) if "get_" in sys._getframe(2).f_code.co_name
+                else refuse("a collective of torch.distributed"))
 
     places: list[tuple[Any, str, Callable[..., Any]]] = [
-        (c10d, "_rank_not_in_group", ask), (CustomOp, "__call__", call_op), (CustomOp, "bind", lambda *args, **named: refuse("bind of a compiled op"))]
+        (c10d, "_rank_not_in_group", ask), (CustomOp, "__call__", call_op),
+        (CustomOp, "bind", lambda *args, **named: refuse("bind of a compiled op"))]
     real = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, call in places:
         setattr(owner, name, instead(getattr(owner, name), call))

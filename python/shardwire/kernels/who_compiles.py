@@ -61,9 +61,13 @@ class Request:
 
     def described(self) -> dict[str, str]:
         """Values that must be equal on all ranks of one SPMD call."""
-        about = {"the kernel's name": self.name, **{f"the tensor {form.name!r}": f"{form.dtype}{list(form.shape)} on {form.device}, strides {list(form.strides)}" for form in self.forms},
-                 **identity(self.identity_of), "additional_compiler_args": json.dumps(self.settings, sort_keys=True), "use_cached_if_exists": str(self.use_cached)}
-        return {"the number of tensors": str(len(self.forms)), **about, **{f"this machine's {what}": value for what, value in machine.loads().items()}}
+        about = {"the kernel's name": self.name,
+                 **{f"the tensor {form.name!r}": f"{form.dtype}{list(form.shape)} on {form.device}, strides "
+                                                 f"{list(form.strides)}" for form in self.forms},
+                 **identity(self.identity_of), "additional_compiler_args": json.dumps(self.settings, sort_keys=True),
+                 "use_cached_if_exists": str(self.use_cached)}
+        return {"the number of tensors": str(len(self.forms)), **about,
+                **{f"this machine's {what}": value for what, value in machine.loads().items()}}
 
 
 Load = Callable[[Package], Any]
@@ -86,7 +90,8 @@ def compile_here(request: Request, pattern: Pattern, load: Load) -> tuple[Packag
     return package, "compiled", loaded
 
 
-def compile_together(request: Request | None, pattern: Pattern, seconds: float | None, error: Exception | None, load: Load) -> tuple[Package, str, Any]:
+def compile_together(request: Request | None, pattern: Pattern, seconds: float | None, error: Exception | None,
+                     load: Load) -> tuple[Package, str, Any]:
     """As compile_here, by all ranks of the group together. request: None where this rank's arguments were wrong;
     ``error`` is the reason."""
     meeting = Meeting(pattern.backend, "compile_and_load", seconds)
@@ -126,8 +131,9 @@ def _compare(described: list[dict[str, str]]) -> None:
         for what in [*first, *(name for name in other if name not in first)]:
             if first.get(what) != other.get(what):
                 values = [_shown(about.get(what)) for about in (first, other)]
-                raise errors.MismatchError(f"compile_and_load: ranks 0 and {rank} disagree about {what}: {values[0]} and {values[1]}. With is_spmd=True rank 0 compiles for "
-                                           "all, so all ask for the same; give is_spmd=False where ranks differ")
+                raise errors.MismatchError(f"compile_and_load: ranks 0 and {rank} disagree about {what}: {values[0]} "
+                                           f"and {values[1]}. With is_spmd=True rank 0 compiles for all, so all ask "
+                                           "for the same; give is_spmd=False where ranks differ")
 
 
 def _shown(value: str | None) -> str:
@@ -140,13 +146,15 @@ def _trace_on_rank_0(request: Request, pattern: Pattern, meeting: Meeting) -> tu
         try:
             traced = request.trace(pattern)
             groups = [describe_group(name) for name in traced.package.groups]
-            said = json.dumps({"key": traced.package.key, "groups": groups, "ops": [describe_op(name) for name in traced.package.ops]}).encode()
+            said = json.dumps({"key": traced.package.key, "groups": groups,
+                               "ops": [describe_op(name) for name in traced.package.ops]}).encode()
         except Exception as failure:
             error = failure
     return traced, json.loads(meeting.exchange([said, b"", b""], error)[0][0])
 
 
-def _vote(request: Request, announced: dict[str, Any], meeting: Meeting) -> tuple[tuple[Package, str] | None, list[bool]]:
+def _vote(request: Request, announced: dict[str, Any],
+          meeting: Meeting) -> tuple[tuple[Package, str] | None, list[bool]]:
     found, error = None, None
     try:
         for group in announced["groups"]:
@@ -160,7 +168,8 @@ def _vote(request: Request, announced: dict[str, Any], meeting: Meeting) -> tupl
     return found, [rows[0] == b"1" for rows in votes]
 
 
-def _ship(traced: Traced | None, package: Package | None, origin: str, source: int, meeting: Meeting) -> tuple[Package | None, str, bytes]:
+def _ship(traced: Traced | None, package: Package | None, origin: str, source: int,
+          meeting: Meeting) -> tuple[Package | None, str, bytes]:
     """``source`` gives its package to all ranks, and first compiles where there is none. Returns the package that this
     rank has now, the origin, and the received bytes."""
     data, error = b"", None
@@ -181,19 +190,21 @@ def describe_group(name: str) -> list[Any]:
     try:
         group = c10d._resolve_process_group(name)
     except (RuntimeError, KeyError, AttributeError):
-        raise ValueError(f"the kernel communicates in the group {name!r}, which this process is not in; give is_spmd=False where ranks communicate in groups of "
-                         "their own") from None
+        raise ValueError(f"the kernel communicates in the group {name!r}, which this process is not in; give "
+                         "is_spmd=False where ranks communicate in groups of their own") from None
     backend = shardwire_behind(group)
     if backend is None:
-        raise ValueError(f"the kernel communicates in the group {name!r}, whose backend for CPU tensors is not shardwire")
+        raise ValueError(f"the kernel communicates in the group {name!r}, whose backend for CPU tensors is not "
+                         "shardwire")
     return [name, list(_C.global_ranks(backend))]
 
 
 def _check_group(announced: list[Any]) -> None:
     own = describe_group(announced[0])
     if own != announced:
-        raise errors.MismatchError(f"the kernel communicates in the group {announced[0]!r}, which is of ranks {announced[1]} on rank 0 and of ranks {own[1]} here; give is_spmd=False "
-                                   "where ranks communicate in groups of their own")
+        raise errors.MismatchError(f"the kernel communicates in the group {announced[0]!r}, which is of ranks "
+                                   f"{announced[1]} on rank 0 and of ranks {own[1]} here; give is_spmd=False where "
+                                   "ranks communicate in groups of their own")
 
 
 def folder_of(build_dir: str, pattern: Pattern) -> str:

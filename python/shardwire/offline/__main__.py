@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m shardwire.offline", description="Plans what compile_op would move between any number of ranks, without them.")
+    parser = argparse.ArgumentParser(prog="python -m shardwire.offline",
+                                     description="Plans what compile_op would move between any number of ranks, "
+                                                 "without them.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("description", nargs="?", help="a JSON file (docs/offline.md)")
     which.add_argument("--ready", choices=sorted(READY), help="a description that comes with shardwire")

@@ -46,7 +46,8 @@ def plan_description(given: Mapping[str, Any], topology: Any = None, folder: str
     for index, tensor in enumerate(given["tensors"]):
         _add_tensor(tensor, meshes, sides, f"tensors[{index}]")
     world_size = given.get("world_size", 1 + max((int(mesh.max()) for mesh in meshes.values()), default=0))
-    return plan(world_size, inputs=sides[0], outputs=sides[1], topology=own, name=str(given.get("name", "")), allow_gaps=given.get("allow_gaps", False) is True)
+    return plan(world_size, inputs=sides[0], outputs=sides[1], topology=own, name=str(given.get("name", "")),
+                allow_gaps=given.get("allow_gaps", False) is True)
 
 
 def _check_keys(given: Any, known: tuple[str, ...], needed: tuple[str, ...], where: str) -> None:
@@ -67,19 +68,22 @@ def _dict(given: Any, where: str) -> Mapping[str, Any]:
 def _mesh(given: Any, where: str) -> torch.Tensor:
     _check_keys(given, _MESH_KEYS, ("shape",), where)
     shape = given["shape"]
-    if not isinstance(shape, list) or not shape or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
+    if (not isinstance(shape, list) or not shape
+            or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape)):
         raise ValueError(f"{where}: shape is {shape!r}; give a list of positive ints")
     count = int(torch.tensor(shape, device="cpu").prod())
     first = given.get("first_rank", 0)
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
         raise ValueError(f"{where}: first_rank is {kind_of(first)}; give a rank")
     ranks = given.get("ranks", list(range(first, first + count)))
-    if not isinstance(ranks, list) or len(ranks) != count or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
+    if (not isinstance(ranks, list) or len(ranks) != count
+            or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks)):
         raise ValueError(f"{where}: ranks must be a list of {count} ranks, for shape {shape}")
     return torch.tensor(ranks, device="cpu").reshape(shape)
 
 
-def _add_tensor(given: Any, meshes: Mapping[str, torch.Tensor], sides: tuple[dict[str, Any], dict[str, Any]], where: str) -> None:
+def _add_tensor(given: Any, meshes: Mapping[str, torch.Tensor], sides: tuple[dict[str, Any], dict[str, Any]],
+                where: str) -> None:
     _check_keys(given, _TENSOR_KEYS, ("name", "shape", "dtype", "from", "to"), where)
     name, repeat = given["name"], given.get("repeat", 1)
     if not isinstance(name, str):
@@ -88,8 +92,10 @@ def _add_tensor(given: Any, meshes: Mapping[str, torch.Tensor], sides: tuple[dic
         raise ValueError(f"{where}: repeat is {kind_of(repeat)}; give a positive int")
     if repeat > 1 and "{}" not in name:
         raise ValueError(f"{where}: {name!r} is repeated {repeat} times and has no {{}} for the number")
-    dtypes = [_dtype(given["dtype"], f"{where}: dtype"), _dtype(given.get("to_dtype", given["dtype"]), f"{where}: to_dtype")]
-    layouts = [_layout(given[side], meshes, given["shape"], dtype, f"{where}: {side}") for side, dtype in zip(("from", "to"), dtypes)]
+    dtypes = [_dtype(given["dtype"], f"{where}: dtype"),
+              _dtype(given.get("to_dtype", given["dtype"]), f"{where}: to_dtype")]
+    layouts = [_layout(given[side], meshes, given["shape"], dtype, f"{where}: {side}")
+               for side, dtype in zip(("from", "to"), dtypes)]
     for number in range(repeat):
         own = name.replace("{}", str(number))
         for side, layout in zip(sides, layouts):
@@ -107,7 +113,8 @@ def _dtype(given: Any, where: str) -> torch.dtype:
 
 def _layout(given: Any, meshes: Mapping[str, torch.Tensor], shape: Any, dtype: torch.dtype, where: str) -> Layout:
     if not isinstance(given, list) or not given or not all(isinstance(item, str) for item in given):
-        raise TypeError(f"{where} is {kind_of(given)}; give a list: the mesh's name, then a placement per dimension of it")
+        raise TypeError(
+            f"{where} is {kind_of(given)}; give a list: the mesh's name, then a placement per dimension of it")
     if given[0] not in meshes:
         raise ValueError(f"{where}: no mesh is named {given[0]!r}; there are {', '.join(map(repr, meshes))}")
     try:

@@ -12,7 +12,8 @@ import torch
 
 from ..compiler.layout import kind_of
 
-_KEYS = ("ranks_per_host", "hosts", "within_host_GB_per_s", "between_hosts_GB_per_s", "links_per_host", "latency_us", "copy_GB_per_s", "reduce_GB_per_s")
+_KEYS = ("ranks_per_host", "hosts", "within_host_GB_per_s", "between_hosts_GB_per_s", "links_per_host", "latency_us",
+         "copy_GB_per_s", "reduce_GB_per_s")
 # Bytes of addends that one rank combines in a second, where a topology has no rate: a sum of two float32 on one core of
 # the machine of docs/benchmarks.md (Sum over Partial inputs), `./run bench`, 2 x 33.5 MB in 4.07 ms. This is the
 # memory's rate rather than the core's.
@@ -94,14 +95,18 @@ def _from_dict(given: Mapping[str, Any], world_size: int, where: str) -> Topolog
     if hosts is None:
         each = _count(given.get("ranks_per_host", world_size), f"{where}: ranks_per_host")
         hosts = [rank // each for rank in range(world_size)]
-    if not isinstance(hosts, Sequence) or not all(isinstance(host, int) and not isinstance(host, bool) and host >= 0 for host in hosts):
+    if not isinstance(hosts, Sequence) or not all(isinstance(host, int) and not isinstance(host, bool) and host >= 0
+                                                  for host in hosts):
         raise TypeError(f"{where}: hosts must be a list of host numbers, one per rank")
-    rates = [_number(given.get(name), f"{where}: {name}", 1e9) for name in ("within_host_GB_per_s", "between_hosts_GB_per_s", "copy_GB_per_s")]
+    rates = [_number(given.get(name), f"{where}: {name}", 1e9)
+             for name in ("within_host_GB_per_s", "between_hosts_GB_per_s", "copy_GB_per_s")]
     reduce = _number(given.get("reduce_GB_per_s"), f"{where}: reduce_GB_per_s", 1e9)
     if "reduce_GB_per_s" not in given and any(rates):
         reduce = REDUCE_RATE
     latency = _number(given.get("latency_us", 0), f"{where}: latency_us", 1e-6, zero=True)
-    return Topology(tuple(hosts), rates[0], rates[1], _count(given.get("links_per_host", 1), f"{where}: links_per_host"), latency or 0.0, rates[2], reduce)
+    return Topology(tuple(hosts), rates[0], rates[1],
+                    _count(given.get("links_per_host", 1), f"{where}: links_per_host"), latency or 0.0, rates[2],
+                    reduce)
 
 
 def _count(value: Any, what: str) -> int:
@@ -158,10 +163,13 @@ def loads_of(edges: torch.Tensor, topology: Topology, local: Sequence[int], comb
     across = apart & ~same
 
     def summed(where: torch.Tensor, which: torch.Tensor, size: int) -> tuple[int, ...]:
-        return tuple(torch.zeros(size, dtype=torch.int64, device="cpu").index_add_(0, which[where], count[where]).tolist())
+        return tuple(
+            torch.zeros(size, dtype=torch.int64, device="cpu").index_add_(0, which[where], count[where]).tolist())
     num_links = topology.num_hosts * topology.links_per_host
-    loads = [Load("rank to its own host", summed(same, source, world), topology.within), Load("rank from its own host", summed(same, destination, world), topology.within)]
+    loads = [Load("rank to its own host", summed(same, source, world), topology.within),
+             Load("rank from its own host", summed(same, destination, world), topology.within)]
     if topology.num_hosts > 1:
-        loads += [Load("link out of a host", summed(across, links[source], num_links), topology.link), Load("link into a host", summed(across, links[destination], num_links), topology.link)]
+        loads += [Load("link out of a host", summed(across, links[source], num_links), topology.link),
+                  Load("link into a host", summed(across, links[destination], num_links), topology.link)]
     loads.append(Load("copy within a rank", tuple(local), topology.copy))
     return [*loads, Load("reduction of a rank", tuple(combined), topology.reduce)] if any(combined) else loads

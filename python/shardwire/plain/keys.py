@@ -27,7 +27,8 @@ _TUPLES = frozenset((b"t", b"P"))
 _TAGS = frozenset((b"t", b"Z", b"z", b"P"))  # the tags of NESTING's types in the bytes
 _UNFIT = "a dataclass as a key or member"
 _TOO_DEEP = f"a key or member of more than {DEEPEST_KEY} tuples in each other"
-_TOO_MANY = f"keys and members that share tuples, with more than {MOST_IN_KEYS} values in all where each counts as often as it is met"
+_TOO_MANY = (f"keys and members that share tuples, with more than {MOST_IN_KEYS} values in all where each counts as "
+             "often as it is met")
 
 
 class Ref(int):
@@ -82,7 +83,8 @@ class ReadKeys:
             self._unfit.add(number)
         if self._kinds[number] in _TUPLES:
             self._depths[number] = 1 + max((self._depths.get(ref, 0) for ref in refs), default=0)
-        self._counts[number] = min(ENDLESS, 1 + len(items) - len(refs) + sum(self._count_of(ref) if self._kinds[ref] in _TAGS else 1 for ref in refs))
+        self._counts[number] = min(ENDLESS, 1 + len(items) - len(refs) + sum(
+            self._count_of(ref) if self._kinds[ref] in _TAGS else 1 for ref in refs))
 
     def add(self, number: int, keys: list[Any]) -> str:
         """Checks the keys of node ``number`` before Python hashes the keys."""

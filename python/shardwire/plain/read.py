@@ -44,7 +44,8 @@ class _Reader:
         try:
             return self.graph()
         except (struct.error, IndexError):
-            raise Broken(f"more bytes are needed behind byte {self.at}, but there are {len(self.head)} in all") from None
+            raise Broken(
+                f"more bytes are needed behind byte {self.at}, but there are {len(self.head)} in all") from None
 
     def graph(self) -> Any:
         if self.take(4) != MAGIC:
@@ -190,9 +191,11 @@ class _Reader:
         fields = self.values(self.u32())
         of = by_name.get(name)
         if of is None:
-            raise ValueError(f"an object of the class {name!r} is in it, which this process has not registered; call shardwire.register_plain(CLASS) before it is read")
+            raise ValueError(f"an object of the class {name!r} is in it, which this process has not registered; call "
+                             "shardwire.register_plain(CLASS) before it is read")
         if list(of.fields) != fields or of.is_tuple != (tag == b"P"):
-            raise ValueError(f"{name!r} was written with the fields {fields}, and is registered here with {list(of.fields)}: have one class on both ends")
+            raise ValueError(f"{name!r} was written with the fields {fields}, and is registered here with "
+                             f"{list(of.fields)}: have one class on both ends")
         values = self.values(len(fields))
         linked = self.linked
         if of.is_tuple:
@@ -250,7 +253,8 @@ class _Reader:
         except RuntimeError as error:
             raise Broken(f"a tensor of {name}: {error}") from None
 
-    def dense(self, dtype: torch.dtype, flat: torch.Tensor, first: int, shape: list[int], strides: list[int]) -> torch.Tensor:
+    def dense(self, dtype: torch.dtype, flat: torch.Tensor, first: int, shape: list[int],
+              strides: list[int]) -> torch.Tensor:
         if 0 in shape:
             return torch.empty(shape, dtype=dtype, device="cpu")
         size, num_bytes = item_bytes(dtype), flat.numel()
@@ -345,8 +349,8 @@ def _paired(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda items: make(zip(items[::2], items[1::2]))
 
 
-_MAKERS: dict[bytes, Callable[[Any], Any]] = {b"l": list, b"t": tuple, b"d": _paired(dict), b"o": _paired(OrderedDict), b"S": set, b"Z": frozenset,
-                                              b"z": torch.Size}
+_MAKERS: dict[bytes, Callable[[Any], Any]] = {b"l": list, b"t": tuple, b"d": _paired(dict), b"o": _paired(OrderedDict),
+                                              b"S": set, b"Z": frozenset, b"z": torch.Size}
 _CONTAINER_TAGS = frozenset(_MAKERS)
 _NOT_YET = object()
 

@@ -63,8 +63,9 @@ def to_parts(value: Any, allow_pickle: bool) -> tuple[int, bytes, list[torch.Ten
         return PLAIN, *write.write(value)
     except NotPlain as error:
         if not allow_pickle:
-            raise TypeError(f"{error}; give allow_pickle=True to both ends to send it by pickle: whoever reads a pickle runs what its writer put "
-                            "into it, so do so only among programs that trust each other") from None
+            raise TypeError(f"{error}; give allow_pickle=True to both ends to send it by pickle: whoever reads a "
+                            "pickle runs what its writer put into it, so do so only among programs that trust each "
+                            "other") from None
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
@@ -75,8 +76,8 @@ def from_parts(kind: int, head: bytes, parts: list[torch.Tensor], allow_pickle: 
     if kind not in (PLAIN, PICKLED):
         raise Broken(f"kind {kind} is not known to this version of shardwire")
     if kind == PICKLED and not allow_pickle:
-        raise ValueError("this object was written by pickle, and reading a pickle runs whatever its writer put into it; "
-                         "give allow_pickle=True if you trust all who could have written it")
+        raise ValueError("this object was written by pickle, and reading a pickle runs whatever its writer put into "
+                         "it; give allow_pickle=True if you trust all who could have written it")
     value = read.read(head, parts, allow_pickle)
     if kind == PLAIN:
         return value
@@ -135,7 +136,8 @@ def deserialize(tensor: torch.Tensor, *, allow_pickle: bool = False) -> Any:
         raise Broken(f"{size} bytes are too few for an object")
     magic, version, kind, count, head_bytes = _START.unpack(bytes(whole[:_START.size].numpy()))
     if magic != _MAGIC or version != _VERSION:
-        raise Broken("these bytes were not written by serialize" if magic != _MAGIC else f"version {version} of the format; this one reads {_VERSION}")
+        raise Broken("these bytes were not written by serialize" if magic != _MAGIC
+                     else f"version {version} of the format; this one reads {_VERSION}")
     end = _START.size + 8 * count + head_bytes
     if end > size:
         raise Broken(f"the head ends at byte {end} of {size}")

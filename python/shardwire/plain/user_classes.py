@@ -80,7 +80,8 @@ def register_plain(cls: _Class, name: str | None = None) -> _Class:
             raise TypeError(f"{cls!r} cannot be registered: {error}") from None
         NO_KEYS.add(cls)
     else:
-        raise TypeError(f"{cls!r} is neither a namedtuple nor a dataclass; only these can be registered (put @register_plain above @dataclass)")
+        raise TypeError(f"{cls!r} is neither a namedtuple nor a dataclass; only these can be registered (put "
+                        "@register_plain above @dataclass)")
     NESTING.add(cls)
     by_class[cls] = by_name[name] = record
     return cls

@@ -33,7 +33,8 @@ C128 = struct.Struct("<dd")
 _TAGGED_U32 = struct.Struct("<cI")
 _TAGGED_I64 = struct.Struct("<cq")
 _TAGGED_F64 = struct.Struct("<cd")
-_CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDict: b"o", set: b"S", frozenset: b"Z", torch.Size: b"z"}
+_CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDict: b"o", set: b"S", frozenset: b"Z",
+                                  torch.Size: b"z"}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _OFTEN_NODES = frozenset((*_CONTAINERS, *_TENSORS))
 _HASHING = frozenset((dict, OrderedDict, set, frozenset))
@@ -151,7 +152,8 @@ class _Writer:
         elif (handle := handle_of(value)) is not None:
             self.handle(value, handle)
         elif not self.numpy(value):
-            raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is none of the plain types that are written without pickle{_could_be(kind)}")
+            raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is none of the plain types that are written "
+                           f"without pickle{_could_be(kind)}")
 
     def record(self, value: Any, of: Record) -> None:
         try:
@@ -205,7 +207,8 @@ class _Writer:
                 continue
             begin = min(tensor.data_ptr() for tensor in group)
             end = max(tensor.data_ptr() + reach(tensor) for tensor in group)
-            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(untyped(group[0]), begin - address, (end - begin,), (1,))  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(  # type: ignore[call-overload]
+                untyped(group[0]), begin - address, (end - begin,), (1,))
             self.storages[address] = (len(self.parts), begin)
             self.parts.append(whole)
 
@@ -213,9 +216,11 @@ class _Writer:
         np = sys.modules.get("numpy")
         if np is None or not (type(value) is np.ndarray or isinstance(value, np.generic)):
             return False
-        if value.dtype.kind not in PLAIN_KINDS or value.dtype.fields is not None or value.dtype.itemsize == 0 and value.size > 1:
+        if (value.dtype.kind not in PLAIN_KINDS or value.dtype.fields is not None
+                or value.dtype.itemsize == 0 and value.size > 1):
             return False
-        array = np.array(value, order="C", copy=True) if not isinstance(value, np.ndarray) or not value.flags.writeable else np.ascontiguousarray(value)
+        array = (np.array(value, order="C", copy=True) if not isinstance(value, np.ndarray) or not value.flags.writeable
+                 else np.ascontiguousarray(value))
         self.out += b"n" + bytes([not isinstance(value, np.ndarray)])
         self.value(value.dtype.str)
         for number in (len(self.parts), value.ndim, *value.shape):

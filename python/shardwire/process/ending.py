@@ -13,7 +13,8 @@ import contextlib
 from collections.abc import Callable
 
 from .. import _C
-from . import log  # noqa: F401: log ends last, so that lines about the end of the groups still reach the program's handlers
+# log ends last, so that lines about the end of the groups still reach the program's handlers
+from . import log  # noqa: F401
 
 _at_exit = contextlib.ExitStack()
 _at_exit.callback(_C.shutdown_all)

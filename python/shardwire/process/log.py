@@ -40,7 +40,8 @@ def log(level: str, text: str, is_news: bool = False) -> None:
     chosen = os.environ.get("SHARDWIRE_LOG") or ("info" if is_news else "warn")
     if _LEVELS[level] >= _LEVELS.get(chosen.lower(), logging.WARNING):
         with contextlib.suppress(OSError, AttributeError, ValueError):  # stderr is closed
-            os.write(sys.__stderr__.fileno(), f"shardwire {level} [{os.getpid()}]: {text}\n".encode())  # type: ignore[union-attr]
+            os.write(sys.__stderr__.fileno(),  # type: ignore[union-attr]
+                     f"shardwire {level} [{os.getpid()}]: {text}\n".encode())
 
 
 def route() -> bool:
@@ -51,7 +52,8 @@ def route() -> bool:
     if not is_taken and not _routed:
         return False
     effective = _logger.getEffectiveLevel()
-    level = next((name for name, number in reversed(_LEVELS.items()) if number >= effective), "error") if is_taken else ""
+    level = (next((name for name, number in reversed(_LEVELS.items()) if number >= effective), "error") if is_taken
+             else "")
     with _lock:
         if level != _routed:
             _C.send_log_to(_ends()[0].fileno() if is_taken else -1, level or os.environ.get("SHARDWIRE_LOG", "warn"))
@@ -64,7 +66,8 @@ def _is_configured() -> bool:
     overrides a configuration of all loggers."""
     if _logger.handlers or _logger.level != logging.NOTSET:
         return True
-    return not os.environ.get("SHARDWIRE_LOG") and (_logger.hasHandlers() or (_logger.propagate and logging.root.level != logging.WARNING))
+    return not os.environ.get("SHARDWIRE_LOG") and (_logger.hasHandlers()
+                                                    or (_logger.propagate and logging.root.level != logging.WARNING))
 
 
 def _ends() -> tuple[socket.socket, socket.socket]:

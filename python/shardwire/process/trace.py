@@ -35,7 +35,8 @@ def extend_torchs_dump() -> None:
 def _extended_pickle(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
     # The parameters' names are torch's
     def dump(includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False) -> bytes:
-        whole = _joined(pickle.loads(torchs(includeCollectives, includeStackTraces, onlyActive)), includeCollectives, onlyActive)
+        whole = _joined(pickle.loads(torchs(includeCollectives, includeStackTraces, onlyActive)), includeCollectives,
+                        onlyActive)
         return pickle.dumps(whole, protocol=2)
     return _marked(dump, torchs)
 
@@ -64,5 +65,6 @@ def _joined(whole: dict[str, Any], collectives: bool, only_active: bool) -> dict
     for entry in ours["entries"] if collectives else []:
         entries.append({**entry, "record_id": entry["record_id"] + first_record, "pg_id": entry["pg_id"] + first_group})
     status = {str(int(number) + first_group): each for number, each in ours["pg_status"].items()}
-    joined = {**whole, "pg_config": {**ours["pg_config"], **whole["pg_config"]}, "pg_status": {**whole["pg_status"], **status}}
+    joined = {**whole, "pg_config": {**ours["pg_config"], **whole["pg_config"]},
+              "pg_status": {**whole["pg_status"], **status}}
     return {**joined, "entries": entries} if collectives else joined

@@ -52,10 +52,12 @@ def _quietly(call: Callable[[], Any]) -> None:
 async def get(queue: Queue, timeout: Seconds, out: torch.Tensor | None) -> Any:
     block = queue.blocks(True, timeout)
     deadline, seconds = queue.deadline(block, timeout)
-    link, number = queue.source("get", deadline) if queue.is_linked() else await in_thread(partial(queue.source, "get", deadline))
+    link, number = (queue.source("get", deadline) if queue.is_linked()
+                    else await in_thread(partial(queue.source, "get", deadline)))
     if link is None:
         return await _get_here(queue, block, deadline, seconds, out)
-    return await _get_there(queue, link, link.ask(wire.GET, number, flags=0 if block else wire.NOT_BLOCKING), deadline, seconds, out)
+    return await _get_there(queue, link, link.ask(wire.GET, number, flags=0 if block else wire.NOT_BLOCKING), deadline,
+                            seconds, out)
 
 
 async def _get_here(queue: Queue, block: bool, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
@@ -73,7 +75,8 @@ async def _get_here(queue: Queue, block: bool, deadline: float, seconds: float, 
     return found.value(get.parts, None, out, queue.allow_pickle)
 
 
-async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
+async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, seconds: float,
+                     out: torch.Tensor | None) -> Any:
     try:
         await answered(link, call, deadline)
         is_short = link.is_short(call)

@@ -27,7 +27,8 @@ def of_tensor(tensor: Any) -> tuple[bytes, list[torch.Tensor]]:
     if dense.device.type != "cpu" or dense.is_conj() or dense.is_neg():
         dense = dense.cpu().resolve_conj().resolve_neg()
     name = name_of(dense.dtype).encode()
-    head = _START.pack(_TENSOR, len(name)) + name + _SHAPE.pack(dense.dim()) + struct.pack(f"<{dense.dim()}q", *dense.shape)
+    head = _START.pack(_TENSOR, len(name)) + name + _SHAPE.pack(dense.dim()) + struct.pack(
+        f"<{dense.dim()}q", *dense.shape)
     return head, [bytes_of(dense)]
 
 
@@ -53,26 +54,32 @@ class Content:
     def check(self, wanted: str | None, out: torch.Tensor | None) -> None:
         """Raises when the getter cannot take the entry."""
         if wanted == "object" and self.is_tensor:
-            raise TypeError(f"the next entry is a tensor ({self.summary()}); take it by get_tensor or get. It is in the queue still")
+            raise TypeError(f"the next entry is a tensor ({self.summary()}); take it by get_tensor or get. It is in "
+                            "the queue still")
         if not self.is_tensor and (wanted == "tensor" or out is not None):
-            raise TypeError("the next entry is an object; take it by get_object or get, without out=. It is in the queue still")
+            raise TypeError("the next entry is an object; take it by get_object or get, without out=. It is in the "
+                            "queue still")
         if out is not None and (out.dtype != self.dtype or tuple(out.shape) != self.shape):
-            raise ValueError(f"out is {name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.summary()}; it is in the queue still")
+            raise ValueError(f"out is {name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.summary()}; "
+                             "it is in the queue still")
         if out is not None:
             _C.require_memory(out, "out")
 
     def summary(self) -> str:
         return f"{name_of(self.dtype)}{list(self.shape)}"
 
-    def memory(self, sizes: tuple[int, ...], out: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    def memory(self, sizes: tuple[int, ...],
+               out: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """The memory for the parts, and the tensor that the parts will make."""
         if not self.is_tensor:
             return [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes], None
-        direct = out is not None and out.device.type == "cpu" and out.is_contiguous() and not out.is_conj() and not out.is_neg()
+        direct = (out is not None and out.device.type == "cpu" and out.is_contiguous() and not out.is_conj()
+                  and not out.is_neg())
         tensor = out.detach() if direct and out is not None else torch.empty(self.shape, dtype=self.dtype, device="cpu")
         return [bytes_of(tensor)], tensor
 
-    def value(self, parts: list[torch.Tensor], tensor: torch.Tensor | None, out: torch.Tensor | None, allow_pickle: bool) -> Any:
+    def value(self, parts: list[torch.Tensor], tensor: torch.Tensor | None, out: torch.Tensor | None,
+              allow_pickle: bool) -> Any:
         """The getter's tensor or object. `tensor`: of memory(), or None where `parts` are the queue's own, which the
         getter may keep."""
         if not self.is_tensor:

@@ -28,7 +28,8 @@ _HEAP_FROM = 8192
 
 def buffer(size: int) -> torch.Tensor:
     """Memory for a part that stays in a queue: other ranks read the part in place."""
-    return _C.heap_empty([size], torch.uint8) if size >= _HEAP_FROM else torch.empty(size, dtype=torch.uint8, device="cpu")
+    return (_C.heap_empty([size], torch.uint8) if size >= _HEAP_FROM
+            else torch.empty(size, dtype=torch.uint8, device="cpu"))
 
 
 class HeldLink:
@@ -42,8 +43,9 @@ class HeldLink:
         self.has_put: set[HeldQueue] = set()
         self.transactions: dict[int, Putting] = {}
         self.over = self.left = False
-        self._answers = {wire.OPEN: self._open, wire.PUT: self._put, wire.COMMIT: self._commit, wire.ROLLBACK: self._rollback, wire.GET: self._get,
-                         wire.CANCEL: self._cancel, wire.TAKEN: self._taken, wire.SIZE: self._size, wire.WAIT: self._wait, wire.CLOSE: self._close,
+        self._answers = {wire.OPEN: self._open, wire.PUT: self._put, wire.COMMIT: self._commit,
+                         wire.ROLLBACK: self._rollback, wire.GET: self._get, wire.CANCEL: self._cancel,
+                         wire.TAKEN: self._taken, wire.SIZE: self._size, wire.WAIT: self._wait, wire.CLOSE: self._close,
                          wire.PING: self._ping, wire.BYE: self._bye}
 
     def start(self) -> None:
@@ -104,7 +106,8 @@ class HeldLink:
 
     # ---- answers
 
-    def answer(self, message: wire.Message, op: int, value: int = 0, head: bytes = b"", parts: list[torch.Tensor] | None = None) -> None:
+    def answer(self, message: wire.Message, op: int, value: int = 0, head: bytes = b"",
+               parts: list[torch.Tensor] | None = None) -> None:
         if self.over:
             return
         parts = parts or []
@@ -151,7 +154,8 @@ class HeldLink:
         putting.missing = 0
         self._fetch(held, putting, entry, message, None)
 
-    def _fetch(self, held: HeldQueue, putting: Putting, entry: Entry, message: wire.Message, then: Callable[[], None] | None) -> None:
+    def _fetch(self, held: HeldQueue, putting: Putting, entry: Entry, message: wire.Message,
+               then: Callable[[], None] | None) -> None:
         """Brings the bytes of an entry; `then` is called when all are here."""
         if message.parts is not None:  # the bytes came with the request
             entry.parts = message.parts

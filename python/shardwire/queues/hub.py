@@ -109,7 +109,8 @@ class Hub:
                     try:
                         event()
                     except Exception:  # a bug of shardwire; the other events go on
-                        sys.stderr.write(f"shardwire: a queue of group {self.label!r} failed:\n{traceback.format_exc()}")
+                        sys.stderr.write(f"shardwire: a queue of group {self.label!r} "
+                                         f"failed:\n{traceback.format_exc()}")
             finally:
                 self._pumping.release()
 
@@ -146,8 +147,8 @@ class Hub:
 
     def check_process(self) -> None:
         if self.pid != os.getpid():
-            raise ShardwireError(f"this process was forked from rank {self.rank} of group {self.label!r}, whose queues work there only; "
-                                 "make a group and a Queue in this process")
+            raise ShardwireError(f"this process was forked from rank {self.rank} of group {self.label!r}, whose queues "
+                                 "work there only; make a group and a Queue in this process")
         if self._stopped.is_set():
             raise ShardwireError(f"the queues of group {self.label!r} were ended on rank {self.rank}")
 
@@ -200,8 +201,10 @@ class Hub:
                 now = time.monotonic()
                 if now >= look_at:
                     look_at = now + _LOST_S
-                    passed = {number: until for number, until in passed.items() if now < until and not self._take_request(number)}
-                    is_taken = _C.store_has(self.store, f"{self.rank}/requests") and int(self.store.get(f"{self.rank}/requests")) >= request
+                    passed = {number: until for number, until in passed.items()
+                              if now < until and not self._take_request(number)}
+                    is_taken = (_C.store_has(self.store, f"{self.rank}/requests")
+                                and int(self.store.get(f"{self.rank}/requests")) >= request)
                     if is_taken and doubtful == request:  # unchanged since the previous check
                         passed[request] = now + self.silence
                         request += 1
@@ -232,7 +235,8 @@ class Hub:
 
     def _make_link(self, holder: int, request: int, user: int, end: int, limit: float) -> Any:
         store = dist.PrefixStore(f"{holder}/link/{request}/", self.store)
-        backend = _C.create_backend(store, end, 2, timedelta(seconds=limit), f"{self.label}: queues of rank {holder}, used by rank {user}")
+        backend = _C.create_backend(store, end, 2, timedelta(seconds=limit),
+                                    f"{self.label}: queues of rank {holder}, used by rank {user}")
         backend.set_timeout(_FOREVER)
         return backend
 
@@ -272,8 +276,8 @@ class Hub:
             raise TimeoutError(self._unmet(holder, limit)) from error
 
     def _unmet(self, holder: int, limit: float) -> str:
-        return (f"rank {holder} of group {self.label!r}, which holds the queue, did not answer rank {self.rank} within {limit:.3g} s: "
-                "it has not made its Queue yet, or is stopped or gone")
+        return (f"rank {holder} of group {self.label!r}, which holds the queue, did not answer rank {self.rank} within "
+                f"{limit:.3g} s: it has not made its Queue yet, or is stopped or gone")
 
     # ---- the end
 
@@ -289,7 +293,8 @@ class Hub:
         self._to_drive.put(None)
         for user in self._users.values():
             user.leave()
-        for backend in [link.backend for link in self._users.values()] + [link.backend for link in list(self.held_links)]:
+        for backend in (
+                [link.backend for link in self._users.values()] + [link.backend for link in list(self.held_links)]):
             try:
                 _C.shutdown(backend)
             except Exception:

@@ -58,14 +58,15 @@ class Queue:
     was read out of another queue, or by :func:`deserialize`, is made on this rank at its first use.
     """
 
-    def __init__(self, group: Any = None, location: int | Iterable[int] | None = None, name: str | None = None, *, capacity: int | None = None,
-                 survive: bool = False, allow_pickle: bool = False) -> None:
+    def __init__(self, group: Any = None, location: int | Iterable[int] | None = None, name: str | None = None, *,
+                 capacity: int | None = None, survive: bool = False, allow_pickle: bool = False) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name is {name!r}; give a text, or None")
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 0):
             raise ValueError(f"capacity is {capacity!r}; give the number of entries, or 0 or None for no limit")
         self.location = _ranks_of(location)
-        self.name, self.capacity, self.survive, self.allow_pickle = name, capacity or None, bool(survive), bool(allow_pickle)
+        self.name, self.capacity, self.survive, self.allow_pickle = (
+            name, capacity or None, bool(survive), bool(allow_pickle))
         self._group = group
         self._hub: Hub | None = None
         self._join()
@@ -77,16 +78,18 @@ class Queue:
         group, hub = hub_of(find_process_group(group) if isinstance(group, str) else group)
         hub.check_process()
         if max(self.location) >= hub.size:
-            raise ValueError(f"location is {list(self.location)}; give different ranks of 0 to {hub.size - 1}, at least one")
+            raise ValueError(f"location is {list(self.location)}; give different ranks of 0 to {hub.size - 1}, at "
+                             "least one")
         name, about = self.name, [list(self.location), self.capacity, self.survive]
         key = f"unnamed {next(hub.unnamed)}" if name is None else f"name {name}"
         label = f"Queue {name!r}" if name is not None else f"Queue #{key.split()[1]} of group {hub.label!r}"
         before = hub.about.setdefault(key, about)
         if before != about:
-            raise ValueError(f"{label} was made with (location, capacity, survive) = {before} on this rank, and now with {about}; "
-                             "take another name, or the same values")
+            raise ValueError(f"{label} was made with (location, capacity, survive) = {before} on this rank, and now "
+                             f"with {about}; take another name, or the same values")
         self._about, self._key, self.label = about, key, label
-        self._held: HeldQueue | None = hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.location else None
+        self._held: HeldQueue | None = (hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.location
+                                        else None)
         # last: other threads may use the queue after this line
         self._group, self._hub = group, hub
         return hub
@@ -126,8 +129,8 @@ class Queue:
         if self._held is not None:
             return None, 0
         if len(self.location) > 1:
-            raise ValueError(f"{self.label}: {what} on rank {self.hub.rank}, which is none of its locations {list(self.location)}; "
-                             "of a queue with several locations each has its own entries")
+            raise ValueError(f"{self.label}: {what} on rank {self.hub.rank}, which is none of its locations "
+                             f"{list(self.location)}; of a queue with several locations each has its own entries")
         return self._link(self.location[0], deadline)
 
     def held(self) -> HeldQueue:
@@ -160,11 +163,13 @@ class Queue:
         """
         return self._put(*self.content_of(value), block, timeout, async_op)
 
-    def put_tensor(self, tensor: torch.Tensor, block: bool = True, timeout: Seconds = None, *, async_op: bool = False) -> QueueWork:
+    def put_tensor(self, tensor: torch.Tensor, block: bool = True, timeout: Seconds = None, *,
+                   async_op: bool = False) -> QueueWork:
         """As :meth:`put`, of a tensor."""
         return self._put(*self.content_of(tensor, "tensor"), block, timeout, async_op)
 
-    def put_object(self, value: Any, block: bool = True, timeout: Seconds = None, *, async_op: bool = False) -> QueueWork:
+    def put_object(self, value: Any, block: bool = True, timeout: Seconds = None, *,
+                   async_op: bool = False) -> QueueWork:
         """As :meth:`put`, of an object; the object may also be a tensor."""
         return self._put(*self.content_of(value, "object"), block, timeout, async_op)
 
@@ -199,7 +204,8 @@ class Queue:
             if link is None:
                 puts.append(LocalPut(self, self.held(), [Entry(head, copies(parts))], block))
             else:
-                puts.append(RemotePut(link, link.ask(wire.PUT, number, flags=0 if block else wire.NOT_BLOCKING, head=head, parts=parts)))
+                puts.append(RemotePut(
+                    link, link.ask(wire.PUT, number, flags=0 if block else wire.NOT_BLOCKING, head=head, parts=parts)))
         return QueueWork(self, puts, parts)
 
     def transaction(self, block: bool = True, timeout: Seconds = None) -> Transaction:
@@ -215,25 +221,31 @@ class Queue:
             if link is None:
                 puts.append(LocalPut(self, self.held(), local, block))
             else:
-                puts.append(RemotePut(link, link.ask(wire.COMMIT, there, flags=0 if block else wire.NOT_BLOCKING, value=number)))
+                puts.append(RemotePut(
+                    link, link.ask(wire.COMMIT, there, flags=0 if block else wire.NOT_BLOCKING, value=number)))
         QueueWork(self, puts, None).put_or_give_up(deadline, seconds if block else 0.0)
 
     def full_error(self, waited: float) -> standard.Full:
         return standard.Full(f"{self.label} had no room within {waited:.3g} s: {self.why_full()}")
 
     def why_full(self) -> str:
-        return f"its capacity is {self.capacity}" if self.capacity is not None else f"its location {list(self.location)} has not taken it"
+        return (f"its capacity is {self.capacity}" if self.capacity is not None
+                else f"its location {list(self.location)} has not taken it")
 
     # ---- getting
 
     @overload
-    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor, return_size: Literal[False] = False) -> torch.Tensor: ...
+    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor,
+            return_size: Literal[False] = False) -> torch.Tensor: ...
     @overload
-    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: Literal[True]) -> tuple[Any, int]: ...
+    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None,
+            return_size: Literal[True]) -> tuple[Any, int]: ...
     @overload
-    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: bool = False) -> Any: ...
+    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None,
+            return_size: bool = False) -> Any: ...
 
-    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: bool = False) -> Any:
+    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None,
+            return_size: bool = False) -> Any:
         """The next entry, a tensor or an object, as it was put. Getters are served in the order of arrival, on all
         ranks.
 
@@ -250,13 +262,17 @@ class Queue:
         return self._get(None, block, timeout, out, return_size)
 
     @overload
-    def get_tensor(self, block: bool = True, timeout: Seconds = None, return_size: Literal[False] = False, *, out: torch.Tensor | None = None) -> torch.Tensor: ...
+    def get_tensor(self, block: bool = True, timeout: Seconds = None, return_size: Literal[False] = False, *,
+                   out: torch.Tensor | None = None) -> torch.Tensor: ...
     @overload
-    def get_tensor(self, block: bool, timeout: Seconds, return_size: Literal[True], *, out: torch.Tensor | None = None) -> tuple[torch.Tensor, int]: ...
+    def get_tensor(self, block: bool, timeout: Seconds, return_size: Literal[True], *,
+                   out: torch.Tensor | None = None) -> tuple[torch.Tensor, int]: ...
     @overload
-    def get_tensor(self, block: bool = True, timeout: Seconds = None, *, return_size: Literal[True], out: torch.Tensor | None = None) -> tuple[torch.Tensor, int]: ...
+    def get_tensor(self, block: bool = True, timeout: Seconds = None, *, return_size: Literal[True],
+                   out: torch.Tensor | None = None) -> tuple[torch.Tensor, int]: ...
 
-    def get_tensor(self, block: bool = True, timeout: Seconds = None, return_size: bool = False, *, out: torch.Tensor | None = None) -> Any:
+    def get_tensor(self, block: bool = True, timeout: Seconds = None, return_size: bool = False, *,
+                   out: torch.Tensor | None = None) -> Any:
         """As :meth:`get`, of a tensor; TypeError when the next entry is an object, which stays in the queue."""
         return self._get("tensor", block, timeout, out, return_size)
 
@@ -282,7 +298,8 @@ class Queue:
                 return
             yield value
 
-    def _get(self, wanted: str | None, block: bool, timeout: Seconds, out: torch.Tensor | None, return_size: bool) -> Any:
+    def _get(self, wanted: str | None, block: bool, timeout: Seconds, out: torch.Tensor | None,
+             return_size: bool) -> Any:
         block = self.blocks(block, timeout)
         deadline, seconds = self.deadline(block, timeout)
         link, number = self.source("get", deadline)
@@ -293,11 +310,13 @@ class Queue:
             value, size = self._take(link, call, wanted, deadline, seconds, out)
         return (value, size) if return_size else value
 
-    def _take(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float, out: torch.Tensor | None) -> tuple[Any, int]:
+    def _take(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float,
+              out: torch.Tensor | None) -> tuple[Any, int]:
         """The entry that a GET requested from another rank."""
         return self.taken(link, call, self.receive(link, call, wanted, deadline, seconds, out), out)
 
-    def receive(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float, out: torch.Tensor | None) -> _Received:
+    def receive(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float,
+                out: torch.Tensor | None) -> _Received:
         """The entry's bytes. The holder keeps the entry until this rank confirms it with TAKEN."""
         try:
             message = link.answer(call, deadline)
@@ -330,9 +349,11 @@ class Queue:
         return PeerFailedError(f"{self.label} is empty, and {why}")
 
     def nothing(self, seconds: float) -> standard.Empty:
-        return standard.Empty(f"{self.label}: no entry came within {seconds:.3g} s" if seconds else f"{self.label} is empty")
+        return standard.Empty(f"{self.label}: no entry came within {seconds:.3g} s" if seconds
+                              else f"{self.label} is empty")
 
-    def _get_here(self, wanted: str | None, block: bool, deadline: float, seconds: float, out: torch.Tensor | None) -> tuple[Any, int]:
+    def _get_here(self, wanted: str | None, block: bool, deadline: float, seconds: float,
+                  out: torch.Tensor | None) -> tuple[Any, int]:
         came = threading.Lock()
         came.acquire()  # until the getter is served
         get = LocalGet(self.hub, self.held(), came.release)
@@ -466,16 +487,19 @@ class Queue:
         """The values from which another rank of the group makes the queue. allow_pickle is left out: each reader
         decides which writers to trust."""
         if self.name is None:
-            raise TypeError(f"{self.label} has no name, by which another rank could know it: give it one to send or pickle it")
+            raise TypeError(f"{self.label} has no name, by which another rank could know it: give it one to send or "
+                            "pickle it")
         group = self._group if isinstance(self._group, str) else name_of_group(self._group)
         return group, ",".join(map(str, self.location)), self.name, self.capacity, int(self.survive)
 
     @classmethod
-    def from_address(cls, group: Any, location: Any, name: Any, capacity: Any, flags: Any, allow_pickle: bool = False) -> Queue:
+    def from_address(cls, group: Any, location: Any, name: Any, capacity: Any, flags: Any,
+                     allow_pickle: bool = False) -> Queue:
         """The queue of an address. The address may come from an untrusted source: the queue is only a value until its
         first use."""
-        if (type(group) is not str or type(location) is not str or _RANKS.fullmatch(location) is None or type(name) is not str or not name
-                or not (capacity is None or type(capacity) is int and capacity > 0) or type(flags) is not int):
+        if (type(group) is not str or type(location) is not str or _RANKS.fullmatch(location) is None
+            or type(name) is not str or not name or not (capacity is None or type(capacity) is int and capacity > 0)
+            or type(flags) is not int):
             raise ValueError("a Queue that cannot be read")
         queue = cls.__new__(cls)
         queue.location = _ranks_of([int(rank) for rank in location.split(",")])

@@ -49,7 +49,8 @@ class UseLink:
 
     # ---- asking
 
-    def ask(self, op: int, queue: int = 0, *, flags: int = 0, value: int = 0, head: bytes = b"", parts: list[torch.Tensor] | None = None) -> Call:
+    def ask(self, op: int, queue: int = 0, *, flags: int = 0, value: int = 0, head: bytes = b"",
+            parts: list[torch.Tensor] | None = None) -> Call:
         """Sends a request; the caller can wait for the answer."""
         if self.broken is not None:
             raise self.broken
@@ -108,8 +109,9 @@ class UseLink:
                 continue
             if ping is not None and not ping.work.is_completed():
                 self._abandoned.append(ping)
-                raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, has answered nothing for "
-                                   f"{self.hub.silence:.3g} s: it is stopped, or something holds its Python")
+                raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, has "
+                                   f"answered nothing for {self.hub.silence:.3g} s: it is stopped, or something holds "
+                                   "its Python")
             ping, look = None if ping is not None else self.ask(wire.PING), now + half
         if ping is not None:
             self._abandoned.append(ping)
@@ -132,11 +134,12 @@ class UseLink:
             for work in works:
                 while not self.arrives(work, deadline):
                     if time.monotonic() >= deadline:
-                        raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r} began to send an entry of a queue, and did not finish "
-                                           f"within {self.hub.silence:.3g} s")
+                        raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r} began to send an entry of "
+                                           f"a queue, and did not finish within {self.hub.silence:.3g} s")
         except BaseException as error:
             if self.broken is None:
-                self.broken = AbortedError(f"the link to rank {self.holder} of group {self.hub.label!r} was ended while an entry came: {error}")
+                self.broken = AbortedError(f"the link to rank {self.holder} of group {self.hub.label!r} was ended "
+                                           f"while an entry came: {error}")
                 _C.abort(self.backend)
             raise
 
@@ -154,7 +157,8 @@ class UseLink:
         """Marks the link as broken; returns an error with the holder's rank in the user's group."""
         if self.broken is None:
             self.peer_gone = True
-            self.broken = PeerFailedError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, {how_it_ended(error)}")
+            self.broken = PeerFailedError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, "
+                                          f"{how_it_ended(error)}")
         return self.broken
 
     # ---- giving up
@@ -180,7 +184,8 @@ class UseLink:
                 message = self._message(call)
                 for size in message.part_sizes if call.op == wire.GET and message.parts is None else ():
                     if size:
-                        self.backend.recv([torch.empty(size, dtype=torch.uint8, device="cpu")], wire.HOST, wire.tag_of(call.request))
+                        self.backend.recv([torch.empty(size, dtype=torch.uint8, device="cpu")], wire.HOST,
+                                          wire.tag_of(call.request))
             except ShardwireError:
                 pass  # the link is over: the next request says so
 
@@ -200,12 +205,13 @@ class UseLink:
             raise
         if message is None:
             self._abandoned.append(call)
-            raise TimeoutError(f"{label}: rank {self.holder} of group {self.hub.label!r} lives, but has not made this Queue in time; "
-                               "each rank in `location` has to")
+            raise TimeoutError(f"{label}: rank {self.holder} of group {self.hub.label!r} lives, but has not made this "
+                               "Queue in time; each rank in `location` has to")
         if message.op == wire.MISMATCH:
             there = json.loads(message.head)
-            raise ValueError(f"{label}: rank {self.hub.rank} made it with (location, capacity, survive) = {about}, rank {self.holder} with {there}: "
-                             "make it alike on all ranks, and unnamed queues in the same order")
+            raise ValueError(f"{label}: rank {self.hub.rank} made it with (location, capacity, survive) = {about}, "
+                             f"rank {self.holder} with {there}: make it alike on all ranks, and unnamed queues in the "
+                             "same order")
         self.numbers[key] = message.value
         return message.value
 

@@ -79,7 +79,8 @@ class _Watch:
 
 
 @contextmanager
-def _watching(queues: Sequence[Queue], changed: threading.Event, deadline: float, block: bool) -> Iterator[list[_Watch]]:
+def _watching(queues: Sequence[Queue], changed: threading.Event, deadline: float,
+              block: bool) -> Iterator[list[_Watch]]:
     watches: list[_Watch] = []
     try:
         for queue in queues:

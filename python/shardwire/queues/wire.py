@@ -66,7 +66,8 @@ def _places(begin: int, sizes: Sequence[int]) -> tuple[list[int], int]:
     return places, begin
 
 
-def encode(message: Message, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None, Sequence[torch.Tensor]]:
+def encode(message: Message,
+           parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None, Sequence[torch.Tensor]]:
     """The frame, the rest of the head when the head does not fit, and the parts that are not in the frame."""
     sizes = message.part_sizes
     head = struct.pack(f"<{len(sizes)}Q", *sizes) + message.head if sizes else message.head
@@ -80,11 +81,13 @@ def encode(message: Message, parts: Sequence[torch.Tensor]) -> tuple[torch.Tenso
                 if size:
                     frame[place:place + size] = memoryview(part.numpy())
             parts = ()
-    _FIELDS.pack_into(frame, 0, _MAGIC, _VERSION, message.op, flags, message.queue, message.request, message.value, len(head), len(sizes))
+    _FIELDS.pack_into(frame, 0, _MAGIC, _VERSION, message.op, flags, message.queue, message.request, message.value,
+                      len(head), len(sizes))
     fits = len(head) <= ROOM
     if fits:
         frame[_FIELDS.size:end] = head
-    return torch.frombuffer(frame, dtype=torch.uint8), None if fits else torch.frombuffer(bytearray(head), dtype=torch.uint8), parts
+    return (torch.frombuffer(frame, dtype=torch.uint8),
+            None if fits else torch.frombuffer(bytearray(head), dtype=torch.uint8), parts)
 
 
 def head_outside(frame: torch.Tensor) -> int:

@@ -92,7 +92,8 @@ class LocalPut:
         return self.ended.is_set()
 
     def wait(self, deadline: float | None) -> str | None:
-        return self.outcome if self.ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) else None
+        return (self.outcome if self.ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                else None)
 
     def give_up(self) -> str:
         """Gives up and returns the final outcome; NOTHING when the entry was not put."""
@@ -157,7 +158,8 @@ class QueueWork:
 
     def _wait_for(self, deadline: float, seconds: float) -> None:
         if not self._wait_until(deadline):
-            raise TimeoutError(f"{self._queue.label}: a put is not over after {seconds:.3g} s: {self._queue.why_full()}; it goes on")
+            raise TimeoutError(f"{self._queue.label}: a put is not over after {seconds:.3g} s: "
+                               f"{self._queue.why_full()}; it goes on")
 
     def exception(self) -> BaseException | None:
         """The error that ``wait()`` would raise; None while the put runs and after success. Never blocks."""
@@ -183,7 +185,8 @@ class QueueWork:
         if not self.done():
             return f"<shardwire.QueueWork: a put into {self._queue.label}, running>"
         error = self.exception()
-        return f"<shardwire.QueueWork: a put into {self._queue.label}, {'done' if error is None else f'failed: {error}'}>"
+        return (f"<shardwire.QueueWork: a put into {self._queue.label}, "
+                f"{'done' if error is None else f'failed: {error}'}>")
 
     def _wait_until(self, deadline: float | None) -> bool:
         if not self._over:
@@ -228,7 +231,8 @@ class QueueWork:
                         pass  # the first error is raised
             raise
         if READY in outcomes and NOTHING in outcomes:
-            raise TimeoutError(f"{self._queue.label}: some of its locations had room within {waited:.3g} s and others had not; the entry is in "
+            raise TimeoutError(f"{self._queue.label}: some of its locations had room within {waited:.3g} s and others "
+                               "had not; the entry is in "
                                f"{[rank for rank, one in zip(self._queue.location, outcomes) if one == READY]} only")
         if NOTHING in outcomes:
             raise self._queue.full_error(waited)
@@ -247,7 +251,8 @@ class QueueWork:
         except BaseException as error:  # noqa: B902: nothing may leave a destructor
             try:
                 text = "".join(traceback.format_exception_only(type(error), error)).strip()
-                sys.stderr.write(f"shardwire: a QueueWork was dropped and its put failed; nobody saw this error:\n  {text}\n")
+                sys.stderr.write("shardwire: a QueueWork was dropped and its put failed; nobody saw this error:\n  "
+                                 f"{text}\n")
             except BaseException:  # noqa: B902: stderr may be gone
                 pass
 
@@ -269,7 +274,8 @@ class Transaction:
         self._open = False
 
     def __repr__(self) -> str:
-        return f"<shardwire.Transaction of {self._queue.label}: {self._count} puts, {'open' if self._open else 'not open'}>"
+        return (f"<shardwire.Transaction of {self._queue.label}: {self._count} puts, "
+                f"{'open' if self._open else 'not open'}>")
 
     def __enter__(self) -> Transaction:
         self._open = True
@@ -286,11 +292,13 @@ class Transaction:
 
     def _put(self, head: bytes, parts: list[torch.Tensor], async_op: bool) -> QueueWork:
         if not self._open:
-            raise ValueError("this transaction is over, or was not begun: use it as `with queue.transaction() as puts:`")
+            raise ValueError(
+                "this transaction is over, or was not begun: use it as `with queue.transaction() as puts:`")
         self._count += 1
         capacity = self._queue.capacity
         if capacity is not None and self._count > capacity:
-            raise ValueError(f"{self._queue.label}: a transaction of {self._count} entries cannot appear at once with a capacity of {capacity}")
+            raise ValueError(f"{self._queue.label}: a transaction of {self._count} entries cannot appear at once with "
+                             f"a capacity of {capacity}")
         puts: list[Any] = []
         for link, number in self._queue.links(None):
             if link is None:

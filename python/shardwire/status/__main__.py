@@ -38,12 +38,15 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m shardwire.status", description="What the ranks of running jobs on this host do.")
-    parser.add_argument("pids", metavar="PID", type=int, nargs="*", help="only these processes (all of this user's, without)")
+    parser = argparse.ArgumentParser(prog="python -m shardwire.status",
+                                     description="What the ranks of running jobs on this host do.")
+    parser.add_argument("pids", metavar="PID", type=int, nargs="*",
+                        help="only these processes (all of this user's, without)")
     parser.add_argument("--once", action="store_true", help="draw the table once")
     parser.add_argument("--json", action="store_true", help="the picture as JSON, once")
     parser.add_argument("--every", metavar="SECONDS", type=float, default=1.0, help="how long between two pictures (1)")
-    parser.add_argument("--web", metavar="PORT", type=int, nargs="?", const=0, help="serve a page on 127.0.0.1, at this port or a free one; its address is printed")
+    parser.add_argument("--web", metavar="PORT", type=int, nargs="?", const=0,
+                        help="serve a page on 127.0.0.1, at this port or a free one; its address is printed")
     return parser
 
 
@@ -52,7 +55,8 @@ def _look(pids: list[int]) -> dict[str, Any]:
 
 
 def _drawn(seen: dict[str, Any]) -> str:
-    return table.rendered(seen, shutil.get_terminal_size((160, 50)).columns) if sys.stdout.isatty() else table.plain(seen)
+    return (table.rendered(seen, shutil.get_terminal_size((160, 50)).columns) if sys.stdout.isatty()
+            else table.plain(seen))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ def picture(processes: Sequence[Process], host: str, state: Callable[[int], str]
     return {"groups": groups, "processes": [{"pid": process.pid, "state": process.state} for process in processes]}
 
 
-def _group(identity: str, reports: dict[int, tuple[int, dict[str, Any]]], answers: dict[int, Process], host: str, state: Callable[[int], str]) -> dict[str, Any]:
+def _group(identity: str, reports: dict[int, tuple[int, dict[str, Any]]], answers: dict[int, Process], host: str,
+           state: Callable[[int], str]) -> dict[str, Any]:
     anyone = next(iter(reports.values()))[1]
     size = anyone["world_size"]
     ranks = []
@@ -41,28 +42,34 @@ def _group(identity: str, reports: dict[int, tuple[int, dict[str, Any]]], answer
             ranks.append(_rank_that_reports(rank, *reports[rank]))
         else:
             peer = next((each for each in anyone["peers"] if each["rank"] == rank), {"pid": 0, "host": "?"})
-            here = any(each["host"] == peer["host"] for _, group in reports.values() for each in group["peers"] if each["rank"] == group["rank"])
-            ranks.append(_silent_rank(rank, anyone["global_ranks"][rank], peer, answers, here or peer["host"] == host, state))
-    traffic = [[reports[rank][1]["peers"][peer]["sent_bytes"] if rank in reports and peer < len(reports[rank][1]["peers"]) else 0 for peer in range(size)]
+            here = any(each["host"] == peer["host"] for _, group in reports.values() for each in group["peers"]
+                       if each["rank"] == group["rank"])
+            ranks.append(
+                _silent_rank(rank, anyone["global_ranks"][rank], peer, answers, here or peer["host"] == host, state))
+    traffic = [[reports[rank][1]["peers"][peer]["sent_bytes"]
+                if rank in reports and peer < len(reports[rank][1]["peers"]) else 0 for peer in range(size)]
                for rank in range(size)]
     for rank in range(size):  # for a rank without a report: the peers' counts of bytes received from this rank
         for peer, (_, group) in reports.items():
             if rank not in reports and rank < len(group["peers"]):
                 traffic[rank][peer] = group["peers"][rank]["received_bytes"]
-    return {"id": identity, "name": anyone["name"], "world_size": size, "global_ranks": anyone["global_ranks"], "age_s": anyone["age_s"], "ranks": ranks, "traffic": traffic,
-            "culprits": culprits(ranks), "sentences": sentences(ranks)}
+    return {"id": identity, "name": anyone["name"], "world_size": size, "global_ranks": anyone["global_ranks"],
+            "age_s": anyone["age_s"], "ranks": ranks, "traffic": traffic, "culprits": culprits(ranks),
+            "sentences": sentences(ranks)}
 
 
 def _rank_that_reports(rank: int, pid: int, group: dict[str, Any]) -> dict[str, Any]:
     mine = next((peer for peer in group["peers"] if peer["rank"] == rank), {"host": "?"})
     in_flight = group["in_flight"]
     state = "failed" if group["failure"] else "in" if in_flight else "idle"
-    return {"rank": rank, "global_rank": group["global_ranks"][rank], "pid": pid, "host": mine["host"], "state": state, "failure": group["failure"],
-            "in_flight": in_flight, "last": _last(group), "latest": group["latest"], "busy": group["busy"], "sequence": group["sequence"],
+    return {"rank": rank, "global_rank": group["global_ranks"][rank], "pid": pid, "host": mine["host"], "state": state,
+            "failure": group["failure"], "in_flight": in_flight, "last": _last(group), "latest": group["latest"],
+            "busy": group["busy"], "sequence": group["sequence"],
             "transports": {str(peer["rank"]): peer["transport"] for peer in group["peers"] if peer["rank"] != rank}}
 
 
-def _silent_rank(rank: int, global_rank: int, peer: dict[str, Any], answers: dict[int, Process], is_here: bool, state: Callable[[int], str]) -> dict[str, Any]:
+def _silent_rank(rank: int, global_rank: int, peer: dict[str, Any], answers: dict[int, Process], is_here: bool,
+                 state: Callable[[int], str]) -> dict[str, Any]:
     pid = peer["pid"]
     known = answers.get(pid)
     how = "elsewhere" if not is_here else known.state if known is not None and known.state != "answers" else state(pid)
@@ -70,8 +77,8 @@ def _silent_rank(rank: int, global_rank: int, peer: dict[str, Any], answers: dic
         how = "unreported"  # the process runs, and has no socket
     if known is not None and known.state == "answers":
         how = "left"  # the process answers, but no longer has this group
-    return {"rank": rank, "global_rank": global_rank, "pid": pid, "host": peer["host"], "state": how, "failure": "", "in_flight": [], "last": None, "latest": [],
-            "busy": False, "sequence": None, "transports": {}}
+    return {"rank": rank, "global_rank": global_rank, "pid": pid, "host": peer["host"], "state": how, "failure": "",
+            "in_flight": [], "last": None, "latest": [], "busy": False, "sequence": None, "transports": {}}
 
 
 def _last(group: dict[str, Any]) -> dict[str, Any] | None:
@@ -89,7 +96,8 @@ def _last(group: dict[str, Any]) -> dict[str, Any] | None:
 
 def _waiting(ranks: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """The current operation of each waiting rank."""
-    return {rank["rank"]: rank["in_flight"][0] for rank in ranks if rank["state"] == "in" and rank["in_flight"][0]["seconds"] >= WAITS_AFTER}
+    return {rank["rank"]: rank["in_flight"][0] for rank in ranks
+            if rank["state"] == "in" and rank["in_flight"][0]["seconds"] >= WAITS_AFTER}
 
 
 def _ends(first: int, waiting: dict[int, dict[str, Any]], goes_on: Callable[[int], bool]) -> list[int]:
@@ -132,7 +140,8 @@ def sentences(ranks: Sequence[dict[str, Any]]) -> list[str]:
     waiting: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for rank, operation in waits.items():
         name = label(operation)
-        whom = _ends(rank, waits, lambda other, name=name: label(waits[other]) == name) or operation["waits_for"]  # type: ignore[misc]
+        whom = (_ends(rank, waits, lambda other, name=name: label(waits[other]) == name)  # type: ignore[misc]
+                or operation["waits_for"])
         waiting.setdefault((name, tuple(whom)), []).append(rank)
     sentences = [_wait(operation, who, whom, ranks) for (operation, whom), who in waiting.items()]
     failures: dict[str, list[int]] = {}
@@ -152,7 +161,8 @@ def _wait(operation: str, who: list[int], whom: tuple[int, ...], ranks: Sequence
         return f"{begin}: {why}" if why else begin
     if len(whom) == 1:
         return f"{begin} for {listed(whom, ranks)}, which {_how(ranks[whom[0]], ranks)}"
-    return f"{begin} for {listed(whom, ranks)}: " + "; ".join(f"rank {rank} {_how(ranks[rank], ranks)}" for rank in whom)
+    return f"{begin} for {listed(whom, ranks)}: " + "; ".join(f"rank {rank} {_how(ranks[rank], ranks)}"
+                                                              for rank in whom)
 
 
 def _how(rank: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> str:
@@ -161,16 +171,20 @@ def _how(rank: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> str:
     if state == "in":
         operation = rank["in_flight"][0]
         whom = operation["waits_for"]
-        return f"is in {label(operation)} since {seconds(operation['seconds'])}" + (f" and waits for {listed(whom, ranks)}" if whom else "")
+        return f"is in {label(operation)} since {seconds(operation['seconds'])}" + (
+            f" and waits for {listed(whom, ranks)}" if whom else "")
     if state == "idle":
         last = rank["last"]
         if last is None:
             return "is in no operation, and was in none yet"
         ago = "" if last["seconds_ago"] is None else f", {seconds(last['seconds_ago'])} ago"
         return f"is in no operation (last: {label(last)}{ago})"
-    return {"failed": f"cannot use this group any more ({rank['failure']})", "stopped": f"is stopped (pid {pid} got SIGSTOP, or a debugger holds it)",
-            "dead": f"is dead (pid {pid} is gone)", "silent": f"does not answer (pid {pid} runs; its status thread gets no time)",
-            "left": f"has left this group (pid {pid} runs)", "unreported": f"does not report (pid {pid} runs without SHARDWIRE_STATUS=1)",
+    return {"failed": f"cannot use this group any more ({rank['failure']})",
+            "stopped": f"is stopped (pid {pid} got SIGSTOP, or a debugger holds it)",
+            "dead": f"is dead (pid {pid} is gone)",
+            "silent": f"does not answer (pid {pid} runs; its status thread gets no time)",
+            "left": f"has left this group (pid {pid} runs)",
+            "unreported": f"does not report (pid {pid} runs without SHARDWIRE_STATUS=1)",
             "elsewhere": f"is on another host ({rank['host']})"}[state]
 
 
@@ -188,7 +202,8 @@ def listed(who: Sequence[int], ranks: Sequence[dict[str, Any]]) -> str:
     def text(numbers: Sequence[int]) -> str:
         return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
 
-    return text(who) + (f" (global {text([ranks[rank]['global_rank'] for rank in who])})" if has_other_numbers(ranks) else "")
+    return text(who) + (f" (global {text([ranks[rank]['global_rank'] for rank in who])})" if has_other_numbers(ranks)
+                        else "")
 
 
 def has_other_numbers(ranks: Sequence[dict[str, Any]]) -> bool:

@@ -36,7 +36,8 @@ def folders() -> list[Path]:
     program."""
     uid = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    places = [*([Path(runtime) / "shardwire"] if runtime else []), Path(f"/run/user/{uid}/shardwire"), Path(f"/tmp/shardwire-{uid}")]
+    places = [*([Path(runtime) / "shardwire"] if runtime else []), Path(f"/run/user/{uid}/shardwire"),
+              Path(f"/tmp/shardwire-{uid}")]
     return [place for place in dict.fromkeys(places) if _is_ours(place, uid)]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from .picture import has_other_numbers, label, seconds
 
-_WORDS = {"failed": "failed", "stopped": "STOPPED", "dead": "DEAD", "silent": "SILENT", "unreported": "does not report", "left": "left", "elsewhere": "on another host"}
+_WORDS = {"failed": "failed", "stopped": "STOPPED", "dead": "DEAD", "silent": "SILENT", "unreported": "does not report",
+          "left": "left", "elsewhere": "on another host"}
 _COLUMNS = ("pid", "host", "state", "since", "waits for", "last", "transports")
 
 
@@ -49,28 +50,33 @@ def rendered(picture: dict[str, Any], width: int) -> str:
 
 
 def nothing(picture: dict[str, Any]) -> str:
-    states = [f"process {process['pid']} is {process['state']}" for process in picture["processes"] if process["state"] != "answers"]
+    states = [f"process {process['pid']} is {process['state']}" for process in picture["processes"]
+              if process["state"] != "answers"]
     if states:
         return "; ".join(states) + "; no other process reports groups"
     if picture["processes"]:
         return f"{len(picture['processes'])} processes answer, and have no group now"
-    return "no process of this user reports a status here; start the job with SHARDWIRE_STATUS=1, or call shardwire.status.serve() in it"
+    return ("no process of this user reports a status here; start the job with SHARDWIRE_STATUS=1, or call "
+            "shardwire.status.serve() in it")
 
 
 def _title(group: dict[str, Any]) -> str:
     name = f'"{group["name"]}"' if group["name"] else "without a name"
-    numbers = f" (global ranks {', '.join(map(str, group['global_ranks']))})" if has_other_numbers(group["ranks"]) else ""
+    numbers = (f" (global ranks {', '.join(map(str, group['global_ranks']))})" if has_other_numbers(group["ranks"])
+               else "")
     return f"group {name} of {group['world_size']} ranks{numbers}, made {seconds(group['age_s'])} ago"
 
 
 def _style(rank: dict[str, Any], culprits: list[int]) -> str:
-    return "red" if rank["state"] in ("failed", "stopped", "dead", "silent") else "yellow" if rank["rank"] in culprits else ""
+    return ("red" if rank["state"] in ("failed", "stopped", "dead", "silent") else "yellow" if rank["rank"] in culprits
+            else "")
 
 
 def _rows(group: dict[str, Any]) -> list[tuple[str, ...]]:
     """The head and a row per rank."""
     if has_other_numbers(group["ranks"]):
-        return [("rank", "global", *_COLUMNS), *((str(rank["rank"]), str(rank["global_rank"]), *_row(rank)) for rank in group["ranks"])]
+        return [("rank", "global", *_COLUMNS),
+                *((str(rank["rank"]), str(rank["global_rank"]), *_row(rank)) for rank in group["ranks"])]
     return [("rank", *_COLUMNS), *((str(rank["rank"]), *_row(rank)) for rank in group["ranks"])]
 
 
@@ -82,7 +88,8 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
     last = rank["last"]
     ago = "" if last is None or last["seconds_ago"] is None else f", {seconds(last['seconds_ago'])} ago"
     return (str(rank["pid"] or "?"), rank["host"], state, seconds(operation["seconds"]) if operation else "",
-            ", ".join(map(str, operation["waits_for"])) if operation else "", f"{label(last)}{ago}" if last else "", _transports(rank["transports"]))
+            ", ".join(map(str, operation["waits_for"])) if operation else "", f"{label(last)}{ago}" if last else "",
+            _transports(rank["transports"]))
 
 
 def _transports(by_peer: dict[str, str]) -> str:

@@ -15,7 +15,9 @@ from typing import Any
 
 from .page import PAGE
 
-_HEADERS = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:",
+_HEADERS = {"Cache-Control": "no-store",
+            "Content-Security-Policy": ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+                                        "connect-src 'self'; img-src data:"),
             "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
 
 
@@ -67,7 +69,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         begin, slash, rest = self.path[1:].partition("/")
         names = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
-        is_known = secrets.compare_digest(begin.encode(), self.server.token.encode()) and self.headers.get("Host") in names
+        is_known = (secrets.compare_digest(begin.encode(), self.server.token.encode())
+                    and self.headers.get("Host") in names)
         if is_known and slash and rest == "":
             self._answer("text/html; charset=utf-8", PAGE)
         elif is_known and rest == "status.json":

@@ -51,7 +51,8 @@ def get_nbi(dst: torch.Tensor, src: torch.Tensor, rank: int) -> None:
     _C.symm_get(dst, src, rank, True)
 
 
-def put_signal(dst: torch.Tensor, src: torch.Tensor, signal: torch.Tensor, value: int, rank: int, op: str = "set") -> None:
+def put_signal(dst: torch.Tensor, src: torch.Tensor, signal: torch.Tensor, value: int, rank: int,
+               op: str = "set") -> None:
     """:func:`put`, then :func:`signal_op`: a thread that sees the signal sees the bytes."""
     name = _signal_op_of(op)
     _C.symm_put(dst, src, rank)
@@ -67,7 +68,8 @@ def signal_op(signal: torch.Tensor, value: int, rank: int, op: str = "set") -> N
     _C.symm_atomic(signal, _signal_op_of(op), rank, value, fetches=False)
 
 
-def signal_wait(signal: torch.Tensor, cmp: str, value: int, timeout: float | timedelta | None = None, source: int | Sequence[int] | None = None) -> int:
+def signal_wait(signal: torch.Tensor, cmp: str, value: int, timeout: float | timedelta | None = None,
+                source: int | Sequence[int] | None = None) -> int:
     """Waits until this rank's own ``signal`` compares with ``value``; returns the element's value at the comparison.
 
     signal: one element of a symmetric tensor of integers. cmp: "eq", "ne", "gt", "ge", "lt", "le", or the operator.

@@ -11,8 +11,8 @@ from .. import _C, errors
 from .teams import Team
 
 # The names of the instructions, and torch's names.
-_OPS = {"add": "sum", "sum": "sum", "mul": "prod", "prod": "prod", "min": "min", "max": "max", "and": "band", "band": "band", "or": "bor", "bor": "bor",
-        "xor": "bxor", "bxor": "bxor"}
+_OPS = {"add": "sum", "sum": "sum", "mul": "prod", "prod": "prod", "min": "min", "max": "max", "and": "band",
+        "band": "band", "or": "bor", "bor": "bor", "xor": "bxor", "bxor": "bxor"}
 
 
 def get_multicast_tensor(*arguments: Any) -> MulticastTensor:
@@ -29,7 +29,8 @@ def get_multicast_tensor(*arguments: Any) -> MulticastTensor:
     tensor = arguments[-1]
     place = _C.symm_place(tensor)
     if place is None:
-        raise ValueError("get_multicast_tensor: the tensor does not lie in symmetric memory: make it by shardwire.symm.empty() on all ranks")
+        raise ValueError("get_multicast_tensor: the tensor does not lie in symmetric memory: make it by "
+                         "shardwire.symm.empty() on all ranks")
     ranks = list(range(place[3]))
     if len(arguments) == 2 and arguments[0] is not None:
         team = arguments[0]
@@ -38,7 +39,8 @@ def get_multicast_tensor(*arguments: Any) -> MulticastTensor:
         members = _C.symm_job_ranks(tensor)
         foreign = [rank for rank in team.job_ranks if rank not in members]
         if foreign:
-            raise ValueError(f"get_multicast_tensor: ranks {foreign} of the team are not in the group that made the tensor")
+            raise ValueError(
+                f"get_multicast_tensor: ranks {foreign} of the team are not in the group that made the tensor")
         ranks = [members.index(rank) for rank in team.job_ranks]
     for rank in ranks:
         _C.symm_peer(tensor, rank)  # raises with the reason where a part cannot be addressed
@@ -101,13 +103,15 @@ class MulticastTensor:
     def __getitem__(self, index: Any) -> MulticastTensor:
         view = self._tensor[index]
         if _C.symm_place(view) is None:
-            raise IndexError("a MulticastTensor is indexed by integers, slices and ...: lists and tensors as an index make a copy")
+            raise IndexError("a MulticastTensor is indexed by integers, slices and ...: lists and tensors as an index "
+                             "make a copy")
         return MulticastTensor(view, self._ranks)
 
     def __repr__(self) -> str:
         return f"MulticastTensor(shape={tuple(self.shape)}, dtype={self.dtype}, ranks={self._ranks})"
 
-    def ld_reduce(self, op: str = "add", accumulate: torch.dtype | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+    def ld_reduce(self, op: str = "add", accumulate: torch.dtype | None = None,
+                  out: torch.Tensor | None = None) -> torch.Tensor:
         """All parts reduced, element by element, in the order of the ranks: every calling rank gets the same bits.
 
         op: add, mul, min, max, and, or, xor. Float16, bfloat16 and float8 are always accumulated in float32 and rounded
@@ -160,5 +164,6 @@ def _check_accumulator(dtype: torch.dtype, accumulate: torch.dtype | None) -> No
         raise TypeError(f"accumulate is a {type(accumulate).__name__}; give a torch.dtype or None")
     is_narrow = dtype.is_floating_point and torch.empty(0, dtype=dtype, device="cpu").element_size() <= 2
     if not is_narrow or accumulate not in (torch.float32, torch.float16):
-        raise errors.UnsupportedError(f"{dtype} is accumulated in {'float32' if is_narrow else dtype}, not in {accumulate}")
+        raise errors.UnsupportedError(f"{dtype} is accumulated in {'float32' if is_narrow else dtype}, not in "
+                                      f"{accumulate}")
 

@@ -112,7 +112,8 @@ class Team:
             try:
                 ranks.append(int(store.get(f"rank{index}")))
             except Exception as error:
-                raise TimeoutError(f"nobody came for place {index} of a team of {size}; rank {self.rank} has place {place}: {error}") from error
+                raise TimeoutError(f"nobody came for place {index} of a team of {size}; rank {self.rank} has place "
+                                   f"{place}: {error}") from error
         if len(set(ranks)) != size:
             raise ValueError(f"ranks {ranks} came to one team: a rank has one place")
         team = self._part_by(store, ranks)
@@ -196,7 +197,8 @@ def team(group: Any = None) -> Team:
     if isinstance(group, Team):
         return group
     backend = backend_of(group)
-    found = c10d._get_default_group() if group is None else find_process_group(group) if isinstance(group, str) else group
+    found = (c10d._get_default_group() if group is None else find_process_group(group) if isinstance(group, str)
+             else group)
     return Team(found, backend, store_of(found))
 
 

@@ -15,7 +15,8 @@ _MOST_BYTES = 1 << 60
 _MOST_DIMS = 16
 
 
-def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None,
+          timeout: float | timedelta | None = None) -> torch.Tensor:
     """An uninitialised symmetric tensor. Collective over ``group``, blocking: all ranks ask for one shape and dtype.
 
     Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``. The tensor lies in the heap that all ranks of a host
@@ -32,17 +33,20 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: A
     return make_tensor(size, dtype, group, timeout, False)
 
 
-def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
+def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None,
+          timeout: float | timedelta | None = None) -> torch.Tensor:
     """As :func:`empty`, and zero on every rank before the call returns on any rank: for signals."""
     return make_tensor(size, dtype, group, timeout, True)
 
 
-def tensor(shape: Sequence[int] | int, dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
+def tensor(shape: Sequence[int] | int, dtype: torch.dtype | None = None, group: Any = None,
+           timeout: float | timedelta | None = None) -> torch.Tensor:
     """:func:`empty`, as NVSHMEM names it: uninitialised."""
     return make_tensor((shape,), dtype, group, timeout, False)
 
 
-def make_tensor(size: Sequence[Any], dtype: torch.dtype | None, group: Any, timeout: Any, zeroed: bool, error: str = "") -> torch.Tensor:
+def make_tensor(size: Sequence[Any], dtype: torch.dtype | None, group: Any, timeout: Any, zeroed: bool,
+                error: str = "") -> torch.Tensor:
     backend = backend_of(group)
     seconds = seconds_of(timeout)
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size

@@ -20,9 +20,11 @@ def torch_api() -> ModuleType:
     2.6, or 2.13 or later, and where torch refused the registration by ``import shardwire`` (after a warning).
     """
     if not _C.has_torch_symmetric_memory:
-        raise UnsupportedError(f"torch's symmetric memory API on the CPU needs torch 2.6, or 2.13 or later, and this is {torch.__version__}: shardwire.symm has "
-                               "symmetric tensors, signals and multicast with any torch")
+        raise UnsupportedError("torch's symmetric memory API on the CPU needs torch 2.6, or 2.13 or later, and this is "
+                               f"{torch.__version__}: shardwire.symm has symmetric tensors, signals and multicast with "
+                               "any torch")
     if _C.torch_symmetric_memory_failure:
-        raise UnsupportedError(f"torch {torch.__version__} refused to register its symmetric memory API on the CPU when shardwire was imported: shardwire.symm has "
-                               f"symmetric tensors, signals and multicast without it. torch says: {_C.torch_symmetric_memory_failure}")
+        raise UnsupportedError(f"torch {torch.__version__} refused to register its symmetric memory API on the CPU "
+                               "when shardwire was imported: shardwire.symm has symmetric tensors, signals and "
+                               f"multicast without it. torch says: {_C.torch_symmetric_memory_failure}")
     return importlib.import_module("torch.distributed._symmetric_memory")

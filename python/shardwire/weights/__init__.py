@@ -12,5 +12,5 @@ from .saving import save
 from .subscribing import Subscription, subscribe
 from .syncing import WeightSync, sync
 
-__all__ = ["BERT", "GPT2", "LLAMA", "QWEN", "FusedLayout", "NameMap", "Part", "Publication", "Subscription", "WeightSync", "load", "publish", "save", "subscribe",
-           "sync"]
+__all__ = ["BERT", "GPT2", "LLAMA", "QWEN", "FusedLayout", "NameMap", "Part", "Publication", "Subscription",
+           "WeightSync", "load", "publish", "save", "subscribe", "sync"]

@@ -39,10 +39,12 @@ class FileSet:
         try:
             if isinstance(path, (str, os.PathLike)):
                 self._read_path(as_path(path))
-            elif isinstance(path, (list, tuple)) and path and all(isinstance(item, (str, os.PathLike)) for item in path):
+            elif (isinstance(path, (list, tuple)) and path
+                  and all(isinstance(item, (str, os.PathLike)) for item in path)):
                 self._join([as_path(item) for item in path])
             else:
-                raise TypeError(f"path is {kind_of(path)}; give a .safetensors file, a folder of them, a list of files, or None")
+                raise TypeError(f"path is {kind_of(path)}; give a .safetensors file, a folder of them, a list of "
+                                "files, or None")
         except BaseException:
             self.close()
             raise
@@ -56,7 +58,8 @@ class FileSet:
         for name, (_, stored) in self.tensors.items():
             yield name, stored.shape, stored.dtype or DTYPES[stored.dtype_name][1]
 
-    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking, shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:
+    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking,
+               shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:
         """Layouts and tensors of the moved weights. Every reader has all tensors, in the page cache; each reader brings
         an even part into the cache."""
         bring_in(self, share_of(self.wanted_spans(found, targets, asking), asking.which, asking.count), shown)
@@ -92,12 +95,14 @@ class FileSet:
         elif (path / INDEX).is_file():
             self._read_indexed(path)
         else:
-            files = sorted(file for file in path.iterdir() if file.suffix == ".safetensors" and not file.name.startswith("."))
+            files = sorted(file for file in path.iterdir()
+                           if file.suffix == ".safetensors" and not file.name.startswith("."))
             whole = [file for file in files if not _PART.search(file.name)]
             if len(whole) != 1:
-                raise CheckpointError(f"{path}: the folder has neither {SINGLE} nor {INDEX}, and {len(whole)} other *.safetensors "
-                                      f"beside {len(files) - len(whole)} parts (-00001-of-...), which count with an index only; "
-                                      "an unfinished checkpoint looks so: give the files as a list if they belong together")
+                raise CheckpointError(f"{path}: the folder has neither {SINGLE} nor {INDEX}, and {len(whole)} other "
+                                      f"*.safetensors beside {len(files) - len(whole)} parts (-00001-of-...), which "
+                                      "count with an index only; an unfinished checkpoint looks so: give the files as "
+                                      "a list if they belong together")
             self._join(whole)
 
     def _join(self, paths: Iterable[Path]) -> None:
@@ -105,7 +110,8 @@ class FileSet:
             which = self._open(path)
             for name, stored in self.files[which].tensors.items():
                 if name in self.tensors:
-                    raise CheckpointError(f"{path}: holds {name!r}, which {self.files[self.tensors[name][0]].path} holds as well")
+                    raise CheckpointError(f"{path}: holds {name!r}, which {self.files[self.tensors[name][0]].path} "
+                                          "holds as well")
                 self.tensors[name] = (which, stored)
 
     def _read_indexed(self, folder: Path) -> None:
@@ -136,7 +142,8 @@ def read_index(index: Path) -> dict[str, str]:
         weight_map = json.loads(read_regular(index).decode("utf-8"))["weight_map"]
         wanted = {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{index}: is not an index: JSON with a weight_map of names to files is expected") from None
+        raise CheckpointError(f"{index}: is not an index: JSON with a weight_map of names to files is "
+                              "expected") from None
     for file in dict.fromkeys(wanted.values()):
         if file != os.path.basename(file) or file in ("", ".", ".."):
             raise CheckpointError(f"{index}: names the shard {file!r}, which is not in its folder")

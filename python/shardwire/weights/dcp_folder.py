@@ -54,8 +54,8 @@ class DcpFolder:
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             if isinstance(error, (CheckpointError, UnsupportedError)):
                 raise
-            raise CheckpointError(f"{folder / METADATA}: is not the metadata of torch.distributed.checkpoint as we know it "
-                                  f"({type(error).__name__}: {str(error)[:100]})") from None
+            raise CheckpointError(f"{folder / METADATA}: is not the metadata of torch.distributed.checkpoint as we "
+                                  f"know it ({type(error).__name__}: {str(error)[:100]})") from None
 
     def close(self) -> None:
         """As FileSet's: nothing stays open."""
@@ -81,25 +81,31 @@ class DcpFolder:
                 tensor.chunks.append(self._chunk(name, tensor, offset, shape, places.get((name, offset))))
             held = sum(math.prod(chunk.shape) for chunk in tensor.chunks)
             if held < math.prod(tensor.shape):
-                raise CheckpointError(f"{self.folder / METADATA}: the chunks of {name!r} have {held} elements, its shape {list(tensor.shape)} has "
-                                      f"{math.prod(tensor.shape)}")
+                raise CheckpointError(f"{self.folder / METADATA}: the chunks of {name!r} have {held} elements, its "
+                                      f"shape {list(tensor.shape)} has {math.prod(tensor.shape)}")
 
-    def _chunk(self, name: str, tensor: ChunkedTensor, offset: tuple[int, ...], shape: tuple[int, ...], place: Record | None) -> Chunk:
+    def _chunk(self, name: str, tensor: ChunkedTensor, offset: tuple[int, ...], shape: tuple[int, ...],
+               place: Record | None) -> Chunk:
         if place is None:
-            raise CheckpointError(f"{self.folder / METADATA}: says nowhere where the chunk of {name!r} at {list(offset)} lies")
+            raise CheckpointError(f"{self.folder / METADATA}: says nowhere where the chunk of {name!r} at "
+                                  f"{list(offset)} lies")
         if len(offset) != len(tensor.shape) or len(shape) != len(tensor.shape) or \
                 any(start + count > whole for start, count, whole in zip(offset, shape, tensor.shape)):
-            raise CheckpointError(f"{self.folder / METADATA}: the chunk of {name!r} at {list(offset)} of shape {list(shape)} is not inside its shape "
-                                  f"{list(tensor.shape)}")
+            raise CheckpointError(f"{self.folder / METADATA}: the chunk of {name!r} at {list(offset)} of shape "
+                                  f"{list(shape)} is not inside its shape {list(tensor.shape)}")
         file, begin, length = place["relative_path"], place["offset"], place["length"]
-        if not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", "..") or not all(is_natural(each) for each in (begin, length)):
-            raise CheckpointError(f"{self.folder / METADATA}: the chunk of {name!r} at {list(offset)} would lie in {file!r}, bytes {begin!r} and {length!r} on")
+        if (not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", "..")
+                or not all(is_natural(each) for each in (begin, length))):
+            raise CheckpointError(f"{self.folder / METADATA}: the chunk of {name!r} at {list(offset)} would lie in "
+                                  f"{file!r}, bytes {begin!r} and {length!r} on")
         changed = place.get("transform_descriptors")
         if changed:
-            raise UnsupportedError(f"{self.folder}: {name!r} is stored transformed ({changed!r:.80}); only plain chunks can be read")
+            raise UnsupportedError(f"{self.folder}: {name!r} is stored transformed ({changed!r:.80}); only plain "
+                                   "chunks can be read")
         return Chunk(offset, shape, file, begin, length)
 
-    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking, shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:
+    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking,
+               shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:
         """Layouts and tensors of the chunks read by this rank: an even part of all chunks wanted on its host."""
         wanted: list[tuple[str, Chunk]] = []
         for placed, ranges in wanted_ranges(found, targets, asking):
@@ -131,10 +137,12 @@ class DcpFolder:
         tensor = self.tensors[name]
         dtype = getattr(torch, tensor.dtype_name, None)
         if dtype is None:
-            raise UnsupportedError(f"{self.folder}: {name!r} has the dtype {tensor.dtype_name}, which torch {torch.__version__} does not have")
+            raise UnsupportedError(f"{self.folder}: {name!r} has the dtype {tensor.dtype_name}, which torch "
+                                   f"{torch.__version__} does not have")
         joined = torch.empty(tensor.shape, dtype=dtype, device="cpu")
         for chunk in tensor.chunks:
-            joined[tuple(slice(start, start + count) for start, count in zip(chunk.offset, chunk.shape))] = self._load(name, chunk)
+            joined[tuple(slice(start, start + count) for start, count in zip(chunk.offset, chunk.shape))] = self._load(
+                name, chunk)
         return joined
 
     def _load(self, name: str, chunk: Chunk) -> torch.Tensor:
@@ -143,7 +151,8 @@ class DcpFolder:
         dtype = getattr(torch, dtype_name, None)
         where = f"{self.folder / chunk.file}: {name!r} at {list(chunk.offset)}"
         if dtype is None:
-            raise UnsupportedError(f"{where}: has the dtype {dtype_name}, which torch {torch.__version__} does not have")
+            raise UnsupportedError(
+                f"{where}: has the dtype {dtype_name}, which torch {torch.__version__} does not have")
         try:
             descriptor = open_regular(self.folder / chunk.file)
         except FileNotFoundError:
@@ -154,9 +163,11 @@ class DcpFolder:
             storage = torch.empty(count // item, dtype=dtype, device="cpu")
             if count:
                 read_into(descriptor, storage, begin, where)
-            reach = 1 + sum((extent - 1) * stride for extent, stride in zip(chunk.shape, strides)) if math.prod(chunk.shape) else 0
+            reach = (1 + sum((extent - 1) * stride for extent, stride in zip(chunk.shape, strides))
+                     if math.prod(chunk.shape) else 0)
             if reach > storage.numel():
-                raise CheckpointError(f"{where}: shape {list(chunk.shape)} and strides {list(strides)} take {reach} elements, {storage.numel()} are stored")
+                raise CheckpointError(f"{where}: shape {list(chunk.shape)} and strides {list(strides)} take {reach} "
+                                      f"elements, {storage.numel()} are stored")
             return storage.as_strided(chunk.shape, strides)
         finally:
             os.close(descriptor)

@@ -54,7 +54,8 @@ def describe(holdings: Holdings, renames: Renames) -> bytes:
         layout = encode_layout(holding.layout)
         which = -1 if layout is None else layouts.setdefault(json.dumps(layout), len(layouts))
         where = encode_place(holding.name, place)
-        tensors.append([holding.name, list(holding.shape), str(holding.dtype), which, holding.alias, holding.optional, holding.absent, where])
+        tensors.append([holding.name, list(holding.shape), str(holding.dtype), which, holding.alias, holding.optional,
+                        holding.absent, where])
     return zlib.compress(json.dumps([list(layouts), tensors]).encode(), 1)
 
 
@@ -62,7 +63,8 @@ def _check_text(text: str, name: str, side: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{side} {name!r}: the name{'' if text == name else f' {text!r} that mapping gives it'} has half of a surrogate pair, which is no text; rename it") from None
+        raise ValueError(f"{side} {name!r}: the name{'' if text == name else f' {text!r} that mapping gives it'} has "
+                         "half of a surrogate pair, which is no text; rename it") from None
 
 
 def encode_place(name: str, place: Place | None) -> Any:
@@ -102,7 +104,8 @@ def collect(descriptions: Sequence[bytes], side: str, problems: Problems) -> dic
             key = (which, shape, dtype)
             if key not in decoded:
                 decoded[key] = decode_layout(None if which < 0 else json.loads(layouts[which]), shape, dtype)
-            place: Place = Split(tuple(where)) if isinstance(where, list) else Part(*where["part"]) if where else Part(name)
+            place: Place = (Split(tuple(where)) if isinstance(where, list) else Part(*where["part"]) if where
+                            else Part(name))
             weight = weights.get(name)
             if weight is None:
                 weight = weights[name] = Weight(name, shape, dtype, place, {}, optional, absent)
@@ -117,13 +120,16 @@ def collect(descriptions: Sequence[bytes], side: str, problems: Problems) -> dic
         weight.alias = ties.first(weight.name)
         pending = any(layout.pending_reduction is not None for layout in weight.layouts.values())
         if pending and len(set(weight.layouts.values())) > 1:
-            problems.add("contradict", f"{side} {weight.name!r}: a Partial layout on some ranks, and another layout on others")
+            problems.add("contradict",
+                         f"{side} {weight.name!r}: a Partial layout on some ranks, and another layout on others")
     return weights
 
 
-def _compare(weight: Weight, shape: tuple[int, ...], dtype: torch.dtype, place: Place, rank: int, side: str, problems: Problems) -> None:
+def _compare(weight: Weight, shape: tuple[int, ...], dtype: torch.dtype, place: Place, rank: int, side: str,
+             problems: Problems) -> None:
     first = next(iter(weight.layouts))
-    for what, here, there in (("shape", list(weight.shape), list(shape)), ("dtype", weight.dtype, dtype), ("place", weight.place, place)):
+    for what, here, there in (("shape", list(weight.shape), list(shape)), ("dtype", weight.dtype, dtype),
+                              ("place", weight.place, place)):
         if here != there:
             problems.add("contradict", f"{side} {weight.name!r}: {what} {here} on rank {first}, {there} on rank {rank}")
 

@@ -23,14 +23,15 @@ class LocalRows(NamedTuple):
     tensor: torch.Tensor
 
 
-def local_rows(space: Space, placed_list: Sequence[Placed], entries: Mapping[str, Holding], tensors: Mapping[str, torch.Tensor], rank: int,
-               dtype: torch.dtype) -> list[LocalRows]:
+def local_rows(space: Space, placed_list: Sequence[Placed], entries: Mapping[str, Holding],
+               tensors: Mapping[str, torch.Tensor], rank: int, dtype: torch.dtype) -> list[LocalRows]:
     """The whole rows of ``space`` in contiguous CPU memory of this rank as ``dtype``. ``rank``: this rank's number in
     layouts. A scalar is one row."""
     found: list[LocalRows] = []
     for placed in placed_list if space.reduction is None else ():
         tensor, holding = tensors.get(placed.name), entries.get(placed.name)
-        if tensor is None or holding is None or placed.transposed or tensor.dtype != dtype or holding.layout.pending_reduction is not None:
+        if (tensor is None or holding is None or placed.transposed or tensor.dtype != dtype
+                or holding.layout.pending_reduction is not None):
             continue
         _C.require_memory(tensor, repr(placed.name))
         if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():

@@ -76,13 +76,15 @@ def choose(rows: Sequence[Sequence[int]], request: Request) -> Choice:
     publisher's rank."""
     held = [{version: changed for version, changed in zip(row[3::2], row[4::2]) if version >= 0} for row in rows]
     common = tuple(sorted(set.intersection(*(set(one) for one in held))))
-    fitting = [version for version in common if request.wanted in (-1, version) and (not request.newer or version > request.since)]
+    fitting = [version for version in common
+               if request.wanted in (-1, version) and (not request.newer or version > request.since)]
     if fitting:
         version = fitting[-1]
         total, changed = sum(row[1] for row in rows), sum(one[version] for one in held)
         whole = not request.changed or request.since < 0 or version < request.since or 2 * changed > total
         return Choice("take", version, whole, whole or changed > 0, common)
-    if request.wanted >= 0 and any(row[0] >= request.wanted and request.wanted not in one for row, one in zip(rows, held)):
+    if request.wanted >= 0 and any(row[0] >= request.wanted and request.wanted not in one
+                                   for row, one in zip(rows, held)):
         return Choice("gone", held=common)
     return Choice("late" if rows[0][2] else "wait", held=common)
 
@@ -98,7 +100,8 @@ class Joint:
     """The group of one subscription on this rank, and the small ops of the group. ``layout_rank``: this rank's number
     in the layouts of its own job."""
 
-    def __init__(self, store: Any, name: str, rank: int, publishers: int, subscribers: int, layout_rank: int, seconds: float) -> None:
+    def __init__(self, store: Any, name: str, rank: int, publishers: int, subscribers: int, layout_rank: int,
+                 seconds: float) -> None:
         self.publishers, self.subscribers = publishers, subscribers
         self._store = store  # kept: the group uses the store, and some stores are Python objects
         with errors_by_side(publishers, subscribers):
@@ -107,10 +110,11 @@ class Joint:
             self.is_publisher = rank < publishers
             answers, fields = [publishers, _ANSWER], len(astuple(Request(FETCH)))
             mine = [{"offset": [rank, 0], "shape": [1, _ANSWER]}] if self.is_publisher else None
-            self._request = self._small([fields], [{"offset": [0], "shape": [fields]}] if rank == publishers else None, [fields])
+            self._request = self._small([fields], [{"offset": [0], "shape": [fields]}] if rank == publishers else None,
+                                        [fields])
             self._answer = self._small(answers, mine, answers)
-            self._done = self._small([publishers, 1], [{"offset": [rank, 0], "shape": [1, 1]}] if self.is_publisher else None,
-                                     None if self.is_publisher else [publishers, 1])
+            self._done = self._small([publishers, 1], [{"offset": [rank, 0], "shape": [1, 1]}] if self.is_publisher
+                                                      else None, None if self.is_publisher else [publishers, 1])
         self.full: Movement | None = None
         self._changed: Callable[[RowsOf], Movement] | None = None
 
@@ -118,7 +122,9 @@ class Joint:
         outputs = None if wanted is None else [{"offset": [0] * len(wanted), "shape": wanted}]
         return compile_op(self.backend, shape, torch.int64, mine, outputs, timeout=self.meeting.seconds, name="fetch")
 
-    def compile(self, source: bytes, ours: End | None, targets: Callable[[Sequence[bytes]], tuple[bytes, bytes, bool, Callable[[Match], End]]] | None) -> Match:
+    def compile(self, source: bytes, ours: End | None,
+                targets: Callable[[Sequence[bytes]], tuple[bytes, bytes, bool, Callable[[Match], End]]]
+                         | None) -> Match:
         """Compiles the movement between the two jobs. source: the publisher's description of its part.
 
         targets: the subscriber's function: from the publisher's descriptions to the places of the publisher's names,
@@ -145,7 +151,8 @@ class Joint:
             except Exception as failure:
                 error = failure
         self.full = compile_movement(self.meeting, found, ours or nothing, target, "fetch", error)
-        self._changed = lambda rows: compile_movement(self.meeting, found, ours or nothing, target, "fetch of what changed", rows=rows)
+        self._changed = lambda rows: compile_movement(self.meeting, found, ours or nothing, target,
+                                                      "fetch of what changed", rows=rows)
         return found
 
     def compile_changed(self, rows: RowsOf, seconds: float) -> Movement:
@@ -161,12 +168,14 @@ class Joint:
 
     def answer(self, row: list[int] | None, seconds: float) -> list[list[int]]:
         everyone = torch.empty(self.publishers, _ANSWER, dtype=torch.int64, device="cpu")
-        self._answer([] if row is None else [torch.tensor([row], dtype=torch.int64, device="cpu")], [everyone], timeout=seconds).wait()
+        self._answer([] if row is None else [torch.tensor([row], dtype=torch.int64, device="cpu")], [everyone],
+                     timeout=seconds).wait()
         return everyone.tolist()
 
     def done(self, version: int | None, seconds: float) -> list[int]:
         got = torch.empty(self.publishers, 1, dtype=torch.int64, device="cpu")
-        mine = [torch.tensor([[-1 if version is None else version]], dtype=torch.int64, device="cpu")] if self.is_publisher else []
+        mine = ([torch.tensor([[-1 if version is None else version]], dtype=torch.int64, device="cpu")]
+                if self.is_publisher else [])
         self._done(mine, [] if self.is_publisher else [got], timeout=seconds).wait()
         return [] if self.is_publisher else got.reshape(-1).tolist()
 
@@ -200,7 +209,8 @@ def _matched(sources: Sequence[bytes], subscribers: Sequence[Sequence[bytes]]) -
     places, _, strict = subscribers[0]
     for rank, blobs in enumerate(subscribers):
         if (blobs[0], blobs[2]) != (places, strict):
-            raise MismatchError(f"the subscriber's ranks 0 and {rank} give different mapping= or strict=; give every rank the same")
+            raise MismatchError(f"the subscriber's ranks 0 and {rank} give different mapping= or strict=; give every "
+                                "rank the same")
     parts = [*sources, *(blobs[1] for blobs in subscribers), places, strict, str(len(sources)).encode()]
     key = b"".join(blake2b(part, digest_size=16).digest() for part in parts)
     found = _matches.get(key)

@@ -55,8 +55,8 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
                     raise foreign
             if found and found["id"] != seen:
                 seen, record = found["id"], found
-                ask = {"id": seen, "size": size, "seconds": max(0.0, deadline - time.monotonic()), "nonce": secrets.token_hex(8),
-                       "who": f"pid {os.getpid()} on {socket.gethostname()}"}
+                ask = {"id": seen, "size": size, "seconds": max(0.0, deadline - time.monotonic()),
+                       "nonce": secrets.token_hex(8), "who": f"pid {os.getpid()} on {socket.gethostname()}"}
                 note = place.post(seen, signed("subscriber", ask))
             if found:
                 missing = _missing(place, record, note)
@@ -115,6 +115,7 @@ def _missing(place: Place, record: dict[str, Any], note: str) -> list[int]:
 def _nobody(address: Address, record: dict[str, Any], missing: list[int]) -> Exception:
     if not record:
         return GroupTimeoutError(f"there is no publisher of {address.name!r} in {address.text}")
-    who = ", ".join(f"rank {rank} ({record['who'][rank]})" for rank in missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-    return GroupTimeoutError(f"the publisher of {address.name!r} does not answer: {who} of {record['size']} died or stopped; "
-                             "a new publisher of that name would be found")
+    who = ", ".join(f"rank {rank} ({record['who'][rank]})" for rank in missing[:8]) + (
+        f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    return GroupTimeoutError(f"the publisher of {address.name!r} does not answer: {who} of {record['size']} died or "
+                             "stopped; a new publisher of that name would be found")

@@ -44,7 +44,8 @@ class Holdings:
 
     def __init__(self, value: Any, side: str, rank: int, group_ranks: Sequence[int]) -> None:
         if value is not None and not isinstance(value, (torch.nn.Module, Mapping)):
-            raise TypeError(f"{side} is {kind_of(value)}; give a module, a state dict, a dict of DTensors or (Layout, tensor) pairs, or None")
+            raise TypeError(f"{side} is {kind_of(value)}; give a module, a state dict, a dict of DTensors or (Layout, "
+                            "tensor) pairs, or None")
         if isinstance(value, torch.nn.Module):
             _check_wrappers(value)
         self.side = side
@@ -63,7 +64,8 @@ class Holdings:
             holding.alias = -1 if key is None else aliases.setdefault(key, len(aliases))
             outside = [rank for rank in (holding.layout.ranks or ()) if rank not in members]
             if outside:
-                raise ValueError(f"{where}: its mesh holds global rank {outside[0]}, which is not in the group; give a group that holds both meshes")
+                raise ValueError(f"{where}: its mesh holds global rank {outside[0]}, which is not in the group; give a "
+                                 "group that holds both meshes")
             self.entries[name] = holding
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -81,7 +83,8 @@ class Holdings:
         view."""
         for name, tensor in self.tensors().items():
             if tensor.is_conj() or tensor.is_neg():
-                raise ValueError(f"{self.side} {name!r} is a lazily conjugated or negated view; call resolve_conj() and resolve_neg() first")
+                raise ValueError(f"{self.side} {name!r} is a lazily conjugated or negated view; call resolve_conj() "
+                                 "and resolve_neg() first")
 
     def result(self) -> Any:
         """The module itself; for a dict a dict with the allocated tensors in place."""
@@ -90,7 +93,8 @@ class Holdings:
         whole = {}
         for name, item, _ in self._items():
             item = self._made.get(name, item)
-            whole[name] = item[1] if isinstance(item, tuple) else None if isinstance(item, (Layout, FusedLayout)) else item
+            whole[name] = (item[1] if isinstance(item, tuple) else None if isinstance(item, (Layout, FusedLayout))
+                           else item)
         return whole
 
     def allocate(self, names: frozenset[str], device: Any) -> None:
@@ -131,7 +135,8 @@ class Holdings:
         if isinstance(layout, (Layout, FusedLayout)):
             return self._read_layout(name, layout, tensor, where)
         if not isinstance(item, torch.Tensor):
-            raise TypeError(f"{where} is {kind_of(item)}; give a tensor, a DTensor, a Layout, or a pair (Layout, local tensor)")
+            raise TypeError(
+                f"{where} is {kind_of(item)}; give a tensor, a DTensor, a Layout, or a pair (Layout, local tensor)")
         _check_ordinary(item, where)
         local = item
         if is_dtensor(item):
@@ -141,13 +146,15 @@ class Holdings:
             layout = Whole(tuple(item.shape))
         if local.device.type == "meta" and self.side == "source":
             raise ValueError(f"{where} is a meta tensor, which has no values to give")
-        return Holding(name, tuple(item.shape), item.dtype, layout, 0, absent=local.device.type == "meta"), _place_in_memory(local)
+        return Holding(name, tuple(item.shape), item.dtype, layout, 0,
+                       absent=local.device.type == "meta"), _place_in_memory(local)
 
     def _read_layout(self, name: str, layout: Any, tensor: Any, where: str) -> tuple[Holding, Any]:
         share = layout.share(self.rank)
         holding = Holding(name, layout.shape, layout.dtype, layout, 0)
         if tensor is not None and not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{where}: the second of the pair is {kind_of(tensor)}; give this rank's local tensor, or None where it holds nothing")
+            raise TypeError(f"{where}: the second of the pair is {kind_of(tensor)}; give this rank's local tensor, or "
+                            "None where it holds nothing")
         if tensor is None:
             if share is not None and self.side == "source":
                 raise ValueError(f"{where}: this rank holds a part of it; give the pair (layout, local tensor)")
@@ -157,11 +164,12 @@ class Holdings:
         local = local_tensor(tensor) if is_dtensor(tensor) else tensor
         if share is None:
             if local.numel():
-                raise ValueError(f"{where}: this rank is outside of the mesh, yet its local tensor has shape {list(local.shape)}; give None")
+                raise ValueError(f"{where}: this rank is outside of the mesh, yet its local tensor has shape "
+                                 f"{list(local.shape)}; give None")
             return holding, None
         if tuple(local.shape) != tuple(share.local_shape) or local.dtype != layout.dtype:
-            raise ValueError(f"{where}: the local tensor has shape {list(local.shape)} and dtype {local.dtype}, its layout says "
-                             f"{list(share.local_shape)} and {layout.dtype}")
+            raise ValueError(f"{where}: the local tensor has shape {list(local.shape)} and dtype {local.dtype}, its "
+                             f"layout says {list(share.local_shape)} and {layout.dtype}")
         if local.device.type == "meta" and self.side == "source":
             raise ValueError(f"{where} is a meta tensor, which has no values to give")
         holding.absent = local.device.type == "meta"
@@ -189,8 +197,9 @@ def _module_items(module: torch.nn.Module) -> Iterator[tuple[str, Any, bool]]:
 def _check_wrappers(module: torch.nn.Module) -> None:
     for name, child in module.named_modules():
         if type(child).__name__ == "FullyShardedDataParallel":
-            raise UnsupportedError(f"the module {name or 'itself'!r} is wrapped by FullyShardedDataParallel (FSDP1), whose flat parameters have no names; "
-                                   "use fully_shard (FSDP2), or give a state dict of DTensors")
+            raise UnsupportedError(f"the module {name or 'itself'!r} is wrapped by FullyShardedDataParallel (FSDP1), "
+                                   "whose flat parameters have no names; use fully_shard (FSDP2), or give a state dict "
+                                   "of DTensors")
 
 
 def _clean(name: str) -> str:
@@ -202,7 +211,8 @@ def _clean(name: str) -> str:
 def _allocate_in_module(module: torch.nn.Module, wanted: list[torch.Tensor], device: Any) -> None:
     """Through ``_apply``, as in ``to_empty``, so that FSDP2 is notified; but only for the wanted tensors, and tied
     tensors stay tied."""
-    made: dict[int, torch.Tensor] = {id(item): torch.empty_like(item, device=_device_for(item, device)) for item in wanted}
+    made: dict[int, torch.Tensor] = {id(item): torch.empty_like(item, device=_device_for(item, device))
+                                     for item in wanted}
     owners: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for child in module.modules():
         for table in (child._parameters, child._buffers):
@@ -252,9 +262,11 @@ def _check_ordinary(tensor: Any, where: str) -> None:
         raise ValueError(f"{where} is a lazy parameter, which has no shape yet; run the module once, or give it one")
     dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if tensor.is_quantized:
-        raise UnsupportedError(f"{where} is quantized ({tensor.dtype}); only dense tensors and DTensors can be moved: move its int_repr(), scale and zero point")
+        raise UnsupportedError(f"{where} is quantized ({tensor.dtype}); only dense tensors and DTensors can be moved: "
+                               "move its int_repr(), scale and zero point")
     if tensor.layout != torch.strided or (dispatches and not is_dtensor(tensor)):
-        raise UnsupportedError(f"{where} is {kind_of(tensor)} of layout {tensor.layout}; only dense tensors and DTensors can be moved")
+        raise UnsupportedError(f"{where} is {kind_of(tensor)} of layout {tensor.layout}; only dense tensors and "
+                               "DTensors can be moved")
 
 
 def _place_in_memory(tensor: torch.Tensor) -> Any:

@@ -25,5 +25,6 @@ def how_it_differs(other_has_one: bool) -> str:
     if own and other_has_one:
         how = f"has another {TOKEN} than this process"
     else:
-        how = f"has a {TOKEN}, and this process has none" if other_has_one else f"has no {TOKEN}, and this process has one"
+        how = (f"has a {TOKEN}, and this process has none" if other_has_one
+               else f"has no {TOKEN}, and this process has one")
     return f"{how}: set it to one secret for both jobs (shardwire.launch makes a random one for each job that has none)"

@@ -32,18 +32,19 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 @overload
-def load(path: Any, target: _Module, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,
-         progress: ProgressArgument = None) -> _Module: ...
+def load(path: Any, target: _Module, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None,
+         timeout: Seconds = None, progress: ProgressArgument = None) -> _Module: ...
 @overload
-def load(path: Any, target: Mapping[str, Any], group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None,  # type: ignore[misc]
-         timeout: Seconds = None, progress: ProgressArgument = None) -> dict[str, Any]: ...
+def load(path: Any, target: Mapping[str, Any], group: Any = None, mapping: Any = None, *,  # type: ignore[misc]
+         strict: bool = True, device: Any = None, timeout: Seconds = None,
+         progress: ProgressArgument = None) -> dict[str, Any]: ...
 @overload
-def load(path: Any, target: None, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,  # type: ignore[misc]
-         progress: ProgressArgument = None) -> None: ...
+def load(path: Any, target: None, group: Any = None, mapping: Any = None, *, strict: bool = True,  # type: ignore[misc]
+         device: Any = None, timeout: Seconds = None, progress: ProgressArgument = None) -> None: ...
 
 
-def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,
-         progress: ProgressArgument = None) -> Any:
+def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None,
+         timeout: Seconds = None, progress: ProgressArgument = None) -> Any:
     """Fills ``target`` from safetensors files, or from a folder of torch.distributed.checkpoint, for any layouts.
 
     Returns the target; for a dict a new dict with the allocated tensors.
@@ -77,7 +78,8 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
             files = _open(path)
             have = _FileHoldings(files)
             wanted = Holdings(target, "target", meeting.global_rank, meeting.ranks)
-            blobs = [describe(have, names.source), describe(wanted, names.target), json.dumps([host_name(), path is not None, bool(strict)]).encode()]
+            blobs = [describe(have, names.source), describe(wanted, names.target),
+                     json.dumps([host_name(), path is not None, bool(strict)]).encode()]
         except Exception as failure:  # the other ranks wait and must be notified
             error = failure
         everyone = meeting.exchange(blobs, error)
@@ -89,14 +91,16 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
             files.close()
 
 
-def _load(meeting: Meeting, files: FileSet | DcpFolder | None, wanted: Holdings, everyone: list[list[bytes]], strict: bool, device: Any, shown: Progress) -> Any:
+def _load(meeting: Meeting, files: FileSet | DcpFolder | None, wanted: Holdings, everyone: list[list[bytes]],
+          strict: bool, device: Any, shown: Progress) -> Any:
     facts = [json.loads(given[2]) for given in everyone]
     check_strict("load", [is_strict for _, _, is_strict in facts])
     readers = [rank for rank, (_, reads, _) in enumerate(facts) if reads]
     if not readers:
         raise ValueError("load: no rank gives a path")
     problems = Problems()
-    sources, targets = (collect([given[which] for given in everyone], side, problems) for which, side in enumerate(("source", "target")))
+    sources, targets = (collect([given[which] for given in everyone], side, problems)
+                        for which, side in enumerate(("source", "target")))
     found = match(sources, targets, problems, strict)
     problems.raise_any("load")
     hosts = ranks_by_host([host for host, _, _ in facts], range(len(facts)))

@@ -56,13 +56,15 @@ def joined(sources: dict[str, Weight], problems: Problems) -> dict[str, Weight]:
     kept = []
     for weight in sources.values():
         if isinstance(weight.place, Split):
-            problems.add("shape", f"{weight.name!r}: the mapping splits it into {', '.join(map(repr, weight.place.names))}, whose sizes nothing says here")
+            problems.add("shape", f"{weight.name!r}: the mapping splits it into "
+                                  f"{', '.join(map(repr, weight.place.names))}, whose sizes nothing says here")
         elif not weight.optional and first.setdefault(weight.alias, weight) is weight:
             kept.append(weight)
     for name, weights in _by_space(kept, "source", problems).items():
         shape = _joined_shape(weights) if len(weights) == weights[0].part.count else None
         if shape is None:
-            problems.add("shape", f"{_shapes(weights)}: cannot be joined into {name!r} of {weights[0].part.count} parts")
+            problems.add("shape",
+                         f"{_shapes(weights)}: cannot be joined into {name!r} of {weights[0].part.count} parts")
             continue
         result[name] = Weight(name, shape, weights[0].dtype, Part(name), {}, False, False, name)
     return result
@@ -80,7 +82,8 @@ def match(sources: dict[str, Weight], targets: dict[str, Weight], problems: Prob
     wanted_spaces = {weight.part.name for weight in targets.values()}
     moved = {sources[placed.name].alias for space in result.spaces for placed in space.sources}
     result.unused = [name for name in result.unused if sources[name].alias not in moved and not sources[name].optional
-                     and not (sources[name].part.name in wanted_spaces and sources[name].part.name not in target_places)]
+                                                       and not (sources[name].part.name in wanted_spaces
+                                                                and sources[name].part.name not in target_places)]
     result.missing = [name for name in result.missing if not targets[name].optional or targets[name].absent]
     if strict:
         for kind, names in (("missing", result.missing), ("unused", result.unused)):
@@ -108,7 +111,8 @@ def _by_space(weights: Iterable[Weight], side: str, problems: Problems) -> dict[
     for weight in weights:
         same = spaces.setdefault(weight.part.name, [])
         first = same[0] if same else weight
-        if any(other.part.index == weight.part.index for other in same) or (weight.part.count, weight.part.dim) != (first.part.count, first.part.dim):
+        if (any(other.part.index == weight.part.index for other in same)
+                or (weight.part.count, weight.part.dim) != (first.part.count, first.part.dim)):
             problems.add("twice", f"{side} {first.name!r} and {weight.name!r} are both {weight.part.name!r}")
             continue
         same.append(weight)
@@ -154,7 +158,8 @@ def _fit(name: str, sources: list[Weight], targets: list[Weight], result: Match,
         result.missing += [weight.name for weight in targets]
         result.unused += [weight.name for weight in sources]
     else:
-        problems.add("shape", f"{name!r}: {counts[0]} parts in the source, {counts[1]} in the target, or along other dimensions")
+        problems.add("shape",
+                     f"{name!r}: {counts[0]} parts in the source, {counts[1]} in the target, or along other dimensions")
 
 
 def _join(name: str, sources: list[Weight], targets: list[Weight], result: Match, problems: Problems) -> None:
@@ -168,16 +173,19 @@ def _join(name: str, sources: list[Weight], targets: list[Weight], result: Match
         return
     pending = {layout.pending_reduction for weight in sources for layout in weight.layouts.values()} - {None}
     if len(pending) > 1:
-        problems.add("contradict", f"{_shapes(sources)}: they wait for the reductions {', '.join(sorted(map(repr, pending)))}, but are one tensor")
+        problems.add("contradict", f"{_shapes(sources)}: they wait for the reductions "
+                                   f"{', '.join(sorted(map(repr, pending)))}, but are one tensor")
         return
     dtype, output_dtype = sources[0].dtype, targets[0].dtype
-    result.spaces.append(Space(name, whole_source, dtype, output_dtype, next(iter(pending), None), _placed(sources), _placed(targets)))
+    result.spaces.append(
+        Space(name, whole_source, dtype, output_dtype, next(iter(pending), None), _placed(sources), _placed(targets)))
 
 
 def _converts(source: torch.dtype, target: torch.dtype) -> bool:
     """Whether a move can convert the source's dtype to the target's: compile_op casts between floating types, and
     between complex types."""
-    return source == target or (source.is_floating_point and target.is_floating_point) or (source.is_complex and target.is_complex)
+    return (source == target or (source.is_floating_point and target.is_floating_point)
+            or (source.is_complex and target.is_complex))
 
 
 def _joined_shape(weights: list[Weight]) -> tuple[int, ...] | None:
@@ -187,7 +195,8 @@ def _joined_shape(weights: list[Weight]) -> tuple[int, ...] | None:
     if len(weights) == 1:
         return shapes[0]
     first = shapes[0]
-    if any(len(shape) != len(first) or len(shape) <= dim or (*shape[:dim], *shape[dim + 1:]) != (*first[:dim], *first[dim + 1:]) for shape in shapes):
+    if any(len(shape) != len(first) or len(shape) <= dim
+           or (*shape[:dim], *shape[dim + 1:]) != (*first[:dim], *first[dim + 1:]) for shape in shapes):
         return None
     return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1:])
 
@@ -207,6 +216,7 @@ def _dtypes(weights: list[Weight]) -> str:
 
 
 def _shapes(weights: list[Weight]) -> str:
-    return " + ".join(f"{weight.name!r} {list(weight.shape)}" + (" (transposed)" if weight.part.transposed else "") for weight in weights)
+    return " + ".join(f"{weight.name!r} {list(weight.shape)}" + (" (transposed)" if weight.part.transposed else "")
+                      for weight in weights)
 
 

@@ -181,7 +181,8 @@ class Address:
             self._store = where
             self.text = f"a {type(where).__name__}"
         else:
-            raise TypeError(f"store is {kind_of(where)}; give a URL (tcp://HOST:PORT or file:///FOLDER), or a store of torch.distributed")
+            raise TypeError(f"store is {kind_of(where)}; give a URL (tcp://HOST:PORT or file:///FOLDER), or a store of "
+                            "torch.distributed")
 
     def open(self, seconds: float) -> Place:
         """Opens the place. SystemFailure without a server."""
@@ -192,7 +193,8 @@ class Address:
         try:
             return RecordPlace(RecordClient(self._host, self._port, seconds), self._prefix)
         except OSError as error:
-            raise SystemFailure(f"the store at {self.text} cannot be reached: {error}. The publisher's rank 0 serves it where HOST is its own host") from None
+            raise SystemFailure(f"the store at {self.text} cannot be reached: {error}. The publisher's rank 0 serves "
+                                "it where HOST is its own host") from None
 
     def serve(self) -> RecordServer | None:
         """A server at this address, to be kept by the caller; None where the address is not this host's or already has

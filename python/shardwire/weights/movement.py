@@ -42,7 +42,8 @@ class End:
 
     @classmethod
     def of(cls, holdings: Holdings) -> End:
-        return cls({name: holding.layout for name, holding in holdings.entries.items()}, holdings.tensors, holdings.tensors)
+        return cls({name: holding.layout for name, holding in holdings.entries.items()}, holdings.tensors,
+                   holdings.tensors)
 
 
 class Movement:
@@ -55,18 +56,21 @@ class Movement:
 
     def run(self, timeout: Seconds = None) -> Future:
         with self._names_for_places():
-            return self.op(_present(self._source.tensors, self._inputs, "source"), _present(self._target.tensors, self._outputs, "target"), timeout=timeout)
+            return self.op(_present(self._source.tensors, self._inputs, "source"),
+                           _present(self._target.tensors, self._outputs, "target"), timeout=timeout)
 
     def num_bytes(self) -> int:
         """The bytes written by a run on this rank."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in _present(self._target.tensors, self._outputs, "target"))
+        return sum(tensor.numel() * tensor.element_size()
+                   for tensor in _present(self._target.tensors, self._outputs, "target"))
 
     def check(self) -> None:
         """Raises the local errors of a run with the caller's tensors: a lazily conjugated view, a target with stride 0,
         overlapping tensors."""
         if self._source.given is not None and self._target.given is not None:
             with self._names_for_places():
-                self.op.bind(_present(self._source.given, self._inputs, "source"), _present(self._target.given, self._outputs, "target"))
+                self.op.bind(_present(self._source.given, self._inputs, "source"),
+                             _present(self._target.given, self._outputs, "target"))
 
     @contextmanager
     def _names_for_places(self) -> Iterator[None]:
@@ -81,8 +85,8 @@ class Movement:
             raise type(error)(_PLACE.sub(name, str(error))) from error
 
 
-def compile_movement(meeting: Meeting, found: Match, source: End, target: End, name: str, error: Exception | None = None,
-                     rows: RowsOf | None = None) -> Movement:
+def compile_movement(meeting: Meeting, found: Match, source: End, target: End, name: str,
+                     error: Exception | None = None, rows: RowsOf | None = None) -> Movement:
     """Collective. ``error``: this rank's error since the last common step; then all ranks raise the error. Tensors that
     a run would refuse are refused here, on all ranks. ``rows``: given on all ranks or on none: for each source name on
     this rank the ranges of moved rows of the local tensor; the rest of the target stays unchanged.
@@ -102,7 +106,8 @@ def compile_movement(meeting: Meeting, found: Match, source: End, target: End, n
                         if not share.boxes:
                             continue
                     if not tensors or tensors[-1].name != space.name:
-                        tensors.append(_C.TensorDecl(space.name, space.shape, space.dtype, space.reduction, space.output_dtype))
+                        tensors.append(
+                            _C.TensorDecl(space.name, space.shape, space.dtype, space.reduction, space.output_dtype))
                     replicas = _replica_class(space, placed, layout, share) if which == 0 else 0
                     native[which].append(_local(len(tensors) - 1, placed, share, replicas))
                     places[which].append((placed, piece))
@@ -139,13 +144,15 @@ def _only_rows(share: Any, rows: Sequence[tuple[int, int]]) -> Share:
             if begin < end and not box.shape:
                 boxes.append(box)
             elif begin < end:
-                boxes.append(_C.Box((box.offset[0] + begin - first, *box.offset[1:]), (end - begin, *box.shape[1:]), (begin, *box.local_offset[1:])))
+                boxes.append(_C.Box((box.offset[0] + begin - first, *box.offset[1:]), (end - begin, *box.shape[1:]),
+                                    (begin, *box.local_offset[1:])))
     return Share(tuple(share.local_shape), boxes, share.replica_class)
 
 
 def _local(tensor: int, placed: Placed, share: Any, replicas: int) -> _C.LocalTensor:
     turn = slice(None, None, -1) if placed.transposed else slice(None)
-    boxes = [_C.Box([at + base for at, base in zip(box.offset[turn], placed.offset)], box.shape[turn], box.local_offset[turn]) for box in share.boxes]
+    boxes = [_C.Box([at + base for at, base in zip(box.offset[turn], placed.offset)], box.shape[turn],
+                    box.local_offset[turn]) for box in share.boxes]
     return _C.LocalTensor(tensor, share.local_shape[turn], boxes, replicas)
 
 

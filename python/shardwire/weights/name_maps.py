@@ -53,7 +53,8 @@ class NameMap:
 
     def __repr__(self) -> str:
         ready = next((name for name, one in READY.items() if one is self), None)
-        summary = f"weights.{ready.upper()}" if ready is not None else f"source={_summary(self.source)}, target={_summary(self.target)}"
+        summary = (f"weights.{ready.upper()}" if ready is not None
+                   else f"source={_summary(self.source)}, target={_summary(self.target)}")
         return f"<shardwire.NameMap {summary}>"
 
     @property
@@ -64,7 +65,8 @@ class NameMap:
     def without(self, *names: str) -> NameMap:
         """The map, with these names left out on both sides."""
         source, target = self.source, self.target
-        return NameMap(lambda name: None if name in names else source(name), lambda name: None if name in names else target(name))
+        return NameMap(lambda name: None if name in names else source(name),
+                       lambda name: None if name in names else target(name))
 
 
 def _summary(renames: Renames) -> str:
@@ -75,7 +77,8 @@ class _Fusing:
     """Renames the last component but one: q_proj.weight becomes a part of qkv_proj.weight. Other names stay."""
 
     def __init__(self, fusions: Mapping[str, Sequence[str]]) -> None:
-        self.parts = {name: (fused, index, len(names)) for fused, names in fusions.items() for index, name in enumerate(names)}
+        self.parts = {name: (fused, index, len(names)) for fused, names in fusions.items()
+                      for index, name in enumerate(names)}
 
     def __call__(self, name: str) -> Mapped:
         path = name.split(".")
@@ -133,8 +136,8 @@ def as_name_map(mapping: Any) -> NameMap:
         return NameMap(lambda name: table.get(name, name), _same)
     if callable(mapping):
         return NameMap(mapping, _same)
-    raise TypeError(f"mapping is {kind_of(mapping)}; give a function or a dict of source names to target names, a NameMap, "
-                    f"one of {', '.join(map(repr, READY))}, or None")
+    raise TypeError(f"mapping is {kind_of(mapping)}; give a function or a dict of source names to target names, a "
+                    f"NameMap, one of {', '.join(map(repr, READY))}, or None")
 
 
 def place_of(renames: Renames, name: str, what: str) -> Place | None:
@@ -146,10 +149,13 @@ def place_of(renames: Renames, name: str, what: str) -> Place | None:
         mapped = Part(mapped)
     if isinstance(mapped, (list, tuple)):
         if what != "source" or not mapped or not all(isinstance(item, str) for item in mapped):
-            raise TypeError(f"mapping gives {mapped!r} for the {what} name {name!r}; a list holds the target's names of a source tensor's parts")
+            raise TypeError(f"mapping gives {mapped!r} for the {what} name {name!r}; a list holds the target's names "
+                            "of a source tensor's parts")
         return Split(tuple(mapped))
     if not isinstance(mapped, Part):
-        raise TypeError(f"mapping gives {kind_of(mapped)} for the {what} name {name!r}; give a str, a Part, a list of str, or None to leave it out")
+        raise TypeError(f"mapping gives {kind_of(mapped)} for the {what} name {name!r}; give a str, a Part, a list of "
+                        "str, or None to leave it out")
     if not mapped.name or not 0 <= mapped.index < mapped.count or mapped.dim < 0:
-        raise ValueError(f"mapping gives {mapped} for the {what} name {name!r}; index counts from 0 to count - 1, dim from 0")
+        raise ValueError(
+            f"mapping gives {mapped} for the {what} name {name!r}; index counts from 0 to count - 1, dim from 0")
     return mapped

@@ -56,7 +56,8 @@ def unpickle(content: bytes, where: str) -> Any:
     try:
         return _Unpickler(io.BytesIO(content)).load()
     except Exception as error:  # any error of a broken pickle
-        raise CheckpointError(f"{where}: cannot be read as a pickle: {type(error).__name__}: {str(error)[:100]}") from None
+        raise CheckpointError(f"{where}: cannot be read as a pickle: {type(error).__name__}: "
+                              f"{str(error)[:100]}") from None
 
 
 def dims_of(value: Any) -> tuple[int, ...]:

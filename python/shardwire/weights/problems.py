@@ -10,9 +10,10 @@ _LISTED = 100
 
 class Problems:
     HEADS = {
-        "contradict": "ranks contradict each other", "twice": "several weights of one side are the same one", "shape": "shapes differ",
-        "dtype": "dtypes that are not cast into each other", "tied": "tied in the target, but two tensors in the source, which may differ (a mapping that gives None leaves one out)",
-        "missing": "missing from the source", "unused": "not wanted by the target",
+        "contradict": "ranks contradict each other", "twice": "several weights of one side are the same one",
+        "shape": "shapes differ", "dtype": "dtypes that are not cast into each other",
+        "tied": ("tied in the target, but two tensors in the source, which may differ (a mapping that gives None "
+                 "leaves one out)"), "missing": "missing from the source", "unused": "not wanted by the target",
     }
 
     def __init__(self) -> None:
@@ -34,5 +35,6 @@ class Problems:
         error: type[Exception] = UnsupportedError if kinds == {"dtype"} else ValueError
         hint = ""
         if kinds & {"missing", "unused"}:
-            hint = "\n  To fix the call: give mapping= where names differ; leave tensors out with a mapping that gives None; or strict=False moves what matches"
+            hint = ("\n  To fix the call: give mapping= where names differ; leave tensors out with a mapping that "
+                    "gives None; or strict=False moves what matches")
         raise error(f"{call}: source and target do not fit together\n" + "\n".join(lines) + hint)

@@ -71,7 +71,8 @@ class Progress:
             # An error of the function must not end a call in which other ranks take part
             except Exception as error:
                 self._call = None
-                log("warn", f"{self._what}: progress= raised {type(error).__name__}: {error}; it is not called any more")
+                log("warn",
+                    f"{self._what}: progress= raised {type(error).__name__}: {error}; it is not called any more")
         elif self._is_bar:
             self._next = now + _BAR_EVERY_S
             filled = _BAR * self.done // self.total if self.total else 0
@@ -84,7 +85,8 @@ class Progress:
 
     def _text(self, now: float) -> str:
         seconds = now - self._begun
-        amount = f"{_size(self.done)} of {_size(self.total)}, {_size(self.done / max(seconds, 1e-9))}/s, " if self.total else ""
+        amount = (f"{_size(self.done)} of {_size(self.total)}, {_size(self.done / max(seconds, 1e-9))}/s, "
+                  if self.total else "")
         return f"{self._step}, {amount}{seconds:.0f} s" if self._step else f"{amount}{seconds:.0f} s"
 
     def __enter__(self) -> Progress:

@@ -54,8 +54,8 @@ def own_group(group: Any, timeout: Seconds) -> Any:
     return group
 
 
-def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: int = 2, changes: bool = False, patience: float = 10.0,
-            timeout: Seconds = None) -> Publication:
+def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: int = 2, changes: bool = False,
+            patience: float = 10.0, timeout: Seconds = None) -> Publication:
     """Offers ``state`` to other jobs as ``name``; subscribers get the copies that ``commit`` takes. See
     docs/publish.md.
 
@@ -87,7 +87,8 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
         waits = as_seconds(patience, "patience") or 0.0
         address = Address(store, name)
         holdings = Holdings(state, "source", meeting.global_rank, meeting.ranks)
-        blobs = [describe(holdings, lambda name: name), json.dumps([address.text, name, buffers, bool(changes)]).encode(),
+        blobs = [describe(holdings, lambda name: name),
+                 json.dumps([address.text, name, buffers, bool(changes)]).encode(),
                  json.dumps([secrets.token_hex(8), f"pid {os.getpid()} on {socket.gethostname()}"]).encode()]
         parts = [address, holdings, waits]
     # Any exception: the other ranks wait and must be notified
@@ -96,7 +97,8 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
     everyone = meeting.exchange(blobs, error)
     for rank, given in enumerate(everyone):
         if given[1] != everyone[0][1]:
-            raise MismatchError(f"ranks 0 and {rank} publish differently: store, name, buffers, changes are {everyone[0][1].decode()} and {given[1].decode()}")
+            raise MismatchError(f"ranks 0 and {rank} publish differently: store, name, buffers, changes are "
+                                f"{everyone[0][1].decode()} and {given[1].decode()}")
     problems = Problems()
     if not collect([given[0] for given in everyone], "source", problems):
         raise ValueError("publish: no rank has a state with any weights")
@@ -105,7 +107,8 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
     try:
         address, holdings, waits = parts
         versions = Versions(holdings, buffers, _BLOCK_BYTES if changes else None)
-        publication = Publication(meeting, address, holdings, versions, blobs[0], [json.loads(given[2]) for given in everyone], waits)
+        publication = Publication(meeting, address, holdings, versions, blobs[0],
+                                  [json.loads(given[2]) for given in everyone], waits)
     except Exception as failure:
         error = failure
     try:
@@ -128,8 +131,8 @@ class Publication:
     """The result of :func:`publish`. Use ``commit`` and ``close`` on the trainer's thread; ``with publish(...) as
     publication:`` closes the publication at the end of the block."""
 
-    def __init__(self, meeting: Meeting, address: Address, holdings: Holdings, versions: Versions, description: bytes, who: list[Any],
-                 patience: float) -> None:
+    def __init__(self, meeting: Meeting, address: Address, holdings: Holdings, versions: Versions, description: bytes,
+                 who: list[Any], patience: float) -> None:
         self.name = address.name
         self.rank, self.size = meeting.rank, len(meeting.ranks)
         self._layout_rank = meeting.global_rank
@@ -206,7 +209,8 @@ class Publication:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<shardwire.Publication {self.name!r}, rank {self.rank} of {self.size}, newest version {self._versions.newest}>"
+        return (f"<shardwire.Publication {self.name!r}, rank {self.rank} of {self.size}, newest version "
+                f"{self._versions.newest}>")
 
     # ---- the watching thread
 
@@ -242,7 +246,8 @@ class Publication:
                 place.rest(0.25)
             except Exception as error:
                 if not trouble and not self._closing.is_set():
-                    log("warn", f"publish {self.name!r}: {error}; new subscribers wait until the error is over, present subscribers are served")
+                    log("warn", f"publish {self.name!r}: {error}; new subscribers wait until the error is over, "
+                                "present subscribers are served")
                 trouble, place = True, None
                 seen.clear()
 
@@ -284,7 +289,8 @@ class Publication:
             try:
                 ask = verified("subscriber", data, "a subscriber's note")
                 size, seconds, nonce = ask["size"], ask["seconds"], ask["nonce"]
-                if ask["id"] != self._id or not isinstance(size, int) or not 0 < size < _MAX_RANKS or not 0 <= seconds < 1e12:
+                if (ask["id"] != self._id or not isinstance(size, int) or not 0 < size < _MAX_RANKS
+                        or not 0 <= seconds < 1e12):
                     raise ValueError("a subscriber's note is of another form")
                 if nonce in self._nonces:
                     # Served already: the store was away, and all notes are read again

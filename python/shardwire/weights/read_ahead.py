@@ -52,7 +52,8 @@ def share_of(spans: Iterable[Span], which: int, count: int) -> list[Span]:
 def bring_in(files: FileSet, spans: Iterable[Span], shown: Progress = SILENT) -> None:
     """Returns when the bytes are in the page cache. Raises CheckpointError for a file that became shorter, OSError for
     an unreadable file."""
-    pieces = [Span(span.file, begin, min(begin + _PIECE, span.end)) for span in spans for begin in range(span.begin, span.end, _PIECE)]
+    pieces = [Span(span.file, begin, min(begin + _PIECE, span.end)) for span in spans
+              for begin in range(span.begin, span.end, _PIECE)]
     shown.begin("reading", sum(piece.end - piece.begin for piece in pieces))
     for index, piece in enumerate(pieces):
         # The disk works during the wait for this piece
@@ -62,8 +63,8 @@ def bring_in(files: FileSet, spans: Iterable[Span], shown: Progress = SILENT) ->
                 os.posix_fadvise(descriptor, ahead.begin, ahead.end - ahead.begin, os.POSIX_FADV_WILLNEED)
         file = files.files[piece.file]
         if os.fstat(file.descriptor).st_size < piece.end:
-            raise CheckpointError(f"{file.path}: truncated while it was read: bytes {piece.begin} to {piece.end} are wanted, "
-                                  f"it has {os.fstat(file.descriptor).st_size} now, and had {file.size}")
+            raise CheckpointError(f"{file.path}: truncated while it was read: bytes {piece.begin} to {piece.end} are "
+                                  f"wanted, it has {os.fstat(file.descriptor).st_size} now, and had {file.size}")
         start = piece.begin // mmap.PAGESIZE * mmap.PAGESIZE
         try:
             file.mapped.madvise(_POPULATE_READ, start, piece.end - start)

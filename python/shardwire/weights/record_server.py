@@ -48,7 +48,8 @@ class _Caller:
     __slots__ = ("socket", "since", "nonce", "is_proved", "inbox", "outbox", "resting")
 
     def __init__(self, connection: socket.socket) -> None:
-        self.socket, self.since, self.nonce, self.is_proved = connection, time.monotonic(), secrets.token_hex(NONCE_BYTES // 2), False
+        self.socket, self.since, self.nonce, self.is_proved = (connection, time.monotonic(),
+                                                               secrets.token_hex(NONCE_BYTES // 2), False)
         self.inbox, self.outbox = bytearray(), bytearray(BANNER + self.nonce.encode())
         self.resting: tuple[int, float] | None = None
 
@@ -63,7 +64,8 @@ class _Caller:
             return None
         request = json.loads(self.inbox[4:4 + size])
         del self.inbox[:4 + size]
-        if not isinstance(request, list) or not request or not all(isinstance(word, (str, int, float)) for word in request):
+        if (not isinstance(request, list) or not request
+                or not all(isinstance(word, (str, int, float)) for word in request)):
             raise ValueError("no request of ours")
         return request
 
@@ -106,7 +108,8 @@ class RecordServer:
 
     def close_sockets(self) -> None:
         """Closes all sockets: a forked child must not keep the address after the parent's death."""
-        for each in [self._listener, self._wakes, self._is_woken, *(caller.socket for caller in list(self._callers.values()))]:
+        for each in [self._listener, self._wakes, self._is_woken,
+                     *(caller.socket for caller in list(self._callers.values()))]:
             each.close()
         self._selector.close()
 
@@ -156,7 +159,8 @@ class RecordServer:
                 self._drop(caller)
         if len(self._callers) - len(silent) >= most and not self._is_full:
             self._is_full = True
-            log("warn", f"the records at {self.address} have {most} callers, half of this process's {allowed} descriptors; others wait until some leave: raise ulimit -n")
+            log("warn", f"the records at {self.address} have {most} callers, half of this process's {allowed} "
+                        "descriptors; others wait until some leave: raise ulimit -n")
         while len(silent) < most_silent and len(self._callers) < most:
             try:
                 silent.append(self._begin(self._listener.accept()[0]))
@@ -216,7 +220,8 @@ class RecordServer:
                     del caller.outbox[:caller.socket.send(caller.outbox)]
             if len(caller.outbox) > 4 * MAX_FRAME:
                 raise ValueError("it asks, and does not read the answers")
-            self._selector.modify(caller.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if caller.outbox else 0), caller)
+            self._selector.modify(caller.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if caller.outbox else 0),
+                                  caller)
         # The caller is gone, or no client of shardwire
         except (OSError, ValueError, TypeError, LookupError, RecursionError):
             self._drop(caller)
@@ -251,7 +256,8 @@ class RecordServer:
         if kind == "add":
             value = str(int(self._records.get(key, "0")) + int(value))
         if kind in ("add", "put"):
-            self._bytes += len(key) + len(str(value)) - (len(key) + len(self._records[key]) if key in self._records else 0)
+            self._bytes += len(key) + len(str(value)) - (len(key) + len(self._records[key]) if key in self._records
+                                                         else 0)
             self._records[key] = str(value)
             if len(self._records) > _MAX_RECORDS or self._bytes > _MAX_BYTES:
                 self._bytes -= len(key) + len(self._records.pop(key))

@@ -48,7 +48,8 @@ class RecordClient:
                 raise MismatchError(f"the store at {host}:{port} {how_it_differs(said == 'token')}")
         except TimeoutError:
             self._socket.close()
-            raise ConnectionError("what listens there is stopped, or is no store of shardwire.publish (a TCPStore is given as an object)") from None
+            raise ConnectionError("what listens there is stopped, or is no store of shardwire.publish (a TCPStore is "
+                                  "given as an object)") from None
         except BaseException:
             self._socket.close()
             raise

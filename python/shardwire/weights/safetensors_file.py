@@ -27,10 +27,11 @@ _MAX_DIMS = 16
 
 # The format's names: bytes of an element, and torch's name; an old torch may lack the dtype.
 DTYPES = {
-    "BOOL": (1, "bool"), "U8": (1, "uint8"), "I8": (1, "int8"), "I16": (2, "int16"), "I32": (4, "int32"), "I64": (8, "int64"),
-    "U16": (2, "uint16"), "U32": (4, "uint32"), "U64": (8, "uint64"), "F16": (2, "float16"), "BF16": (2, "bfloat16"), "F32": (4, "float32"),
-    "F64": (8, "float64"), "C64": (8, "complex64"), "F8_E4M3": (1, "float8_e4m3fn"), "F8_E5M2": (1, "float8_e5m2"),
-    "F8_E8M0": (1, "float8_e8m0fnu"), "F8_E4M3FNUZ": (1, "float8_e4m3fnuz"), "F8_E5M2FNUZ": (1, "float8_e5m2fnuz"),
+    "BOOL": (1, "bool"), "U8": (1, "uint8"), "I8": (1, "int8"), "I16": (2, "int16"), "I32": (4, "int32"),
+    "I64": (8, "int64"), "U16": (2, "uint16"), "U32": (4, "uint32"), "U64": (8, "uint64"), "F16": (2, "float16"),
+    "BF16": (2, "bfloat16"), "F32": (4, "float32"), "F64": (8, "float64"), "C64": (8, "complex64"),
+    "F8_E4M3": (1, "float8_e4m3fn"), "F8_E5M2": (1, "float8_e5m2"), "F8_E8M0": (1, "float8_e8m0fnu"),
+    "F8_E4M3FNUZ": (1, "float8_e4m3fnuz"), "F8_E5M2FNUZ": (1, "float8_e5m2fnuz"),
 }
 _NAME_OF = {torch_name: name for name, (_, torch_name) in DTYPES.items()}
 
@@ -98,7 +99,8 @@ class OpenFile:
         """
         dtype = dtype or stored.dtype
         if dtype is None:
-            raise UnsupportedError(f"{self.path}: {stored.name!r} has the dtype {stored.dtype_name}, which torch {torch.__version__} does not have")
+            raise UnsupportedError(f"{self.path}: {stored.name!r} has the dtype {stored.dtype_name}, which torch "
+                                   f"{torch.__version__} does not have")
         if stored.begin == stored.end:
             return torch.empty(stored.shape, dtype=dtype, device="cpu")
         if stored.begin % DTYPES[stored.dtype_name][0]:
@@ -119,9 +121,11 @@ def _read_header(path: str, descriptor: int, size: int) -> tuple[dict[str, Store
         raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file")
     (length,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
     if length > MAX_HEADER or length < 2:
-        raise CheckpointError(f"{path}: is no safetensors file: it would have a header of {length} bytes (2 to {MAX_HEADER} are allowed)")
+        raise CheckpointError(f"{path}: is no safetensors file: it would have a header of {length} bytes (2 to "
+                              f"{MAX_HEADER} are allowed)")
     if 8 + length > size:
-        raise CheckpointError(f"{path}: truncated: the header takes {length} bytes, the file has {size - 8} after its length")
+        raise CheckpointError(
+            f"{path}: truncated: the header takes {length} bytes, the file has {size - 8} after its length")
     header = _parse(path, _pread(path, descriptor, length, 8))
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -178,7 +182,8 @@ def _check_entry(path: str, name: str, entry: Any, start: int) -> Stored:
         raise CheckpointError(f"{path}: {name!r} has the dtype {entry['dtype']!r}, which is not known")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or not all(map(_natural, shape)) or len(shape) > _MAX_DIMS:
-        raise CheckpointError(f"{path}: {name!r} has the shape {shape!r}, which is no list of up to {_MAX_DIMS} natural numbers")
+        raise CheckpointError(f"{path}: {name!r} has the shape {shape!r}, which is no list of up to {_MAX_DIMS} "
+                              "natural numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)) or offsets[0] > offsets[1]:
         raise CheckpointError(f"{path}: {name!r} has the data_offsets {offsets!r}, which are no range")
     expected = math.prod(shape) * DTYPES[entry["dtype"]][0]
@@ -193,13 +198,15 @@ def _check_places(path: str, tensors: Any, start: int, size: int) -> None:
     end, before = start, ""
     for stored in sorted(tensors, key=lambda each: (each.begin, each.end)):
         if stored.begin < end:
-            raise CheckpointError(f"{path}: {stored.name!r} overlaps: its data begin at {stored.begin - start}, but those of {before!r} end at {end - start}")
+            raise CheckpointError(f"{path}: {stored.name!r} overlaps: its data begin at {stored.begin - start}, but "
+                                  f"those of {before!r} end at {end - start}")
         if stored.begin > end:
-            raise CheckpointError(f"{path}: a hole: the data of {stored.name!r} begin at {stored.begin - start}, but the tensors before it end at "
-                                  f"{end - start}")
+            raise CheckpointError(f"{path}: a hole: the data of {stored.name!r} begin at {stored.begin - start}, but "
+                                  f"the tensors before it end at {end - start}")
         end, before = stored.end, stored.name
     if end > size:
-        raise CheckpointError(f"{path}: truncated: the tensors take {end - start} bytes, the file has {size - start} after its header")
+        raise CheckpointError(f"{path}: truncated: the tensors take {end - start} bytes, the file has {size - start} "
+                              "after its header")
     if end < size:
         raise CheckpointError(f"{path}: {size - end} bytes follow the last tensor, which no tensor owns")
 
@@ -215,7 +222,8 @@ def dtype_name(dtype: torch.dtype, name: str) -> str:
     return known
 
 
-def build_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> tuple[bytes, list[Stored]]:
+def build_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]],
+                 metadata: Mapping[str, str]) -> tuple[bytes, list[Stored]]:
     """The header's bytes, length included, for (name, dtype name, shape) in the order of places; and the place of each
     tensor. UnsupportedError for a header that no reader would accept.
     """
@@ -223,18 +231,21 @@ def build_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: 
     at = 0
     for name, kind, shape in tensors:
         if name == "__metadata__":
-            raise UnsupportedError("a weight has the name '__metadata__', which a safetensors file has for something else; rename it by a mapping")
+            raise UnsupportedError("a weight has the name '__metadata__', which a safetensors file has for something "
+                                   "else; rename it by a mapping")
         if len(shape) > _MAX_DIMS:
-            raise UnsupportedError(f"{name!r} has {len(shape)} dimensions; a safetensors file is read with up to {_MAX_DIMS}")
+            raise UnsupportedError(f"{name!r} has {len(shape)} dimensions; a safetensors file is read with up to "
+                                   f"{_MAX_DIMS}")
         size = math.prod(shape) * DTYPES[kind][0]
         entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the data are aligned
     if len(text) > MAX_HEADER:
-        raise UnsupportedError(f"the header of a safetensors file for {len(tensors)} weights would take {len(text)} bytes, of {MAX_HEADER} that are allowed; "
-                               "save to more files by a smaller max_file_bytes, or with less metadata")
+        raise UnsupportedError(f"the header of a safetensors file for {len(tensors)} weights would take {len(text)} "
+                               f"bytes, of {MAX_HEADER} that are allowed; save to more files by a smaller "
+                               "max_file_bytes, or with less metadata")
     start = 8 + len(text)
-    stored = [Stored(name, kind, shape, start + entries[name]["data_offsets"][0], start + entries[name]["data_offsets"][1])
-              for name, kind, shape in tensors]
+    stored = [Stored(name, kind, shape, start + entries[name]["data_offsets"][0],
+                     start + entries[name]["data_offsets"][1]) for name, kind, shape in tensors]
     return struct.pack("<Q", len(text)) + text, stored

@@ -83,7 +83,8 @@ class Draft:
         if stored.begin == stored.end:
             return torch.empty(shape, dtype=dtype, device="cpu")
         count = (rows[1] - rows[0]) * stored.row_bytes // torch.empty((), dtype=dtype, device="cpu").element_size()
-        return torch.frombuffer(self._map(number), dtype=dtype, count=count, offset=stored.begin + rows[0] * stored.row_bytes).reshape(shape)
+        return torch.frombuffer(self._map(number), dtype=dtype, count=count,
+                                offset=stored.begin + rows[0] * stored.row_bytes).reshape(shape)
 
     def _map(self, number: int) -> mmap.mmap:
         if number not in self._mapped:
@@ -101,7 +102,8 @@ class Draft:
             os.close(descriptor)
 
     def _where(self, number: int, what: str) -> str:
-        return f"{self.folder}: file {number + 1} of {len(self.files)} of the checkpoint ({self.hidden(number).name}): {what}"
+        return (f"{self.folder}: file {number + 1} of {len(self.files)} of the checkpoint "
+                f"({self.hidden(number).name}): {what}")
 
     def check(self) -> None:
         """Checks that this rank, which moves the files, sees all files."""
@@ -111,8 +113,9 @@ class Draft:
             except FileNotFoundError:
                 size = -1
             if size != file.size:
-                raise CheckpointError(f"{self.folder}: rank {file.creator} wrote a file of {file.size} bytes there, which this rank "
-                                      f"{'does not see' if size < 0 else f'sees with {size} bytes'}; save needs a folder that all ranks share")
+                raise CheckpointError(f"{self.folder}: rank {file.creator} wrote a file of {file.size} bytes there, "
+                                      f"which this rank {'does not see' if size < 0 else f'sees with {size} bytes'}; "
+                                      "save needs a folder that all ranks share")
 
     def publish(self, metadata: Mapping[str, str]) -> list[str]:
         """Moves the files into place. Until the last rename a reader finds the old checkpoint, if any, and after the
@@ -163,7 +166,8 @@ class Draft:
         if len(self.files) == 1:
             return [SINGLE]
         for stem in ("model", f"model-{self.token}"):
-            names = [f"{stem}-{number + 1:05d}-of-{len(self.files):05d}.safetensors" for number in range(len(self.files))]
+            names = [f"{stem}-{number + 1:05d}-of-{len(self.files):05d}.safetensors"
+                     for number in range(len(self.files))]
             if not any((self.folder / name).exists() for name in names):
                 return names
         raise CheckpointError(f"{self.folder}: has files of the name {names[0]} already")
@@ -171,10 +175,12 @@ class Draft:
     def _write_index(self, names: Sequence[str], metadata: Mapping[str, str]) -> None:
         weight_map = {stored.name: name for file, name in zip(self.files, names) for stored in file.tensors}
         total = sum(stored.end - stored.begin for file in self.files for stored in file.tensors)
-        text = json.dumps({"metadata": {**metadata, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
+        text = json.dumps(
+            {"metadata": {**metadata, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
         descriptor = os.open(self._hidden_index(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            with _named(f"{self.folder}: the index of the checkpoint ({self._hidden_index().name}): its {len(text)} letters cannot be written"):
+            with _named(f"{self.folder}: the index of the checkpoint ({self._hidden_index().name}): its {len(text)} "
+                        "letters cannot be written"):
                 _write(descriptor, text.encode())
                 os.fsync(descriptor)
         finally:
@@ -226,7 +232,8 @@ def _begin_writing(descriptor: int, begin: int, end: int) -> None:
     """Asks the disk to begin with these bytes of a file, and does not wait. A hint: fsync comes later, and reports
     failures."""
     if begin < end:
-        ctypes.CDLL(None).sync_file_range(descriptor, ctypes.c_int64(begin), ctypes.c_int64(end - begin), _SYNC_FILE_RANGE_WRITE)
+        ctypes.CDLL(None).sync_file_range(descriptor, ctypes.c_int64(begin), ctypes.c_int64(end - begin),
+                                          _SYNC_FILE_RANGE_WRITE)
 
 
 def _write_at(descriptor: int, content: memoryview, at: int) -> None:
@@ -254,5 +261,6 @@ def _files_of(folder: Path) -> list[str]:
     names = [name for name in (SINGLE, INDEX) if (folder / name).is_file()]
     if INDEX in names:
         with contextlib.suppress(CheckpointError):
-            names += [name for name in dict.fromkeys(read_index(folder / INDEX).values()) if name.endswith(".safetensors")]
+            names += [name for name in dict.fromkeys(read_index(folder / INDEX).values())
+                      if name.endswith(".safetensors")]
     return list(dict.fromkeys(names))

@@ -38,8 +38,8 @@ class _Host:
     total: int = 0
 
 
-def plan_files(found: Match, sources: Mapping[str, Weight], targets: Mapping[str, Weight], hosts: Sequence[list[int]], max_bytes: int,
-               metadata: Mapping[str, str]) -> list[PlannedFile]:
+def plan_files(found: Match, sources: Mapping[str, Weight], targets: Mapping[str, Weight], hosts: Sequence[list[int]],
+               max_bytes: int, metadata: Mapping[str, str]) -> list[PlannedFile]:
     """hosts: the writing ranks of each host. Each tensor goes to a host that holds some of the tensor; among several,
         to the host with the fewest bytes so far."""
     planned = [_Host(writers) for writers in hosts]

@@ -31,8 +31,9 @@ from .save_plan import plan_files, rows_of
 _MOST_BYTES = 5_000_000_000  # of one file, as in transformers
 
 
-def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping: Any = None, *, max_file_bytes: int = _MOST_BYTES,
-         metadata: Mapping[str, str] | None = None, timeout: Seconds = None, progress: ProgressArgument = None) -> list[str]:
+def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping: Any = None, *,
+         max_file_bytes: int = _MOST_BYTES, metadata: Mapping[str, str] | None = None, timeout: Seconds = None,
+         progress: ProgressArgument = None) -> list[str]:
     """Writes ``source`` as a safetensors checkpoint into ``folder``, each byte once. Returns the paths of the files, on
     every rank.
 
@@ -76,7 +77,8 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
     ranks = [json.loads(given[2]) for given in everyone]
     for rank, facts in enumerate(ranks):
         if facts["options"] != ranks[0]["options"]:
-            raise MismatchError(f"save: rank 0 gives {ranks[0]['options']}, rank {rank} gives {facts['options']}; all ranks give the same")
+            raise MismatchError(f"save: rank 0 gives {ranks[0]['options']}, rank {rank} gives {facts['options']}; all "
+                                "ranks give the same")
     problems = Problems()
     sources = collect([given[0] for given in everyone], "source", problems)
     targets = joined(sources, problems)
@@ -94,14 +96,18 @@ def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:
     if not isinstance(max_file_bytes, int) or isinstance(max_file_bytes, bool) or max_file_bytes < 1:
         raise ValueError(f"max_file_bytes is {kind_of(max_file_bytes)}; give a number of bytes above 0")
     metadata = {} if metadata is None else metadata
-    if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+    if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for pair in metadata.items()
+                                                    for text in pair):
         raise TypeError("metadata is no mapping of str to str, which is all that the format holds")
-    return {"folder": os.path.abspath(os.path.expanduser(folder)), "max_file_bytes": max_file_bytes, "metadata": {"format": "pt", **metadata}}
+    return {"folder": os.path.abspath(os.path.expanduser(folder)), "max_file_bytes": max_file_bytes,
+            "metadata": {"format": "pt", **metadata}}
 
 
-def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str, Weight], targets: dict[str, Weight], found: Match, shown: Progress) -> list[str]:
+def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str, Weight], targets: dict[str, Weight],
+          found: Match, shown: Progress) -> list[str]:
     options = ranks[0]["options"]
-    hosts = ranks_by_host([facts["host"] for facts in ranks], [rank for rank, facts in enumerate(ranks) if facts["has"]])
+    hosts = ranks_by_host([facts["host"] for facts in ranks],
+                          [rank for rank, facts in enumerate(ranks) if facts["has"]])
     files = plan_files(found, sources, targets, hosts, options["max_file_bytes"], options["metadata"])
     draft = Draft(options["folder"], ranks[0]["token"], files)
     mine = [number for number, file in enumerate(files) if file.creator == meeting.rank]
@@ -139,7 +145,8 @@ def _attempt(meeting: Meeting, step: Callable[[int], None], numbers: Sequence[in
     meeting.settle(error)
 
 
-def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, Weight], found: Match, shown: Progress) -> None:
+def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, Weight], found: Match,
+           shown: Progress) -> None:
     """Writes the bytes of all ranks' tensors into the files: directly for whole rows of this rank, by the compiled op
     into mapped files for the rest."""
     layouts: dict[str, Any] = {}
@@ -156,7 +163,8 @@ def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, We
                     continue
                 space, dtype = spaces[stored.name], targets[stored.name].dtype
                 begin, end = (part.start, part.stop) if isinstance(part, Rows) else (0, stored.rows)
-                here = cover(local_rows(space, space.sources, have.entries, tensors, meeting.global_rank, dtype), begin, end)
+                here = cover(local_rows(space, space.sources, have.entries, tensors, meeting.global_rank, dtype), begin,
+                             end)
                 if here is None:
                     layouts[stored.name] = part
                     views[stored.name] = draft.view(number, stored, part, dtype)

@@ -28,7 +28,8 @@ class Serving(threading.Thread):
         super().__init__(daemon=True, name=f"shardwire-serve-{publication.name}-{note}")
         self._publication, self._note, self._nonce, self._subscribers = publication, note, ask["nonce"], ask["size"]
         self._versions = publication._versions
-        self._label = f"publish {publication.name!r}: subscriber {note} ({self._subscribers} rank{'s' if self._subscribers > 1 else ''}, {ask.get('who', '')})"
+        self._label = (f"publish {publication.name!r}: subscriber {note} ({self._subscribers} "
+                       f"rank{'s' if self._subscribers > 1 else ''}, {ask.get('who', '')})")
         self._lock = threading.Lock()
         self._joint: Joint | None = None
         self._sent_away = ""
@@ -50,7 +51,8 @@ class Serving(threading.Thread):
             log("info", f"{self._label} left")
         except Exception as error:
             if self._sent_away:
-                log("info" if self._publication._closing.is_set() else "warn", f"{self._label} was sent away: {self._sent_away}")
+                log("info" if self._publication._closing.is_set() else "warn",
+                    f"{self._label} was sent away: {self._sent_away}")
             else:
                 # One line for the job: every rank gets the error.
                 what = "is gone" if isinstance(error, (PeerFailedError, AbortedError)) else "failed"
@@ -68,7 +70,8 @@ class Serving(threading.Thread):
         key = f"{own._id}/{self._note}"
         place = own._address.open(_JOIN_S)
         name = f"{own.name}, subscriber {self._note}"
-        joint = Joint(place.group_store(f"{key}.group"), name, own.rank, own.size, self._subscribers, own._layout_rank, _JOIN_S)
+        joint = Joint(place.group_store(f"{key}.group"), name, own.rank, own.size, self._subscribers, own._layout_rank,
+                      _JOIN_S)
         with self._lock:
             self._joint = joint
             if self._sent_away:
@@ -119,7 +122,8 @@ class Serving(threading.Thread):
             assert joint.full is not None
             joint.full.run(left()).wait()
         elif choice.moves:
-            joint.compile_changed(functools.partial(self._changed_rows, buffer, request.since), left()).run(left()).wait()
+            joint.compile_changed(functools.partial(self._changed_rows, buffer, request.since), left()).run(
+                left()).wait()
         joint.done(buffer.content, left())
         self._buffer = None
         self._versions.release(self)

@@ -58,10 +58,13 @@ class Chunks:
 def encode_layout(layout: Any) -> Any:
     """The layout as JSON; None for a Whole."""
     if isinstance(layout, Layout):
-        placements = [[type(item).__name__, *(getattr(item, field) for field in item.__dataclass_fields__)] for item in layout.placements]
+        placements = [[type(item).__name__, *(getattr(item, field) for field in item.__dataclass_fields__)]
+                      for item in layout.placements]
         return [list(layout.mesh_shape), list(layout.ranks), placements, list(layout.shape)]
     if isinstance(layout, FusedLayout):
-        return {"dim": layout.dim, "parts": {name: encode_layout(part) for name, part in zip(layout.names, layout.parts)}, "held": list(layout.held)}
+        return {"dim": layout.dim,
+                "parts": {name: encode_layout(part) for name, part in zip(layout.names, layout.parts)},
+                "held": list(layout.held)}
     return None
 
 
@@ -69,7 +72,8 @@ def decode_layout(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any
     if value is None:
         return Whole(shape)
     if isinstance(value, dict):
-        return FusedLayout({name: decode_layout(part, (), dtype) for name, part in value["parts"].items()}, value["dim"], value["held"])
+        return FusedLayout({name: decode_layout(part, (), dtype) for name, part in value["parts"].items()},
+                           value["dim"], value["held"])
     from ..compiler import layout
     mesh_shape, ranks, placements, dims = value
     mesh = torch.tensor(ranks, dtype=torch.int64, device="cpu").reshape(mesh_shape)

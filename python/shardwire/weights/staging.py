@@ -26,7 +26,8 @@ class Stage:
 
     def _room(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         before = self._tensors.get(name)
-        return before if before is not None and _alike(before, tensor) else _C.heap_empty(list(tensor.shape), tensor.dtype)
+        return (before if before is not None and _alike(before, tensor)
+                else _C.heap_empty(list(tensor.shape), tensor.dtype))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return self._tensors
@@ -47,8 +48,9 @@ class Stage:
             tensor = now.get(name)
             if tensor is None or not _alike(tensor, staged):
                 what = "is not there" if tensor is None else f"has shape {list(tensor.shape)} and dtype {tensor.dtype}"
-                raise ValueError(f"the target's {name!r} {what}; when it was subscribed it had {list(staged.shape)} and {staged.dtype}. Subscribe anew after "
-                                 "changing the target's names, shapes or dtypes")
+                raise ValueError(f"the target's {name!r} {what}; when it was subscribed it had {list(staged.shape)} "
+                                 f"and {staged.dtype}. Subscribe anew after changing the target's names, shapes or "
+                                 "dtypes")
             _C.require_memory(tensor, f"the target's {name!r}")
             yield tensor, staged
 

@@ -29,8 +29,9 @@ from .wanted_target import Wanted
 _DEFAULT_S = 1800.0
 
 
-def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, cast: torch.dtype | None = None, mapping: Any = None, strict: bool = True,
-              device: Any = None, staged: bool = False, timeout: Seconds = None, progress: ProgressArgument = None) -> Subscription:
+def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, cast: torch.dtype | None = None,
+              mapping: Any = None, strict: bool = True, device: Any = None, staged: bool = False,
+              timeout: Seconds = None, progress: ProgressArgument = None) -> Subscription:
     """Finds the publisher ``name`` and compiles the movement from its layouts into this job's layouts; then call
     ``fetch`` as often as you like. See docs/publish.md.
 
@@ -73,15 +74,18 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
     assert wanted is not None and address is not None
     for rank, given in enumerate(everyone):
         if given[1] != everyone[0][1]:
-            raise MismatchError(f"ranks 0 and {rank} subscribe differently: store, name, staged are {everyone[0][1].decode()} and {given[1].decode()}")
+            raise MismatchError(f"ranks 0 and {rank} subscribe differently: store, name, staged are "
+                                f"{everyone[0][1].decode()} and {given[1].decode()}")
     limit = _DEFAULT_S if seconds is None else seconds
     deadline = time.monotonic() + limit
     # A single rank needs no store for its group
     place = None if len(everyone) == 1 else open_place(address, deadline)
     key = everyone[0][0].decode()
     meets_in = dist.HashStore() if place is None else place.group_store(key)
-    control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S), f"subscribers of {name}")
-    subscription = Subscription(address, Meeting(control, "fetch", limit + SLACK_S, meeting.global_rank), meets_in, wanted, limit, progress)
+    control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S),
+                                f"subscribers of {name}")
+    subscription = Subscription(address, Meeting(control, "fetch", limit + SLACK_S, meeting.global_rank), meets_in,
+                                wanted, limit, progress)
     try:
         subscription._connect(deadline)
         if place is not None and meeting.rank == 0:
@@ -96,7 +100,8 @@ class Subscription:
     """The result of :func:`subscribe`. Every rank of the subscribing group makes the same calls, in the same order. A
     fetch from another thread waits for the running fetch."""
 
-    def __init__(self, address: Address, control: Meeting, store: Any, wanted: Wanted, seconds: float, progress: ProgressArgument) -> None:
+    def __init__(self, address: Address, control: Meeting, store: Any, wanted: Wanted, seconds: float,
+                 progress: ProgressArgument) -> None:
         self._address, self._control, self._wanted, self._seconds = address, control, wanted, seconds
         self._store = store  # kept: the group uses the store, and some stores are Python objects
         self._joint: Joint | None = None
@@ -121,7 +126,8 @@ class Subscription:
         after a failed fetch."""
         return self._version
 
-    def fetch(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
+    def fetch(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False,
+              changed: bool = False) -> int:
         """Moves one version into the target, whole, and returns its number.
 
         version: an int waits until the version is committed; None takes the newest version of all the publisher's
@@ -142,19 +148,22 @@ class Subscription:
         found = self._bring(version, timeout, newer, changed)
         return found if self._wanted.stage is None else self.apply()
 
-    async def fetch_async(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
+    async def fetch_async(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False,
+                          changed: bool = False) -> int:
         """:meth:`fetch` for asyncio: the event loop goes on meanwhile. A cancelled task leaves the fetch to end by
         itself, since the other ranks take part in the fetch: no other fetch of this subscription may begin before.
         """
         return await in_thread(lambda: self.fetch(version, timeout, newer=newer, changed=changed))
 
-    def stage(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
+    def stage(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False,
+              changed: bool = False) -> int:
         """The first half of :meth:`fetch` of a ``staged`` subscription: moves one version into the second copy. The
         target may be read meanwhile, also by other threads. ``newer`` and ``changed`` count from the last staged
         version. Collective, with the errors of ``fetch``.
         """
         if not self._wanted.is_staged:
-            raise ValueError(f"the subscription to {self._address.name!r} has no second copy to fetch into; make it with subscribe(staged=True)")
+            raise ValueError(f"the subscription to {self._address.name!r} has no second copy to fetch into; make it "
+                             "with subscribe(staged=True)")
         return self._bring(version, timeout, newer, changed)
 
     def apply(self) -> int:
@@ -164,7 +173,8 @@ class Subscription:
         """
         stage, staged = self._wanted.stage, self._staged
         if stage is None or staged is None:
-            raise ValueError(f"no version of {self._address.name!r} is staged whole; call stage() first, and again after it failed")
+            raise ValueError(f"no version of {self._address.name!r} is staged whole; call stage() first, and again "
+                             "after it failed")
         stage.check()
         self._version = None
         stage.copy_to_target()
@@ -186,7 +196,8 @@ class Subscription:
 
     def _bring_now(self, version: int | None, seconds: float, deadline: float, newer: bool, changed: bool) -> int:
         if self._closed:
-            raise AbortedError(f"the subscription to {self._address.name!r} was closed, or ended with a rank of this side; make another")
+            raise AbortedError(f"the subscription to {self._address.name!r} was closed, or ended with a rank of this "
+                               "side; make another")
         try:
             request = self._agree(version, newer, changed, seconds)
             if self._joint is None:
@@ -248,8 +259,8 @@ class Subscription:
         everyone = self._alone(lambda: self._control.exchange([mine, b"", b""], error), seconds)
         for rank, given in enumerate(everyone):
             if given[0] != everyone[0][0]:
-                raise MismatchError(f"ranks 0 and {rank} fetch differently: version (-1: the newest), newer, changed are {everyone[0][0].decode()} and "
-                                    f"{given[0].decode()}")
+                raise MismatchError(f"ranks 0 and {rank} fetch differently: version (-1: the newest), newer, changed "
+                                    f"are {everyone[0][0].decode()} and {given[0].decode()}")
         here = self._staged if self._wanted.is_staged else self._version
         # An incomplete second copy needs the whole state; newer= then counts from the target's version
         if here is None:
@@ -298,7 +309,8 @@ class Subscription:
             except Exception as failure:
                 error = failure
         left = max(0.0, deadline - time.monotonic())
-        note = json.loads(self._alone(lambda: self._control.exchange([json.dumps(note).encode(), b"", b""], error), left)[0][0])
+        note = json.loads(
+            self._alone(lambda: self._control.exchange([json.dumps(note).encode(), b"", b""], error), left)[0][0])
         error = None
         try:
             self._join(note, max(1.0, deadline - time.monotonic()))
@@ -311,8 +323,8 @@ class Subscription:
         place = self._address.open(seconds)
         own = self._control
         name = f"{self._address.name}, subscriber {note['note']}"
-        joint = Joint(place.group_store(f"{note['id']}/{note['note']}.group"), name, note["size"] + own.rank, note["size"], len(own.ranks), own.global_rank,
-                      seconds)
+        joint = Joint(place.group_store(f"{note['id']}/{note['note']}.group"), name, note["size"] + own.rank,
+                      note["size"], len(own.ranks), own.global_rank, seconds)
         self._joint = joint
         with joint.errors_by_side():
             joint.compile(b"", None, self._wanted.read)
@@ -366,9 +378,10 @@ class Subscription:
     def _what_target_holds(self) -> str:
         """A text about the target for the error of a failed fetch."""
         if not self._wanted.is_staged:
-            return ("the target may hold parts of two versions now (its version is None): do not read it before a fetch succeeds. "
-                    "With subscribe(staged=True) it would be what it was")
-        return "the target was not touched: " + ("it holds no version yet" if self._version is None else f"it is version {self._version}, whole")
+            return ("the target may hold parts of two versions now (its version is None): do not read it before a "
+                    "fetch succeeds. With subscribe(staged=True) it would be what it was")
+        return "the target was not touched: " + ("it holds no version yet" if self._version is None
+                                                 else f"it is version {self._version}, whole")
 
     def _ask(self, joint: Joint, request: Request, deadline: float) -> tuple[Request, Choice]:
         def left() -> float:
@@ -385,8 +398,10 @@ class Subscription:
         left = max(0.0, deadline - time.monotonic()) + SLACK_S
         if self._wanted.stage is not None:
             self._wanted.stage.check()  # now, while all ranks can still be notified
-        with Progress(f"fetch version {choice.version} of {self._address.name!r}", self._progress, self._control.rank) as shown:
-            movement = joint.full if choice.whole else joint.compile_changed(lambda name: (), left) if choice.moves else None
+        with Progress(f"fetch version {choice.version} of {self._address.name!r}", self._progress,
+                      self._control.rank) as shown:
+            movement = (joint.full if choice.whole else joint.compile_changed(lambda name: (), left) if choice.moves
+                        else None)
             if movement is not None:
                 shown.begin("moving", num_bytes := movement.num_bytes() if choice.whole else 0)
                 shown.wait(movement.run(left), num_bytes)
@@ -398,6 +413,8 @@ class Subscription:
     def _without(self, request: Request, choice: Choice) -> Exception:
         there = f"it has {', '.join(map(str, choice.held))}" if choice.held else "it has none that all its ranks hold"
         if choice.verdict == "gone":
-            return ValueError(f"version {request.wanted} of {self._address.name!r} is gone: {there}; publish(buffers=...) keeps more")
-        what = f"version {request.wanted}" if request.wanted >= 0 else f"a version after {request.since}" if request.newer else "a version"
+            return ValueError(f"version {request.wanted} of {self._address.name!r} is gone: {there}; "
+                              "publish(buffers=...) keeps more")
+        what = (f"version {request.wanted}" if request.wanted >= 0 else f"a version after {request.since}"
+                if request.newer else "a version")
         return GroupTimeoutError(f"the publisher of {self._address.name!r} did not commit {what} in time: {there}")

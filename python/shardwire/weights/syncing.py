@@ -44,7 +44,8 @@ class WeightSync:
     def pairs(self) -> list[tuple[list[str], list[str]]]:
         """Source names and target names of each moved tensor; several names on one side where parts are joined or
         split."""
-        return [([placed.name for placed in space.sources], [placed.name for placed in space.targets]) for space in self._match.spaces]
+        return [([placed.name for placed in space.sources], [placed.name for placed in space.targets])
+                for space in self._match.spaces]
 
     @property
     def missing(self) -> list[str]:
@@ -72,8 +73,8 @@ class WeightSync:
         return f"<shardwire.WeightSync of {len(self._match.spaces)} tensors>"
 
 
-def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,
-         name: str = "sync") -> WeightSync:
+def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None,
+         timeout: Seconds = None, name: str = "sync") -> WeightSync:
     """Compiles the movement of all parameters and buffers of ``source`` into ``target``; run the movement with
     ``.run()`` as often as you like.
 
@@ -102,7 +103,8 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
     try:
         meeting.seconds = as_seconds(timeout)
         names = as_name_map(mapping)
-        for which, (value, side, renames) in enumerate(((source, "source", names.source), (target, "target", names.target))):
+        for which, (value, side, renames) in enumerate(
+                ((source, "source", names.source), (target, "target", names.target))):
             sides.append(Holdings(value, side, meeting.global_rank, meeting.ranks))
             blobs[which] = describe(sides[which], renames)
         blobs[2] = b"1" if strict else b""
@@ -112,7 +114,8 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
     everyone = meeting.exchange(blobs, error)
     check_strict("sync", [bool(given[2]) for given in everyone])
     problems = Problems()
-    weights = [collect([given[which] for given in everyone], side, problems) for which, side in enumerate(("source", "target"))]
+    weights = [collect([given[which] for given in everyone], side, problems)
+               for which, side in enumerate(("source", "target"))]
     if not weights[0] and not problems.found:
         raise ValueError("sync: no rank has a source with any weights")
     found = match(weights[0], weights[1], problems, strict)

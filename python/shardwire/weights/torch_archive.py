@@ -17,9 +17,10 @@ from ..errors import CheckpointError, UnsupportedError
 from .pickles import dims_of, dtype_name_of, unpickle
 
 # Torch's old storage classes, each of one dtype.
-_STORAGES = {"FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16", "LongStorage": "int64",
-             "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool",
-             "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128"}
+_STORAGES = {"FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
+             "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16",
+             "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
+             "ComplexDoubleStorage": "complex128"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ def find_elements(descriptor: int, chunk: Chunk, dtype_name: str, where: str) ->
     """The first byte of the elements in the file, the number of bytes, and the strides."""
     size = os.fstat(descriptor).st_size
     if chunk.begin + chunk.length > size:
-        raise CheckpointError(f"{where}: bytes {chunk.begin} to {chunk.begin + chunk.length} are wanted, the file has {size}")
+        raise CheckpointError(
+            f"{where}: bytes {chunk.begin} to {chunk.begin + chunk.length} are wanted, the file has {size}")
     try:
         archive = zipfile.ZipFile(io.BufferedReader(_Window(descriptor, chunk.begin, chunk.length)))
         members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
@@ -72,7 +74,8 @@ def find_elements(descriptor: int, chunk: Chunk, dtype_name: str, where: str) ->
         key, strides = _read_tensor(unpickle(archive.read(members["data.pkl"]), where), chunk, dtype_name, where)
         member = members[f"data/{key}"]
     except (zipfile.BadZipFile, KeyError, EOFError, struct.error) as error:
-        raise CheckpointError(f"{where}: is no archive of torch.save ({type(error).__name__}: {str(error)[:100]})") from None
+        raise CheckpointError(f"{where}: is no archive of torch.save ({type(error).__name__}: "
+                              f"{str(error)[:100]})") from None
     if member.compress_type != zipfile.ZIP_STORED:
         raise UnsupportedError(f"{where}: is compressed")
     header = os.pread(descriptor, 30, chunk.begin + member.header_offset)
@@ -80,7 +83,8 @@ def find_elements(descriptor: int, chunk: Chunk, dtype_name: str, where: str) ->
         raise CheckpointError(f"{where}: its archive has no member at byte {chunk.begin + member.header_offset}")
     begin = member.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
     if begin + member.file_size > chunk.length:
-        raise CheckpointError(f"{where}: the elements would end at byte {begin + member.file_size} of an archive of {chunk.length}")
+        raise CheckpointError(f"{where}: the elements would end at byte {begin + member.file_size} of an archive of "
+                              f"{chunk.length}")
     return chunk.begin + begin, member.file_size, strides
 
 
@@ -91,13 +95,14 @@ def _read_tensor(pickled: Any, chunk: Chunk, dtype_name: str, where: str) -> tup
         raise UnsupportedError(f"{where}: is {kind or kind_of(pickled)}; only plain tensors can be read")
     try:
         (_, storage, key, _, _), offset, shape, strides = pickled.arguments[:4]
-        stored = dtype_name_of(pickled.arguments[6], where) if kind == "_rebuild_tensor_v3" else _STORAGES.get(storage.name)
+        stored = (dtype_name_of(pickled.arguments[6], where) if kind == "_rebuild_tensor_v3"
+                  else _STORAGES.get(storage.name))
         shape, strides = dims_of(shape), dims_of(strides)
     except (TypeError, ValueError, IndexError, AttributeError):
         raise CheckpointError(f"{where}: its pickle describes no tensor") from None
     if stored != dtype_name or shape != chunk.shape or offset != 0 or len(strides) != len(shape):
-        raise CheckpointError(f"{where}: the file has {stored} of shape {list(shape)} from element {offset!r} on, the metadata says {dtype_name} of "
-                              f"shape {list(chunk.shape)}")
+        raise CheckpointError(f"{where}: the file has {stored} of shape {list(shape)} from element {offset!r} on, the "
+                              f"metadata says {dtype_name} of shape {list(chunk.shape)}")
     return str(key), strides
 
 

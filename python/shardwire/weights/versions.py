@@ -58,7 +58,8 @@ class Buffer:
         self.version: int | None = None
         self.content: int | None = None
         self.blocks = [_C.heap_empty([slot.num_bytes], torch.uint8) for slot in slots]
-        self.tensors = {name: block.view(slot.dtype).view(slot.shape) if slot.num_bytes else torch.empty(slot.shape, dtype=slot.dtype, device="cpu")
+        self.tensors = {name: block.view(slot.dtype).view(slot.shape) if slot.num_bytes
+                              else torch.empty(slot.shape, dtype=slot.dtype, device="cpu")
                         for slot, block in zip(slots, self.blocks) for name in slot.names}
         self.changed: list[list[int]] = []
         self.readers: set[Reader] = set()
@@ -91,8 +92,9 @@ class Versions:
             tensor = tensors.get(slot.names[0])
             if tensor is None or tuple(tensor.shape) != slot.shape or tensor.dtype != slot.dtype:
                 now = "is not there" if tensor is None else f"has shape {list(tensor.shape)} and dtype {tensor.dtype}"
-                raise ValueError(f"the state's {slot.names[0]!r} {now}; when it was published it had {list(slot.shape)} and {slot.dtype}. Publish anew after "
-                                 "changing the state's names, shapes or dtypes")
+                raise ValueError(f"the state's {slot.names[0]!r} {now}; when it was published it had "
+                                 f"{list(slot.shape)} and {slot.dtype}. Publish anew after changing the state's names, "
+                                 "shapes or dtypes")
             if not self._tracks or not slot.num_blocks:
                 buffer.tensors[slot.names[0]].copy_(tensor)
             else:
@@ -120,7 +122,8 @@ class Versions:
             buffer.content = None
         return buffer, before
 
-    def _write_blocks(self, index: int, tensor: torch.Tensor, buffer: Buffer, before: int, latest: Buffer | None, version: int) -> None:
+    def _write_blocks(self, index: int, tensor: torch.Tensor, buffer: Buffer, before: int, latest: Buffer | None,
+                      version: int) -> None:
         """Compares with the version before, byte by byte, and writes the blocks in which the buffer is out of date."""
         slot, table = self.slots[index], self._changed[index]
         now = _bytes_of(tensor)
@@ -176,7 +179,8 @@ class Versions:
     def changed_bytes(self, buffer: Buffer, since: int) -> int:
         if since < 0 or not self._tracks:
             return self.total_bytes
-        return sum((end - begin) * slot.row_bytes for slot in self.slots for begin, end in self.changed_rows(buffer, slot.names[0], since))
+        return sum((end - begin) * slot.row_bytes for slot in self.slots
+                   for begin, end in self.changed_rows(buffer, slot.names[0], since))
 
 
 def _slots_of(holdings: Holdings, block_bytes: int) -> list[Slot]:

@@ -30,7 +30,8 @@ def wanted_ranges(found: Match, targets: dict[str, Weight], asking: Asking) -> I
         boxes = _boxes(space, targets, asking)
         for placed in space.sources:
             turn = slice(None, None, -1) if placed.transposed else slice(None)
-            yield placed, [tuple((begin - at, end - at) for (begin, end), at in zip(box, placed.offset))[turn] for box in boxes]
+            yield placed, [tuple((begin - at, end - at) for (begin, end), at in zip(box, placed.offset))[turn]
+                           for box in boxes]
 
 
 def _boxes(space: Space, targets: dict[str, Weight], asking: Asking) -> list[Ranges]:
@@ -40,7 +41,8 @@ def _boxes(space: Space, targets: dict[str, Weight], asking: Asking) -> list[Ran
         for rank, layout in targets[placed.name].layouts.items():
             share = layout.share(asking.group_ranks[rank]) if rank in asking.ranks else None
             for box in () if share is None else share.boxes:
-                boxes.add(tuple((start + at, start + at + count) for start, count, at in zip(box.offset[turn], box.shape[turn], placed.offset)))
+                boxes.add(tuple((start + at, start + at + count)
+                                for start, count, at in zip(box.offset[turn], box.shape[turn], placed.offset)))
     return sorted(boxes)
 
 

@@ -24,9 +24,11 @@ from .staging import Stage
 class Wanted:
     """``layouts``: the caller's argument; None: everything, whole, as described by the publisher."""
 
-    def __init__(self, layouts: Any, cast: torch.dtype | None, mapping: Any, strict: bool, device: Any, staged: bool, meeting: Meeting) -> None:
+    def __init__(self, layouts: Any, cast: torch.dtype | None, mapping: Any, strict: bool, device: Any, staged: bool,
+                 meeting: Meeting) -> None:
         if cast is not None and (not isinstance(cast, torch.dtype) or not cast.is_floating_point):
-            raise TypeError(f"cast is {cast if isinstance(cast, torch.dtype) else kind_of(cast)}; give a floating dtype such as torch.bfloat16")
+            raise TypeError(f"cast is {cast if isinstance(cast, torch.dtype) else kind_of(cast)}; give a floating "
+                            "dtype such as torch.bfloat16")
         self._cast, self._strict, self._device = cast, bool(strict), device
         self._names = as_name_map(mapping)
         self._rank, self._ranks = meeting.global_rank, list(meeting.ranks)
@@ -57,7 +59,8 @@ class Wanted:
         whole = {}
         for name, weight in collect(sources, "source", Problems()).items():
             if not isinstance(weight.dtype, torch.dtype):
-                raise TypeError(f"the publisher's {name!r} is {weight.dtype}, which this torch lacks; give layouts= with other dtypes, or without it")
+                raise TypeError(f"the publisher's {name!r} is {weight.dtype}, which this torch lacks; give layouts= "
+                                "with other dtypes, or without it")
             dtype = self._cast if self._cast is not None and weight.dtype.is_floating_point else weight.dtype
             whole[name] = torch.empty(weight.shape, dtype=dtype, device="meta")
         return whole
@@ -78,25 +81,29 @@ def _with_cast(layouts: Any, cast: torch.dtype | None) -> Any:
     """The layouts; Layouts and meta tensors of floating dtypes get the dtype ``cast``."""
     if cast is None or not isinstance(layouts, Mapping):
         if cast is not None:
-            raise TypeError(f"cast= is for what is allocated here, and layouts is {kind_of(layouts)}, which has its own dtypes; leave cast out")
+            raise TypeError(f"cast= is for what is allocated here, and layouts is {kind_of(layouts)}, which has its "
+                            "own dtypes; leave cast out")
         return layouts
     changed = {}
     for name, item in layouts.items():
         layout, tensor = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
-        if isinstance(item, torch.Tensor) and not is_dtensor(item) and item.device.type == "meta" and item.is_floating_point():
+        if (isinstance(item, torch.Tensor) and not is_dtensor(item) and item.device.type == "meta"
+                and item.is_floating_point()):
             changed[name] = item.to(cast)
         elif isinstance(layout, (Layout, FusedLayout)) and tensor is None:
             changed[name] = _layout_of(layout, cast) if layout.dtype.is_floating_point else layout
         else:
             dtype = getattr(item if isinstance(item, torch.Tensor) else tensor, "dtype", cast)
             if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != cast:
-                raise ValueError(f"target {name!r} is a tensor of {dtype}, and cast={cast}; leave cast out, or give its Layout alone")
+                raise ValueError(f"target {name!r} is a tensor of {dtype}, and cast={cast}; leave cast out, or give "
+                                 "its Layout alone")
             changed[name] = item
     return changed
 
 
 def _layout_of(layout: Any, dtype: torch.dtype) -> Any:
     if isinstance(layout, FusedLayout):
-        return FusedLayout({name: _layout_of(part, dtype) for name, part in zip(layout.names, layout.parts)}, layout.dim, layout.held)
+        return FusedLayout({name: _layout_of(part, dtype) for name, part in zip(layout.names, layout.parts)},
+                           layout.dim, layout.held)
     mesh = torch.tensor(layout.ranks, dtype=torch.int64, device="cpu").reshape(layout.mesh_shape)
     return Layout(mesh, layout.placements, layout.shape, dtype)

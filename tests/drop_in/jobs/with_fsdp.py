@@ -11,10 +11,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import job
 
 tensor_ranks = 2 if sys.argv[1] == "fsdp-tp" else 1
-mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]) // tensor_ranks, tensor_ranks), mesh_dim_names=("dp", "tp"))  # torch takes gloo for the mesh
+# torch takes gloo for the mesh
+mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]) // tensor_ranks, tensor_ranks),
+                        mesh_dim_names=("dp", "tp"))
 model = job.model()
 if tensor_ranks > 1:
-    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(output_layouts=Replicate())})
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel(),
+                                           "4": ColwiseParallel(output_layouts=Replicate())})
 for layer in (0, 2, 4):
     fully_shard(model[layer], mesh=mesh["dp"])
 fully_shard(model, mesh=mesh["dp"])

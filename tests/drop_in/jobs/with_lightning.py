@@ -31,8 +31,9 @@ class Clock(Callback):
 ranks = int(os.environ["WORLD_SIZE"])
 seed_everything(3)
 module = Module()
-trainer = Trainer(accelerator="cpu", devices=ranks, strategy="ddp", max_steps=len(job.steps()), max_epochs=1, logger=False, enable_checkpointing=False,
-                  enable_progress_bar=False, enable_model_summary=False, callbacks=[Clock()])
+trainer = Trainer(accelerator="cpu", devices=ranks, strategy="ddp", max_steps=len(job.steps()), max_epochs=1,
+                  logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+                  callbacks=[Clock()])
 trainer.fit(module, torch.utils.data.DataLoader(job.data(8 * ranks), batch_size=8))
 job.finish(module.layers.state_dict())
 job.end()

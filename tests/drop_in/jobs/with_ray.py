@@ -28,6 +28,6 @@ with tempfile.TemporaryDirectory(prefix="ray-") as folder:
     # The paths of Ray's sockets must be short, and Ray must write nothing into the user's home.
     os.environ["HOME"] = folder
     ray.init(num_cpus=ranks + 1, include_dashboard=False, log_to_driver=False)
-    TorchTrainer(train, scaling_config=ScalingConfig(num_workers=ranks, use_gpu=False), torch_config=TorchConfig(backend="gloo"),
-                 run_config=RunConfig(storage_path=folder)).fit()
+    TorchTrainer(train, scaling_config=ScalingConfig(num_workers=ranks, use_gpu=False),
+                 torch_config=TorchConfig(backend="gloo"), run_config=RunConfig(storage_path=folder)).fit()
     ray.shutdown()

@@ -17,7 +17,8 @@ import job  # noqa: E402
 
 ranks = init_distributed(CommConfig())
 set_spmd_backend("partial_dtensor")
-parallelism = ParallelismConfig(data_parallel_shard_degree=ranks // 2, tensor_parallel_degree=2, spmd_backend="partial_dtensor")
+parallelism = ParallelismConfig(data_parallel_shard_degree=ranks // 2, tensor_parallel_degree=2,
+                                spmd_backend="partial_dtensor")
 dims = ParallelDims.from_config(parallelism, ranks)
 dims.build_mesh()
 training = TrainingConfig(seq_len=64, mixed_precision_param="float32", mixed_precision_reduce="float32")
@@ -26,7 +27,8 @@ for layer in spec.model.layers:
     layer.attention.inner_attention = ScaledDotProductAttention.Config()  # flex attention has no gradients on CPUs
 with torch.device("meta"):
     model = spec.model.build()
-model = spec.parallelize_fn(model, parallel_dims=dims, training=training, parallelism=parallelism, compile_config=CompileConfig(), ac_config=None, dump_folder="")
+model = spec.parallelize_fn(model, parallel_dims=dims, training=training, parallelism=parallelism,
+                            compile_config=CompileConfig(), ac_config=None, dump_folder="")
 for module in model.modules():
     if isinstance(module, FSDPModule):
         module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM

@@ -15,7 +15,8 @@ def fnv1a(array):
 
 values = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32).view(np.float32)
 values = torch.from_numpy(values[~np.isnan(values)].copy())
-for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"):
+for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+             "float8_e8m0fnu"):
     dtype = getattr(torch, name)
     is_small = dtype.itemsize == 1
     codes = values.to(dtype).view(torch.uint8 if is_small else torch.int16).numpy()

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytest.importorskip("checkpoint_engine", reason="checkpoint-engine is not installed: ./run frameworks makes an environment that has it")
+pytest.importorskip("checkpoint_engine",
+                    reason="checkpoint-engine is not installed: ./run frameworks makes an environment that has it")
 
 import checkpoint_engine.distributed as engine_dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402

@@ -48,8 +48,10 @@ print("results " + json.dumps(results))
 
 def test_actors_make_a_group(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
-    home = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # Ray keeps a token there
-    done = subprocess.run([sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, timeout=240, check=False, env=home, cwd=tmp_path)
+    # Ray keeps a token there
+    home = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, timeout=240,
+                          check=False, env=home, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(done.stdout.split("results ", 1)[1])
     assert results == [[[[3.0] * 3, backend, [0, 1]]] * 2 for backend in ("shardwire", "gloo")]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="transformers is not installed: ./run frameworks makes an environment that has it")
+pytest.importorskip("transformers",
+                    reason="transformers is not installed: ./run frameworks makes an environment that has it")
 pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully_shard").fully_shard  # noqa: B018
 
 from ranks import group, run_ranks  # noqa: E402
@@ -17,13 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from transformers import (BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig,  # noqa: E402
+                          LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM)
 
 import shardwire  # noqa: E402
 from shardwire import FusedLayout, Layout, Replicate, Shard  # noqa: E402
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 67,
-         "max_position_embeddings": 64}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 67, "max_position_embeddings": 64}
 
 
 def llama(seed: int, kind: str = "llama") -> torch.nn.Module:
@@ -53,7 +55,8 @@ def cut(model: Any, ranks: list[int]) -> Any:
     if torch.distributed.get_rank() not in ranks:
         return None
     plan = {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
-    plan |= {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel(), "self_attn.o_proj": RowwiseParallel()}
+    plan |= {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel(),
+             "self_attn.o_proj": RowwiseParallel()}
     for layer in model.model.layers:
         parallelize_module(layer, mesh, plan)
     return model
@@ -73,11 +76,13 @@ def fused_layouts(model: Any, ranks: list[int]) -> dict[str, Any]:
         if part in ("q_proj", "gate_proj"):
             parts = ("q_proj", "k_proj", "v_proj") if part == "q_proj" else ("gate_proj", "up_proj")
             into = f"{path}.{'qkv_proj' if part == 'q_proj' else 'gate_up_proj'}.{last}"
-            wanted[into] = FusedLayout([Layout(mesh, [Shard(0)], whole[f"{path}.{each}.{last}"].shape, tensor.dtype) for each in parts])
+            wanted[into] = FusedLayout(
+                [Layout(mesh, [Shard(0)], whole[f"{path}.{each}.{last}"].shape, tensor.dtype) for each in parts])
         elif part in ("o_proj", "down_proj"):
             wanted[name] = Layout(mesh, [Shard(1)], tensor.shape, tensor.dtype)
         elif part not in ("k_proj", "v_proj", "up_proj"):
-            wanted[name] = cut_rows if part == "embed_tokens" else Layout(mesh, [Replicate()], tensor.shape, tensor.dtype)
+            wanted[name] = (cut_rows if part == "embed_tokens"
+                            else Layout(mesh, [Replicate()], tensor.shape, tensor.dtype))
     return wanted
 
 
@@ -97,7 +102,8 @@ def to_fused(rank: int, kind: str) -> int:
     model = llama(1, kind)
     trainer = sharded(llama(1, kind), [0, 1])
     tied = {"lm_head.weight"} if kind == "qwen" else set()
-    server = {name: layout for name, layout in fused_layouts(model, [2, 3]).items() if name not in tied} if rank >= 2 else None
+    server = ({name: layout for name, layout in fused_layouts(model, [2, 3]).items() if name not in tied} if rank >= 2
+              else None)
     names = shardwire.weights.LLAMA.without(*tied) if tied else kind
     op = shardwire.sync(trainer, server, group(), mapping=names)
     op.run().wait()
@@ -150,7 +156,8 @@ def back_from_fused(rank: int) -> bool:
     model, target = llama(4), llama(5)
     source = None
     if rank >= 2:
-        source = {name: (layout, fused_by_hand(name, model, rank - 2, 2).clone()) for name, layout in fused_layouts(model, [2, 3]).items()}
+        source = {name: (layout, fused_by_hand(name, model, rank - 2, 2).clone())
+                  for name, layout in fused_layouts(model, [2, 3]).items()}
     shardwire.sync(source, target if rank < 2 else None, group(), mapping="llama").run().wait()
     tokens = torch.arange(8).reshape(1, 8)
     return rank >= 2 or torch.equal(target(input_ids=tokens).logits, model(input_ids=tokens).logits)
@@ -180,14 +187,17 @@ def test_its_files_are_read_and_ours_by_it(tmp_path: Any) -> None:
 
 
 def others(rank: int) -> int:
-    """The tables of names of GPT-2 (transposed) and BERT, between real models of transformers and dicts in the serving form."""
+    """The tables of names of GPT-2 (transposed) and BERT, between real models of transformers and dicts in the serving
+    form."""
     torch.manual_seed(1)
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=61, n_positions=32))
-    linear = {name: torch.zeros(tensor.shape[::-1] if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) else tensor.shape)
+    linear = {name: torch.zeros(tensor.shape[::-1] if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+                                else tensor.shape)
               for name, tensor in gpt2.state_dict().items() if name != "lm_head.weight"}
     names = shardwire.weights.GPT2.without("lm_head.weight")
     shardwire.sync(gpt2 if rank == 0 else None, linear if rank == 1 else None, group(), mapping=names).run().wait()
-    bert = BertModel(BertConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=61))
+    bert = BertModel(
+        BertConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=61))
     whole = bert.state_dict()
     fused: dict[str, torch.Tensor] = {}
     for name, tensor in whole.items():
@@ -200,9 +210,11 @@ def others(rank: int) -> int:
         return 0
     for name, tensor in linear.items():
         wanted = gpt2.state_dict()[name]
-        assert torch.equal(tensor, wanted if tensor.shape == wanted.shape and "c_proj" not in name or wanted.dim() == 1 else wanted.T), name
+        assert torch.equal(tensor, wanted if tensor.shape == wanted.shape and "c_proj" not in name or wanted.dim() == 1
+                                   else wanted.T), name
     for name, tensor in fused.items():
-        parts = [whole[name.replace("qkv_proj", part)] for part in ("query", "key", "value")] if "qkv_proj" in name else [whole[name]]
+        parts = ([whole[name.replace("qkv_proj", part)] for part in ("query", "key", "value")] if "qkv_proj" in name
+                 else [whole[name]])
         assert torch.equal(tensor, torch.cat(parts) if len(parts) > 1 else parts[0]), name
     return len(linear) + len(fused)
 

@@ -37,7 +37,9 @@ def random_weights(rng: random.Random) -> list[tuple[str, tuple[int, ...], torch
     anew.
     """
     dtypes = [torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.float64]
-    shapes = [(), (0, 3), *[tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(3, 12))], (rng.randint(900, 4000),)]
+    shapes = [(), (0, 3),
+              *[tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(3, 12))],
+              (rng.randint(900, 4000),)]
     rng.shuffle(shapes)
     return [(f"model.layers.{index}.weight", shape, rng.choice(dtypes)) for index, shape in enumerate(shapes)]
 
@@ -168,7 +170,9 @@ def test_verls_own_manager_moves_weights(tmp_path: Path) -> None:
     configuration alone.
     """
     script = Path(__file__).with_name("verl_job.py")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # Ray keeps a token there
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=400, check=False, env=env, cwd=tmp_path)
+    # Ray keeps a token there
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=400, check=False,
+                          env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.split("results ", 1)[1]) == [[True, True]] * 3

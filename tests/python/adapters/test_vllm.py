@@ -31,15 +31,18 @@ from shardwire import FusedLayout, Layout, Shard  # noqa: E402
 shardwire_autoload.register_in_vllm()
 shardwire_autoload.register_in_vllm()  # as vLLM does, once in each process and perhaps again
 
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory  # noqa: E402
+from vllm.distributed.weight_transfer.factory import (WeightTransferEngineFactory,  # noqa: E402
+                                                      WeightTransferTrainerFactory)
 
 HEADS, WIDTH = 8, 6
-NAMES = {"layers.0.q_proj.weight": (HEADS, WIDTH), "layers.0.k_proj.weight": (4, WIDTH), "layers.0.v_proj.weight": (4, WIDTH), "norm.weight": (WIDTH,)}
+NAMES = {"layers.0.q_proj.weight": (HEADS, WIDTH), "layers.0.k_proj.weight": (4, WIDTH),
+         "layers.0.v_proj.weight": (4, WIDTH), "norm.weight": (WIDTH,)}
 
 
 def whole(name: str, step: int) -> torch.Tensor:
     shape = NAMES[name]
-    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 1000 * step + sum(map(ord, name))
+    return (torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 1000 * step
+            + sum(map(ord, name)))
 
 
 class Client:
@@ -75,11 +78,13 @@ class Model:
     """A worker's model: fused parameters of the worker's share of heads, or whole tensors by ``load_weights``."""
 
     def __init__(self, rank: int) -> None:
-        self.parameters = {"layers.0.qkv_proj.weight": torch.zeros((HEADS + 4 + 4) // 2, WIDTH), "norm.weight": torch.zeros(WIDTH)}
+        self.parameters = {"layers.0.qkv_proj.weight": torch.zeros((HEADS + 4 + 4) // 2, WIDTH),
+                           "norm.weight": torch.zeros(WIDTH)}
         self.loaded: dict[str, torch.Tensor] = {}
 
     def load_weights(self, weights: Any) -> None:
-        assert vllm_stand_in.reloads[-1:] == ["initialize"] or "vllm_stand_in" not in str(vllm_stand_in.WeightTransferEngine)
+        assert (vllm_stand_in.reloads[-1:] == ["initialize"]
+                or "vllm_stand_in" not in str(vllm_stand_in.WeightTransferEngine))
         self.loaded.update((name, tensor.clone()) for name, tensor in weights)
 
 
@@ -87,7 +92,8 @@ def two_way_layouts(model: Model, vllm_config: Any) -> dict[str, Any]:
     """A user's function for a model: named in init_info as "module:function"."""
     mesh = torch.arange(vllm_config.parallel_config.world_size)
     parts = [Layout(mesh, [Shard(0)], NAMES[f"layers.0.{part}_proj.weight"], torch.float32) for part in "qkv"]
-    return {"layers.0.qkv_proj.weight": (FusedLayout(parts), model.parameters["layers.0.qkv_proj.weight"]), "norm.weight": model.parameters["norm.weight"]}
+    return {"layers.0.qkv_proj.weight": (FusedLayout(parts), model.parameters["layers.0.qkv_proj.weight"]),
+            "norm.weight": model.parameters["norm.weight"]}
 
 
 def serve(rank: int, ends: list[socket.socket], size: int, store: str) -> list[Any]:
@@ -96,9 +102,11 @@ def serve(rank: int, ends: list[socket.socket], size: int, store: str) -> list[A
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(world_size=size), model_config=None)
     model = Model(rank)
-    engine = WeightTransferEngineFactory.create_engine(types.SimpleNamespace(backend="shardwire"), config, torch.device("cpu"), model)
-    calls = {"init": lambda info: engine.init_transfer_engine(engine.parse_init_info(info)), "start": engine.start_weight_update,
-             "update": engine.update_weights, "finish": engine.finish_weight_update, "end": engine.shutdown}
+    engine = WeightTransferEngineFactory.create_engine(types.SimpleNamespace(backend="shardwire"), config,
+                                                       torch.device("cpu"), model)
+    calls = {"init": lambda info: engine.init_transfer_engine(engine.parse_init_info(info)),
+             "start": engine.start_weight_update, "update": engine.update_weights,
+             "finish": engine.finish_weight_update, "end": engine.shutdown}
     held = []
     word = ""
     while word != "end":
@@ -109,7 +117,8 @@ def serve(rank: int, ends: list[socket.socket], size: int, store: str) -> list[A
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         if word == "finish":
-            held.append(({name: tensor.clone() for name, tensor in model.parameters.items()}, dict(model.loaded), list(vllm_stand_in.reloads)))
+            held.append(({name: tensor.clone() for name, tensor in model.parameters.items()}, dict(model.loaded),
+                         list(vllm_stand_in.reloads)))
         ends[rank].sendall(pickle.dumps(said))
     if size > 1:
         dist.destroy_process_group()
@@ -119,9 +128,11 @@ def serve(rank: int, ends: list[socket.socket], size: int, store: str) -> list[A
 def train(rank: int, ends: list[socket.socket], url: str, given: dict[str, Any], steps: int, with_source: bool) -> str:
     from shardwire.adapters.vllm import ShardwireTrainerInitInfo
     mesh = torch.arange(2)
-    local = {name: (Layout(mesh, [Shard(0)], shape, torch.float32), whole(name, 0).chunk(2)[rank].clone()) for name, shape in NAMES.items()}
+    local = {name: (Layout(mesh, [Shard(0)], shape, torch.float32), whole(name, 0).chunk(2)[rank].clone())
+             for name, shape in NAMES.items()}
     source = Source() if with_source else None
-    info = ShardwireTrainerInitInfo(store=url, rank=rank, state=None if with_source else local, group=group(), timeout=30.0, **given)
+    info = ShardwireTrainerInitInfo(store=url, rank=rank, state=None if with_source else local, group=group(),
+                                    timeout=30.0, **given)
     client = Client(ends)
     try:
         engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
@@ -152,7 +163,8 @@ class Source:
         return ((name, whole(name, self.step)) for name in NAMES)
 
 
-def both(tmp_path: Path, workers: int, given: dict[str, Any], steps: int = 3, with_source: bool = False) -> tuple[list[str], list[Any]]:
+def both(tmp_path: Path, workers: int, given: dict[str, Any], steps: int = 3,
+         with_source: bool = False) -> tuple[list[str], list[Any]]:
     pairs = [socket.socketpair() for _ in range(workers)]
     (tmp_path / "meet").mkdir(exist_ok=True)
     with jobs() as start:
@@ -182,7 +194,8 @@ def test_whole_weights_go_to_load_weights(tmp_path: Path, workers: int, with_sou
     assert said == ["", ""]
     for versions in held:
         for step, (_, loaded, reloads) in enumerate(versions, 1):
-            assert set(loaded) == set(NAMES) and all(torch.equal(loaded[name], whole(name, step)) for name in NAMES), step
+            assert set(loaded) == set(NAMES) and all(torch.equal(loaded[name], whole(name, step))
+                                                     for name in NAMES), step
             assert reloads == ["initialize", "finalize"] * step
 
 

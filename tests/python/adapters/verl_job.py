@@ -1,4 +1,5 @@
-"""verl's own manager, rollout workers and registry on CPUs, under Ray: two actors send three updates to two rollout workers. Prints what these compared."""
+"""verl's own manager, rollout workers and registry on CPUs, under Ray: two actors send three updates to two rollout
+workers. Prints what these compared."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from verl.utils.import_utils import import_external_libs
 from verl.workers.config import CheckpointEngineConfig, RolloutConfig
 
 
-ENGINE = CheckpointEngineConfig(backend="shardwire", update_weights_bucket_megabytes=1, custom_backend_module="shardwire.adapters.verl",
+ENGINE = CheckpointEngineConfig(backend="shardwire", update_weights_bucket_megabytes=1,
+                                custom_backend_module="shardwire.adapters.verl",
                                 engine_kwargs={"shardwire": {"rollout_dtype": "bfloat16", "timeout": 60.0}})
 
 
@@ -29,7 +31,8 @@ class Actor(Worker):
         super().__init__()
         import_external_libs(ENGINE.custom_backend_module)
         named = {"is_master": True} if self.rank == 0 else {}
-        self.checkpoint_engine = CheckpointEngineRegistry.new("shardwire", bucket_size=1 << 20, **ENGINE.engine_kwargs["shardwire"], **named)
+        self.checkpoint_engine = CheckpointEngineRegistry.new("shardwire", bucket_size=1 << 20,
+                                                              **ENGINE.engine_kwargs["shardwire"], **named)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps=None, mode="auto"):
@@ -55,7 +58,8 @@ class Rollout(CheckpointEngineWorker):
     def compare(self, step):
         wanted = weights(step)
         got = self.server_adapter.received
-        return list(got) == list(wanted) and all(torch.equal(got[name], tensor.bfloat16()) for name, tensor in wanted.items())
+        return list(got) == list(wanted) and all(torch.equal(got[name], tensor.bfloat16())
+                                                 for name, tensor in wanted.items())
 
 
 class Replica:
@@ -70,13 +74,15 @@ class Replica:
 
 def group(cls, count):
     pool = RayResourcePool(process_on_nodes=[count], use_gpu=False, max_colocate_count=1)
-    return RayWorkerGroup(resource_pool=pool, ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(cls)), device_name="cpu")
+    return RayWorkerGroup(resource_pool=pool, ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(cls)),
+                          device_name="cpu")
 
 
 if __name__ == "__main__":
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     actors, rollouts = group(Actor, 2), group(Rollout, 2)
-    manager = CheckpointEngineManager(config=ENGINE, actor_wg=actors, replicas=[Replica([worker]) for worker in rollouts.workers])
+    manager = CheckpointEngineManager(config=ENGINE, actor_wg=actors,
+                                      replicas=[Replica([worker]) for worker in rollouts.workers])
     results = []
     for step in (1, 2, 3):
         result = manager.update_weights(global_steps=step)

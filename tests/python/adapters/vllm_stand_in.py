@@ -146,15 +146,20 @@ reloads: list[str] = []  # the requests to the reload module
 def install() -> None:
     """Registers the stand-in as the module of ``import vllm``."""
     here = sys.modules[__name__]
-    base = {name: getattr(here, name) for name in ("ParamMeta", "TrainerInitInfo", "TrainerWeightTransferEngine", "WeightTransferEngine",
-                                                   "WeightTransferInitInfo", "WeightTransferUpdateInfo")}
-    factories = {"WeightTransferEngineFactory": WeightTransferEngineFactory, "WeightTransferTrainerFactory": WeightTransferTrainerFactory}
+    base = {name: getattr(here, name)
+            for name in ("ParamMeta", "TrainerInitInfo", "TrainerWeightTransferEngine", "WeightTransferEngine",
+                         "WeightTransferInitInfo", "WeightTransferUpdateInfo")}
+    factories = {"WeightTransferEngineFactory": WeightTransferEngineFactory,
+                 "WeightTransferTrainerFactory": WeightTransferTrainerFactory}
     reload = {"initialize_layerwise_reload": lambda model: reloads.append("initialize"),
               "finalize_layerwise_reload": lambda model, model_config: reloads.append("finalize")}
-    for name, content in {"vllm": {}, "vllm.distributed": {}, "vllm.distributed.weight_transfer": {}, "vllm.distributed.weight_transfer.base": base,
-                          "vllm.distributed.weight_transfer.factory": factories, "vllm.model_executor": {}, "vllm.model_executor.model_loader": {},
+    for name, content in {"vllm": {}, "vllm.distributed": {}, "vllm.distributed.weight_transfer": {},
+                          "vllm.distributed.weight_transfer.base": base,
+                          "vllm.distributed.weight_transfer.factory": factories, "vllm.model_executor": {},
+                          "vllm.model_executor.model_loader": {},
                           "vllm.model_executor.model_loader.reload": reload}.items():
         module = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # a module that looks for vLLM in vain must not fail on the stand-in
+        # a module that looks for vLLM in vain must not fail on the stand-in
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
         module.__dict__.update(content)
         sys.modules[name] = module

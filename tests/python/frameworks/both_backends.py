@@ -23,7 +23,8 @@ from conftest import TORCH
 from fork_ranks import ForkedRanks
 
 if TORCH >= (2, 0):
-    import torch._dynamo  # noqa: F401  optimisers import _dynamo at the first step: seconds for each rank, unless imported before the fork
+    # optimisers import _dynamo at the first step: seconds for each rank, unless imported before the fork
+    import torch._dynamo  # noqa: F401
 
 BACKENDS = ("gloo", "shardwire")
 GLOO_AVERAGES = TORCH >= (2, 7)  # and has reduce_scatter of lists
@@ -35,7 +36,8 @@ def _rank_main(rank, backend):
     """Runs one body after the other, until the order is None."""
     warnings.simplefilter("ignore")
     random.seed(0)
-    dist.init_process_group(backend, init_method=f"file://{rank.store}", rank=rank.number, world_size=rank.size, timeout=timedelta(seconds=30))
+    dist.init_process_group(backend, init_method=f"file://{rank.store}", rank=rank.number, world_size=rank.size,
+                            timeout=timedelta(seconds=30))
     while (order := pickle.loads(rank.orders.recv_bytes())) is not None:
         rank.answer(_one_body, rank, backend, *order)
     dist.barrier()
@@ -83,9 +85,11 @@ def compare(wanted, found, atol=0.0, rtol=0.0, where=""):
     """wanted is gloo's, found shardwire's."""
     assert type(wanted) is type(found), f"{where}{type(wanted)} and {type(found)}"
     if isinstance(wanted, torch.Tensor):
-        assert wanted.shape == found.shape and wanted.dtype == found.dtype, f"{where}{wanted.shape} {wanted.dtype} and {found.shape} {found.dtype}"
+        assert wanted.shape == found.shape and wanted.dtype == found.dtype, (
+            f"{where}{wanted.shape} {wanted.dtype} and {found.shape} {found.dtype}")
         wanted, found = wanted.detach(), found.detach()
-        same = torch.equal(wanted, found) if atol == rtol == 0.0 else torch.allclose(found, wanted, atol=atol, rtol=rtol)
+        same = (torch.equal(wanted, found) if atol == rtol == 0.0
+                else torch.allclose(found, wanted, atol=atol, rtol=rtol))
         assert same, f"{where}gloo gives\n{wanted}\nshardwire gives\n{found}"
     elif isinstance(wanted, dict):
         assert list(wanted) == list(found), f"{where}{list(wanted)} and {list(found)}"
@@ -111,7 +115,8 @@ def both():
 
 def mlp(width=16, seed=1):
     torch.manual_seed(seed)
-    layers = torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 4)
+    layers = (torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
+              torch.nn.Linear(width, 4))
     return torch.nn.Sequential(*layers)
 
 

@@ -9,7 +9,8 @@ from torch.nn.modules._functions import SyncBatchNorm
 from both_backends import GLOO_AVERAGES, both  # noqa: F401
 
 
-CASES = ["all_reduce", "all_reduce max", "all_gather", "broadcast", "gather", "scatter", "reduce", "all_to_all", "all_to_all_single", "reduce_scatter"]
+CASES = ["all_reduce", "all_reduce max", "all_gather", "broadcast", "gather", "scatter", "reduce", "all_to_all",
+         "all_to_all_single", "reduce_scatter"]
 
 
 def random(rank, *shape):
@@ -40,13 +41,15 @@ def outputs_and_inputs(case, rank, size):
         return dnn.reduce_scatter(torch.empty(5), many), many
     splits = [1 + rank + k for k in range(size)]
     rows = random(rank, sum(splits), 2).requires_grad_()
-    return dnn.all_to_all_single(torch.empty(sum(splits), 2), rows, output_split_sizes=splits, input_split_sizes=splits), [rows]
+    return dnn.all_to_all_single(torch.empty(sum(splits), 2), rows, output_split_sizes=splits,
+                                 input_split_sizes=splits), [rows]
 
 
 def differentiated(rank, size, case):
     outputs, inputs = outputs_and_inputs(case, rank, size)
     outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-    loss = sum((output * (torch.arange(1.0, output.numel() + 1).reshape(output.shape) + 100 * rank + 10 * k)).sum() for k, output in enumerate(outputs))
+    loss = sum((output * (torch.arange(1.0, output.numel() + 1).reshape(output.shape) + 100 * rank + 10 * k)).sum()
+               for k, output in enumerate(outputs))
     loss.backward()
     gradients = [one.grad.clone() for one in inputs]
     if case == "all_reduce":
@@ -91,7 +94,8 @@ def backward_reduce(grad, given, mean, invstd, weight, *_):
 def backward_elementwise(grad, given, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
     total = count.sum()
     centred = given - mean[:, None]
-    return (grad - (sum_dy / total)[:, None] - centred * (sum_dy_xmu * invstd.pow(2) / total)[:, None]) * (invstd * weight)[:, None]
+    return ((grad - (sum_dy / total)[:, None] - centred * (sum_dy_xmu * invstd.pow(2) / total)[:, None])
+            * (invstd * weight)[:, None])
 
 
 KERNELS = {

@@ -14,7 +14,8 @@ def test_compare_sees_one_bit():
     other = torch.nextafter(one, torch.full((3,), 2.0))
     compare({"a": [one]}, {"a": [one.clone()]})
     compare(one, other, atol=1e-6)
-    for wanted, found in ((one, other), (one, one.double()), (one, one[:2]), ({"a": 1}, {"b": 1}), ([1, 2], [1]), (1, 2), (one, 1)):
+    for wanted, found in ((one, other), (one, one.double()), (one, one[:2]), ({"a": 1}, {"b": 1}), ([1, 2], [1]),
+                          (1, 2), (one, 1)):
         with pytest.raises(AssertionError):
             compare(wanted, found)
 
@@ -40,8 +41,8 @@ def works(rank, size):
 
 
 def test_a_difference_fails_and_the_ranks_go_on(both):
-    for body, kind, text in ((backend_value, AssertionError, "shardwire gives"), (nothing, AssertionError, "returns nothing"),
-                             (fails, RankFailed, "gloo rank 1")):
+    for body, kind, text in ((backend_value, AssertionError, "shardwire gives"),
+                             (nothing, AssertionError, "returns nothing"), (fails, RankFailed, "gloo rank 1")):
         with pytest.raises(kind, match=text):
             both(2, body)
     assert both(2, works)[1][0].tolist() == [3.0, 3.0]

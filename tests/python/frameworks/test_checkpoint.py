@@ -28,8 +28,9 @@ def tensor(seed=1):
 def save(rank, size, folder):
     mesh = init_device_mesh("cpu", (2, 2) if size == 4 else (size,))
     placements = [Shard(0), Shard(1)][:mesh.ndim]
-    contents = {"weight": distribute_tensor(tensor(), mesh, placements), "replicated": distribute_tensor(tensor(2), mesh, [Replicate()] * mesh.ndim),
-                "plain": tensor(3), "step": 17, "nested": {"text": "words", "many": [torch.ones(2), 4]}}
+    contents = {"weight": distribute_tensor(tensor(), mesh, placements),
+                "replicated": distribute_tensor(tensor(2), mesh, [Replicate()] * mesh.ndim), "plain": tensor(3),
+                "step": 17, "nested": {"text": "words", "many": [torch.ones(2), 4]}}
     where = os.path.join(folder, dist.get_backend())
     checkpoint.save(contents, checkpoint_id=where)
     return sorted(name for name in os.listdir(where) if name.startswith(".metadata"))
@@ -37,12 +38,15 @@ def save(rank, size, folder):
 
 def load(rank, size, folder, placements):
     mesh = init_device_mesh("cpu", (2, 2) if size == 4 else (size,))
-    contents = {"weight": zeros(*SHAPE, device_mesh=mesh, placements=placements), "plain": torch.zeros(SHAPE), "step": 0,
+    contents = {"weight": zeros(*SHAPE, device_mesh=mesh, placements=placements), "plain": torch.zeros(SHAPE),
+                "step": 0,
                 "replicated": zeros(*SHAPE, device_mesh=mesh, placements=[Shard(0)] + [Replicate()] * (mesh.ndim - 1)),
                 "nested": {"text": "", "many": [torch.zeros(2), 0]}}
     checkpoint.load(contents, checkpoint_id=os.path.join(folder, dist.get_backend()))
-    assert torch.equal(contents["weight"].full_tensor(), tensor()) and torch.equal(contents["replicated"].full_tensor(), tensor(2))
-    assert torch.equal(contents["plain"], tensor(3)) and contents["step"] == 17 and contents["nested"]["text"] == "words"
+    assert (torch.equal(contents["weight"].full_tensor(), tensor())
+            and torch.equal(contents["replicated"].full_tensor(), tensor(2)))
+    assert (torch.equal(contents["plain"], tensor(3)) and contents["step"] == 17
+            and contents["nested"]["text"] == "words")
     return contents["weight"].to_local(), contents["nested"]
 
 
@@ -62,8 +66,9 @@ def saved_in_the_background(rank, size, folder):
     group = dist.new_group()
     where = os.path.join(folder, dist.get_backend())
     mesh = init_device_mesh("cpu", (size,))
-    contents = {"weight": distribute_tensor(tensor(), mesh, [Shard(0)]), "plain": tensor(3), "step": 17, "replicated": distribute_tensor(
-        tensor(2), mesh, [Replicate()]), "nested": {"text": "words", "many": [torch.ones(2), 4]}}
+    contents = {"weight": distribute_tensor(tensor(), mesh, [Shard(0)]), "plain": tensor(3), "step": 17,
+                "replicated": distribute_tensor(tensor(2), mesh, [Replicate()]),
+                "nested": {"text": "words", "many": [torch.ones(2), 4]}}
     future = checkpoint.async_save(contents, checkpoint_id=where, process_group=group)
     value = torch.ones(10)
     for _ in range(50):
@@ -100,7 +105,8 @@ def trained_and_saved(rank, size, folder):
             weights, moments = get_state_dict(model, optimizer)
             checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=where)
         train(model, 0, optimizer=optimizer, steps=2)
-        ends.append([p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach().clone() for p in model.parameters()])
+        ends.append(
+            [p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*ends))
     return ends[1]
 

@@ -1,4 +1,5 @@
-"""torch.compile over functional collectives, over DDP and over fully_shard: the compiled function gives what the eager one gives."""
+"""torch.compile over functional collectives, over DDP and over fully_shard: the compiled function gives what the eager
+one gives."""
 
 import shutil
 
@@ -19,7 +20,8 @@ try:
     CAN_BUILD = shutil.which("g++") is not None
 except ImportError:
     CAN_BUILD = False
-COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.skipif(not CAN_BUILD, reason="inductor wants a C++ compiler and setuptools"))]
+COMPILERS = ["aot_eager", pytest.param(
+    "inductor", marks=pytest.mark.skipif(not CAN_BUILD, reason="inductor wants a C++ compiler and setuptools"))]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +34,8 @@ def quick_inductor(tmp_path_factory):
     settings = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
     # Not by MonkeyPatch, which would remove the settings from torch's configuration at the end: later tests compile
     # too.
-    with pytest.MonkeyPatch.context() as patch, config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
+    with (pytest.MonkeyPatch.context() as patch,
+          config.patch({name: value for name, value in settings.items() if hasattr(config, name)})):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
 

@@ -13,7 +13,8 @@ if TORCH < (2, 6):
 from torch.distributed.tensor.experimental import _attention
 
 
-@pytest.mark.skip(reason="context_parallel: torch's CPU attention has no sharding strategy; the ring below it is tested here")
+@pytest.mark.skip(reason="context_parallel: torch's CPU attention has no sharding strategy; the ring below it is "
+                         "tested here")
 def test_context_parallel():
     pass
 
@@ -48,7 +49,8 @@ def ring(rank, size):
     block = torch.stack([keys, values])
     for _ in range(size):
         incoming = torch.empty_like(block)
-        requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, block, (rank + 1) % size), dist.P2POp(dist.irecv, incoming, (rank - 1) % size)])
+        requests = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, block, (rank + 1) % size), dist.P2POp(dist.irecv, incoming, (rank - 1) % size)])
         scores = (queries @ block[0].t()).exp()
         total, weight = total + scores @ block[1], weight + scores.sum(1, keepdim=True)
         for request in requests:

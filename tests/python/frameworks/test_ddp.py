@@ -52,7 +52,8 @@ def against_one_process(rank, size):
     for step in range(3):
         optimizer.zero_grad()
         parts = [batch(r, step) for r in range(size)]
-        torch.nn.functional.mse_loss(alone(torch.cat([p[0] for p in parts])), torch.cat([p[1] for p in parts])).backward()
+        torch.nn.functional.mse_loss(alone(torch.cat([p[0] for p in parts])),
+                                     torch.cat([p[1] for p in parts])).backward()
         optimizer.step()
     for (name, wanted), found in zip(state(alone).items(), state(model.module).values()):
         assert torch.allclose(found, wanted, atol=1e-5), name
@@ -248,7 +249,8 @@ def test_hook_that_waits_for_a_future_in_a_callback(both):
 
 def power_sgd(rank, size, options):
     model = DDP(mlp(64))
-    settings = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1, **options)
+    settings = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=2, start_powerSGD_iter=2,
+                                           min_compression_rate=1, **options)
     model.register_comm_hook(settings, powerSGD_hook.powerSGD_hook)
     with late(rank):
         losses = train(model, rank, steps=5)
@@ -292,6 +294,7 @@ def test_error_in_a_hook_is_reported_and_the_group_goes_on(both):
     both(2, hook_fails)
 
 
-@pytest.mark.skip(reason="torch's quantisation hooks call .cuda(), and read NCCL's one flat tensor out of all_gather's future: gloo cannot run them")
+@pytest.mark.skip(reason="torch's quantisation hooks call .cuda(), and read NCCL's one flat tensor out of all_gather's "
+                         "future: gloo cannot run them")
 def test_quantisation_hooks():
     pass

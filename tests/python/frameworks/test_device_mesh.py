@@ -22,7 +22,8 @@ def summed(rank, group):
 def two_by_two(rank, size):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     assert list(mesh.get_coordinate()) == [rank // 2, rank % 2] and mesh["tp"].get_local_rank() == rank % 2
-    sums = [summed(rank, mesh["dp"].get_group()), summed(rank, mesh["tp"].get_group()), summed(rank, mesh.get_group("dp"))]
+    sums = [summed(rank, mesh["dp"].get_group()), summed(rank, mesh["tp"].get_group()),
+            summed(rank, mesh.get_group("dp"))]
     sums += [summed(rank, group) for group in mesh.get_all_groups()]
     column = [r for r in range(4) if r % 2 == rank % 2]
     assert sums[0].tolist() == [float(sum(2 ** r for r in column))] * 3
@@ -38,7 +39,8 @@ def test_two_by_two(both):
 
 
 def of_groups(rank, size):
-    """Meshes from groups and from a tensor of ranks in another order; a mesh without rank 0; one of a single dimension reuses the world's group."""
+    """Meshes from groups and from a tensor of ranks in another order; a mesh without rank 0; one of a single dimension
+    reuses the world's group."""
     whole = init_device_mesh("cpu", (4,))
     sums = [summed(rank, whole.get_group())]
     reordered = DeviceMesh("cpu", torch.tensor([[3, 1], [2, 0]]), mesh_dim_names=("a", "b"))

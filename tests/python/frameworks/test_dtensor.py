@@ -14,7 +14,8 @@ if TORCH < (2, 6):
     pytest.skip("this torch has no DTensor", allow_module_level=True)
 
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor, ones, zeros
+from torch.distributed.tensor import (DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor, ones,
+                                      zeros)
 
 PLACEMENTS = {1: [(p,) for p in (Shard(0), Shard(1), Replicate())],
               2: list(itertools.product((Shard(0), Shard(1), Replicate()), repeat=2))}
@@ -38,7 +39,8 @@ def redistributed(rank, size, shape):
         assert torch.equal(there.full_tensor(), tensor), (before, after)
     for after in PLACEMENTS[mesh.ndim]:
         for before in itertools.product(*[(Partial(), Replicate())] * mesh.ndim):
-            parts = DTensor.from_local(tensor * (1.0 if before[0].is_replicate() and before[-1].is_replicate() else 0.5), mesh, before, run_check=False)
+            parts = DTensor.from_local(tensor * (1.0 if before[0].is_replicate() and before[-1].is_replicate()
+                                                 else 0.5), mesh, before, run_check=False)
             locals_.append(parts.redistribute(mesh, after).to_local().clone())
     return locals_
 
@@ -55,8 +57,10 @@ def reduced(rank, size):
     # gloo before 2.7 always sums in reduce_scatter
     for kind in ("sum", "max", "min", "avg") if GLOO_AVERAGES else ("sum",):
         for after in (Shard(0), Shard(1), Replicate()):
-            results.append(DTensor.from_local(mine, mesh, [Partial(kind)], run_check=False).redistribute(mesh, [after]).to_local().clone())
-    assert not GLOO_AVERAGES or torch.equal(results[3], torch.stack([whole(6, 4, seed=r) for r in range(size)]).amax(0).chunk(size)[rank])
+            results.append(DTensor.from_local(mine, mesh, [Partial(kind)], run_check=False).redistribute(
+                mesh, [after]).to_local().clone())
+    assert not GLOO_AVERAGES or torch.equal(
+        results[3], torch.stack([whole(6, 4, seed=r) for r in range(size)]).amax(0).chunk(size)[rank])
     return results
 
 
@@ -89,7 +93,8 @@ OPERATIONS = {
 def operated(rank, size, name):
     mesh, a, b = mesh_of(size), whole(8, 6), whole(8, 6, seed=6)
     results = []
-    for left, right in itertools.product(PLACEMENTS[mesh.ndim][:3] if mesh.ndim == 1 else [(Shard(0), Shard(1)), (Replicate(), Shard(0))], repeat=2):
+    for left, right in itertools.product(
+            PLACEMENTS[mesh.ndim][:3] if mesh.ndim == 1 else [(Shard(0), Shard(1)), (Replicate(), Shard(0))], repeat=2):
         ours = OPERATIONS[name](distribute_tensor(a, mesh, left), distribute_tensor(b, mesh, right)).full_tensor()
         assert torch.allclose(ours, OPERATIONS[name](a, b), atol=1e-5), (left, right)
         results.append(ours)
@@ -124,17 +129,22 @@ def test_gradients(both):
 
 
 def made(rank, size):
-    """Factories, modules, and the checks of from_local. (DTensor's random numbers want a device of another kind than the CPU.)"""
+    """Factories, modules, and the checks of from_local. (DTensor's random numbers want a device of another kind than
+    the CPU.)"""
     mesh = mesh_of(size)
-    results = [ones(5, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor(), zeros(4, device_mesh=mesh, placements=[Replicate()]).to_local()]
+    results = [ones(5, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor(),
+               zeros(4, device_mesh=mesh, placements=[Replicate()]).to_local()]
     torch.manual_seed(3)
     module = distribute_module(torch.nn.Linear(6, 4), mesh, lambda _, part, grid: [
-        part.register_parameter(name, torch.nn.Parameter(distribute_tensor(p.data, grid, [Shard(0)]))) for name, p in list(part.named_parameters())])
+        part.register_parameter(name, torch.nn.Parameter(distribute_tensor(p.data, grid, [Shard(0)])))
+        for name, p in list(part.named_parameters())])
     results.append(module(distribute_tensor(whole(3, 6), mesh, [Replicate()])).full_tensor().detach())
-    checked = DTensor.from_local(torch.full((2, 2), float(rank)), mesh, [Replicate()], run_check=True)  # takes rank 0's values
+    # takes rank 0's values
+    checked = DTensor.from_local(torch.full((2, 2), float(rank)), mesh, [Replicate()], run_check=True)
     results.append(checked.to_local())
     assert not results[-1].any()
-    uneven = DTensor.from_local(torch.ones(1 + rank, 2), mesh, [Shard(0)], shape=torch.Size((size * (size + 1) // 2, 2)), stride=(2, 1))
+    uneven = DTensor.from_local(torch.ones(1 + rank, 2), mesh, [Shard(0)],
+                                shape=torch.Size((size * (size + 1) // 2, 2)), stride=(2, 1))
     results.append(uneven.to_local())
     return results
 

@@ -1,4 +1,5 @@
-"""Fully sharded data parallel: fully_shard (FSDP2) and FullyShardedDataParallel (FSDP1) train like the plain module on the whole batch."""
+"""Fully sharded data parallel: fully_shard (FSDP2) and FullyShardedDataParallel (FSDP1) train like the plain module on
+the whole batch."""
 
 import pytest
 import torch
@@ -10,14 +11,18 @@ if TORCH < (2, 0):
     try:
         import torch.distributed.fsdp
     except ValueError as error:
-        pytest.skip(f"torch.distributed.fsdp of this torch cannot be imported by this Python: {error}", allow_module_level=True)
+        pytest.skip(f"torch.distributed.fsdp of this torch cannot be imported by this Python: {error}",
+                    allow_module_level=True)
 if TORCH < (2, 7):
-    pytest.skip("FSDP on CPU tensors wants torch 2.7: torch.cpu.Stream lacks record_event before", allow_module_level=True)
+    pytest.skip("FSDP on CPU tensors wants torch 2.7: torch.cpu.Stream lacks record_event before",
+                allow_module_level=True)
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_state_dict,
+                                                     set_model_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, StateDictType, fully_shard
+from torch.distributed.fsdp import (FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, StateDictType,
+                                    fully_shard)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -25,7 +30,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 def sharded(model, **options):
     """fully_shard of every layer and of the root, each as a separate group."""
-    options.setdefault("mesh", init_device_mesh("cpu", (dist.get_world_size(),)))  # without a mesh fully_shard would take an accelerator registered by another test
+    # without a mesh fully_shard would take an accelerator registered by another test
+    options.setdefault("mesh", init_device_mesh("cpu", (dist.get_world_size(),)))
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, **options)
@@ -33,7 +39,8 @@ def sharded(model, **options):
 
 
 def whole(model):
-    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for name, p in model.state_dict().items()}
+    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+            for name, p in model.state_dict().items()}
 
 
 def adam(model):
@@ -47,7 +54,8 @@ def alone(ranks, width=16):
     for step in range(3):
         optimizer.zero_grad()
         parts = [batch(r, step) for r in ranks]
-        torch.nn.functional.mse_loss(model(torch.cat([p[0] for p in parts])), torch.cat([p[1] for p in parts])).backward()
+        torch.nn.functional.mse_loss(model(torch.cat([p[0] for p in parts])),
+                                     torch.cat([p[1] for p in parts])).backward()
         optimizer.step()
     return state(model)
 
@@ -61,7 +69,8 @@ OPTIONS = {
     "plain": {},
     "not resharded after forward": {"reshard_after_forward": False},
     "resharded to two": {"reshard_after_forward": 2},
-    "sums and parameters in bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)},
+    "sums and parameters in bf16": {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)},
     "sums in fp32": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
 }
 
@@ -145,7 +154,8 @@ def test_fully_shard_on_a_mesh_of_two_dimensions(both, kind):
 
 def fsdp1(rank, size, strategy):
     layers = ModuleWrapPolicy({torch.nn.Linear})
-    model = FullyShardedDataParallel(mlp(), sharding_strategy=strategy, auto_wrap_policy=layers, device_id=torch.device("cpu"), use_orig_params=True)
+    model = FullyShardedDataParallel(mlp(), sharding_strategy=strategy, auto_wrap_policy=layers,
+                                     device_id=torch.device("cpu"), use_orig_params=True)
     losses = train(model, rank, optimizer=adam(model))
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
         full = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -153,6 +163,7 @@ def fsdp1(rank, size, strategy):
     return losses, full
 
 
-@pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD])
+@pytest.mark.parametrize("strategy",
+                         [ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD])
 def test_fsdp1(both, strategy):
     both(2, fsdp1, strategy)

@@ -28,7 +28,8 @@ def uneven(rank, size, of=functional.all_to_all_single):
 
 def coalesced(rank, size):
     group, mine = dist.group.WORLD, [rows(rank, size), random(rank + 5, size), random(rank + 9, 4 * size, 2)]
-    return [functional.all_reduce_coalesced(mine, "sum", group), functional.all_gather_into_tensor_coalesced(mine, group),
+    return [functional.all_reduce_coalesced(mine, "sum", group),
+            functional.all_gather_into_tensor_coalesced(mine, group),
             functional.reduce_scatter_tensor_coalesced(mine, "sum", [0, 0, 0], group)]
 
 
@@ -46,19 +47,23 @@ CASES = {
     "reduce_scatter 1": lambda r, n: functional.reduce_scatter_tensor(rows(r, n).t(), "sum", 1, dist.group.WORLD),
     "all_to_all even": lambda r, n: functional.all_to_all_single(rows(r, n), None, None, dist.group.WORLD),
     "all_to_all uneven": uneven,
-    "permute": lambda r, n: functional.permute_tensor(rows(r, n).flatten(), [(k + 1) % n for k in range(n)], dist.group.WORLD),
+    "permute": lambda r, n: functional.permute_tensor(rows(r, n).flatten(), [(k + 1) % n for k in range(n)],
+                                                      dist.group.WORLD),
     "coalesced": coalesced,
     "large all_reduce": lambda r, n: functional.all_reduce(random(r, 300, 1000), "sum", dist.group.WORLD),
     "large all_gather": lambda r, n: functional.all_gather_tensor(random(r, 300, 1000), 0, dist.group.WORLD),
-    "large reduce_scatter": lambda r, n: functional.reduce_scatter_tensor(random(r, 300 * n, 500), "sum", 0, dist.group.WORLD),
-    "large all_to_all": lambda r, n: functional.all_to_all_single(random(r, 300 * n, 500), None, None, dist.group.WORLD),
+    "large reduce_scatter": lambda r, n: functional.reduce_scatter_tensor(
+        random(r, 300 * n, 500), "sum", 0, dist.group.WORLD),
+    "large all_to_all": lambda r, n: functional.all_to_all_single(random(r, 300 * n, 500), None, None,
+                                                                  dist.group.WORLD),
 }
 
 
 def plain(result):
     if isinstance(result, (list, tuple)):
         return [plain(item) for item in result]
-    return result.clone() if not isinstance(result, functional.AsyncCollectiveTensor) else functional.wait_tensor(result).clone()
+    return (result.clone() if not isinstance(result, functional.AsyncCollectiveTensor)
+            else functional.wait_tensor(result).clone())
 
 
 def calls(rank, size, name):
@@ -70,7 +75,8 @@ def test_collective(both, name):
     both(2, calls, name)
 
 
-@pytest.mark.parametrize("name", ["all_reduce sum", "reduce_scatter 0", "coalesced", "all_to_all uneven", "all_gather 1"])
+@pytest.mark.parametrize("name",
+                         ["all_reduce sum", "reduce_scatter 0", "coalesced", "all_to_all uneven", "all_gather 1"])
 def test_collective_of_three(both, name):
     both(3, calls, name, atol=1e-6)
 
@@ -97,7 +103,8 @@ def test_tensors_in_flight(both):
 
 def differentiated(rank, size):
     group, results = dist.group.WORLD, []
-    for call in (lambda x: functional.all_gather_tensor_autograd(x, 0, group), lambda x: functional.all_gather_tensor_autograd(x, 1, group),
+    for call in (lambda x: functional.all_gather_tensor_autograd(x, 0, group),
+                 lambda x: functional.all_gather_tensor_autograd(x, 1, group),
                  lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, group),
                  lambda x: functional.all_to_all_single_autograd(x, [2] * size, [2] * size, group)):
         leaf = rows(rank, size).requires_grad_()
@@ -120,7 +127,8 @@ def in_place(rank, size):
     two = rows(rank, size)
     torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.broadcast_(two, 1, name))
     out = torch.empty(2 * size * size, 3)
-    torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_gather_into_tensor_out(rows(rank, size), size, name, out=out))
+    torch.ops._c10d_functional.wait_tensor(
+        torch.ops._c10d_functional.all_gather_into_tensor_out(rows(rank, size), size, name, out=out))
     many = [rows(rank, size), random(rank, 3)]
     for tensor in torch.ops._c10d_functional.all_reduce_coalesced_(many, "sum", name):
         torch.ops._c10d_functional.wait_tensor(tensor)

@@ -5,7 +5,8 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step, hook_with_zero_step_interleaved
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
+    hook_with_zero_step, hook_with_zero_step_interleaved)
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
@@ -28,7 +29,8 @@ def zero(rank, size, options):
     same = DDP(alone)
     train(same, rank, optimizer=torch.optim.Adam(same.parameters(), lr=0.01))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(model.parameters(), alone.parameters()))
-    return losses, state(model.module), [{name: torch.as_tensor(value) for name, value in entry.items()} for entry in whole.values()]
+    return losses, state(model.module), [{name: torch.as_tensor(value) for name, value in entry.items()}
+                                         for entry in whole.values()]
 
 
 @pytest.mark.parametrize("options", [{}, {"parameters_as_bucket_view": True}], ids=["plain", "views"])
@@ -47,7 +49,8 @@ def zero_hooked(rank, size, hook, options):
         update, steps = optimizer.step, iter(range(5))
         optimizer.step = lambda: update() if next(steps) >= 2 else None
     else:
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1, overlap_with_ddp=True)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1,
+                                            overlap_with_ddp=True)
         model.register_comm_hook(None, hook(allreduce_hook, model, optimizer, shard_buckets=False))
     losses = train(model, rank, steps=5, optimizer=optimizer)
     return losses, state(model.module)
@@ -58,7 +61,8 @@ def zero_hooked(rank, size, hook, options):
 @pytest.mark.parametrize("hook", [hook_with_zero_step, hook_with_zero_step_interleaved])
 def test_zero_within_the_backward_pass(both, hook, options):
     if hook is hook_with_zero_step_interleaved and options:
-        pytest.skip("it issues broadcasts from callbacks, between the other buckets' all_reduces: their order is the same on all ranks with NCCL only")
+        pytest.skip("it issues broadcasts from callbacks, between the other buckets' all_reduces: their order is the "
+                    "same on all ranks with NCCL only")
     both(2, zero_hooked, hook, options, limit=20)
 
 
@@ -182,9 +186,11 @@ def test_hierarchical_averager(both):
 
 def local_sgd(rank, size):
     model = DDP(mlp())
-    settings = PostLocalSGDState(process_group=None, subgroup=None, start_localSGD_iter=2, post_local_gradient_allreduce=False)
+    settings = PostLocalSGDState(process_group=None, subgroup=None, start_localSGD_iter=2,
+                                 post_local_gradient_allreduce=False)
     model.register_comm_hook(settings, post_localSGD_hook)
-    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), PeriodicModelAverager(period=2, warmup_steps=2))
+    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                      PeriodicModelAverager(period=2, warmup_steps=2))
     losses = train(model, rank, steps=5, optimizer=optimizer)
     return losses, state(model.module)
 

@@ -1,4 +1,5 @@
-"""torch.distributed.pipelining: micro-batches from stage to stage by batch_isend_irecv, trained like the plain module."""
+"""torch.distributed.pipelining: micro-batches from stage to stage by batch_isend_irecv, trained like the plain
+module."""
 
 import pytest
 import torch
@@ -7,10 +8,12 @@ from both_backends import batch, both, mlp  # noqa: F401
 from conftest import TORCH
 
 if TORCH < (2, 7):
-    why = "this torch has no torch.distributed.pipelining" if TORCH < (2, 6) else "the schedules of this torch hang with gloo: there is nothing to compare with"
+    why = ("this torch has no torch.distributed.pipelining" if TORCH < (2, 6)
+           else "the schedules of this torch hang with gloo: there is nothing to compare with")
     pytest.skip(why, allow_module_level=True)
 
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, SplitPoint, pipeline
+from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B,
+                                          SplitPoint, pipeline)
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
 
@@ -26,7 +29,8 @@ def stages_of(rank, size, kind):
 
 def steps(rank, size, kind):
     module, stages = stages_of(rank, size, kind)
-    schedule = SCHEDULES[kind](stages if kind == "interleaved" else stages[0], n_microbatches=4, loss_fn=torch.nn.functional.mse_loss, scale_grads=True)
+    schedule = SCHEDULES[kind](stages if kind == "interleaved" else stages[0], n_microbatches=4,
+                               loss_fn=torch.nn.functional.mse_loss, scale_grads=True)
     given, target = batch(0, rows=8)
     results = []
     for _ in range(2):  # the gradients are scaled at each step, so gradients must not build up

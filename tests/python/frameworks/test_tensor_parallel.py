@@ -11,13 +11,14 @@ if TORCH < (2, 6):
 
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleOutput, RowwiseParallel, SequenceParallel, loss_parallel,
-                                               parallelize_module)
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleOutput,
+                                               RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module)
 
 
 def parameters(module):
     """Whole parameters of any placement."""
-    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for name, p in module.named_parameters()}
+    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+            for name, p in module.named_parameters()}
 
 
 def close(found, wanted):
@@ -37,8 +38,10 @@ def columns_and_rows(rank, size, plan):
 
 PLANS = {
     "columns then rows": {"0": ColwiseParallel(), "2": RowwiseParallel()},
-    "rows then columns": {"0": RowwiseParallel(input_layouts=Replicate()), "2": ColwiseParallel(output_layouts=Replicate())},
-    "through shards": {"0": ColwiseParallel(output_layouts=Shard(0)), "2": ColwiseParallel(input_layouts=Shard(0)), "4": RowwiseParallel()},
+    "rows then columns": {"0": RowwiseParallel(input_layouts=Replicate()),
+                          "2": ColwiseParallel(output_layouts=Replicate())},
+    "through shards": {"0": ColwiseParallel(output_layouts=Shard(0)), "2": ColwiseParallel(input_layouts=Shard(0)),
+                       "4": RowwiseParallel()},
 }
 
 
@@ -66,16 +69,19 @@ class Block(torch.nn.Module):
 def sequences(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     given = batch(0, rows=2 * 6)[0].reshape(2, 6, 8)
-    model = parallelize_module(Block(), mesh, {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
-                                               "down": RowwiseParallel(output_layouts=Shard(1))})
+    model = parallelize_module(Block(), mesh,
+                               {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
+                                "down": RowwiseParallel(output_layouts=Shard(1))})
     parallelize_module(model, mesh, PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)))
     parallelize_module(model, mesh, PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()))
     plain, results = Block(), []
     for module in (model, plain):
         output = module(given)
         output.square().sum().backward()
-        gradients = {n: (p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad).clone() for n, p in module.named_parameters()}
-        results.append({"output": (output.full_tensor() if isinstance(output, DTensor) else output).detach(), **gradients})
+        gradients = {n: (p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad).clone()
+                     for n, p in module.named_parameters()}
+        results.append(
+            {"output": (output.full_tensor() if isinstance(output, DTensor) else output).detach(), **gradients})
     for name, wanted in results[1].items():
         assert torch.allclose(results[0][name], wanted, atol=1e-4), name
     return results[0]
@@ -113,8 +119,9 @@ def embedded(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     torch.manual_seed(5)
     plain = torch.nn.Embedding(11, 4)
-    model = parallelize_module(torch.nn.Sequential(torch.nn.Embedding.from_pretrained(plain.weight.detach().clone(), freeze=False)), mesh,
-                               {"0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())})
+    model = parallelize_module(
+        torch.nn.Sequential(torch.nn.Embedding.from_pretrained(plain.weight.detach().clone(), freeze=False)), mesh,
+        {"0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())})
     indices = torch.tensor([[0, 10, 3], [5, 5, 7]])
     output = model(indices)
     assert torch.allclose(output, plain(indices))

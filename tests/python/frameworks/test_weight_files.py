@@ -17,7 +17,8 @@ import torch
 from conftest import TORCH
 
 if TORCH < (2, 7):
-    pytest.skip("FSDP on CPU tensors wants torch 2.7: torch.cpu.Stream lacks record_event before", allow_module_level=True)
+    pytest.skip("FSDP on CPU tensors wants torch 2.7: torch.cpu.Stream lacks record_event before",
+                allow_module_level=True)
 
 import torch.distributed.checkpoint as dcp
 from both_backends import mlp
@@ -56,7 +57,8 @@ def written_by_torch(rank, folder, kind):
     # torch writes tied weights under each name.
     shardwire.load(folder, plain, mapping=lambda name: None if name == "head.weight" else name)
     same(whole(plain), wanted)
-    layouts = {name: shardwire.Layout([3, 0, 2], [shardwire.Shard(tensor.dim() - 1)], tensor.shape, tensor.dtype) for name, tensor in wanted.items()}
+    layouts = {name: shardwire.Layout([3, 0, 2], [shardwire.Shard(tensor.dim() - 1)], tensor.shape, tensor.dtype)
+               for name, tensor in wanted.items()}
     got = shardwire.load(folder if rank in (1, 2) else None, layouts, group())
     for name, layout in layouts.items():
         part = layout.take(wanted[name], rank)
@@ -70,19 +72,23 @@ def test_a_folder_of_torchs_is_read_into_any_layout(tmp_path, kind):
 
 def every_dtype(rank, folder):
     torch.manual_seed(1)
-    dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16, torch.float8_e4m3fn]
+    dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8,
+              torch.bool, torch.uint16, torch.float8_e4m3fn]
     values = {str(dtype): (torch.randn(6, 5) * 3).abs().to(dtype) for dtype in dtypes}
     values["turned"] = torch.randn(4, 6).t()
     values["scalar"], values["none"] = torch.tensor(2.5), torch.empty(0, 3)
     mesh = DeviceMesh("cpu", [0, 1])
-    state = {name: distribute_tensor(value, mesh, [Shard(0)]) if value.dim() and "float8" not in name else value for name, value in values.items()}
+    state = {name: distribute_tensor(value, mesh, [Shard(0)]) if value.dim() and "float8" not in name else value
+             for name, value in values.items()}
     state["columns"] = distribute_tensor(values["torch.float32"], mesh, [Shard(1)])
     state["copies"] = distribute_tensor(values["torch.float32"], mesh, [Replicate()])
     dcp.save(state, checkpoint_id=folder)
     values["columns"] = values["copies"] = values["torch.float32"]
-    got = shardwire.load(folder, {name: torch.zeros_like(value, memory_format=torch.contiguous_format) for name, value in values.items()})
+    got = shardwire.load(folder, {name: torch.zeros_like(value, memory_format=torch.contiguous_format)
+                                  for name, value in values.items()})
     for name, value in values.items():
-        assert torch.equal(got[name].view(torch.uint8) if "float8" in name else got[name], value.view(torch.uint8) if "float8" in name else value), name
+        assert torch.equal(got[name].view(torch.uint8) if "float8" in name else got[name],
+                           value.view(torch.uint8) if "float8" in name else value), name
 
 
 def test_every_dtype_and_strides(tmp_path):
@@ -134,8 +140,10 @@ def broken_folders(folder):
 
     bad = "CheckpointError"
     return {
-        "pickle": (copy("pickle", lambda place: (place / ".metadata").write_bytes(metadata[:100])), bad, "cannot be read as a pickle"),
-        "other": (copy("other", lambda place: (place / ".metadata").write_bytes(pickle.dumps([1, 2]))), bad, "is not the metadata"),
+        "pickle": (copy("pickle", lambda place: (place / ".metadata").write_bytes(metadata[:100])), bad,
+                   "cannot be read as a pickle"),
+        "other": (copy("other", lambda place: (place / ".metadata").write_bytes(pickle.dumps([1, 2]))), bad,
+                  "is not the metadata"),
         "missing": (copy("missing", lambda place: os.unlink(place / data)), bad, "the file is missing"),
         "cut": (copy("cut", lambda place: os.truncate(place / data, 300)), bad, "the file has 300"),
         "archive": (copy("archive", without_magic), bad, "is no archive of torch.save"),
@@ -150,7 +158,8 @@ def write_good(rank, folder):
 
 
 def load_broken(rank, cases):
-    return [raised(lambda: shardwire.load(place if rank == 1 else None, {"w": torch.zeros(64)}, group())) for place, _, _ in cases.values()]
+    return [raised(lambda: shardwire.load(place if rank == 1 else None, {"w": torch.zeros(64)}, group()))
+            for place, _, _ in cases.values()]
 
 
 def test_broken_folders_and_pickles_that_would_run_code(tmp_path):
@@ -162,7 +171,8 @@ def test_broken_folders_and_pickles_that_would_run_code(tmp_path):
 
 
 def there_and_back(rank, folder):
-    """A model of two dimensions is saved by us as safetensors, in several files, and read into a meta model of fully_shard."""
+    """A model of two dimensions is saved by us as safetensors, in several files, and read into a meta model of
+    fully_shard."""
     model = model_of("two dimensions")
     wanted = whole(model)
     paths = shardwire.save(model, folder, max_file_bytes=600)

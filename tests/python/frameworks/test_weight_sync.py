@@ -1,4 +1,5 @@
-"""shardwire.sync between models of torch's own parallelisms: fully_shard, tensor parallel plans, both, pipeline stages, and plain modules."""
+"""shardwire.sync between models of torch's own parallelisms: fully_shard, tensor parallel plans, both, pipeline stages,
+and plain modules."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from both_backends import mlp  # noqa: F401
 from conftest import TORCH
 
 if TORCH < (2, 7):
-    pytest.skip("FSDP on CPU tensors wants torch 2.7: torch.cpu.Stream lacks record_event before", allow_module_level=True)
+    pytest.skip("FSDP on CPU tensors wants torch 2.7: torch.cpu.Stream lacks record_event before",
+                allow_module_level=True)
 
 from ranks import group, run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -41,7 +43,8 @@ class Net(torch.nn.Module):
 
 def whole(model):
     """Whole values by name; only on ranks of the model's mesh."""
-    return {name: (item.full_tensor() if isinstance(item, DTensor) else item).detach().clone() for name, item in model.state_dict().items()}
+    return {name: (item.full_tensor() if isinstance(item, DTensor) else item).detach().clone()
+            for name, item in model.state_dict().items()}
 
 
 def sharded(model, mesh, **options):
@@ -64,7 +67,8 @@ def same(found, wanted):
 
 
 def trainer_to_servers(rank, reshard):
-    """fully_shard on ranks 0 and 1 trains; ranks 2 and 3 serve, tensor parallel and made without memory. The trainer steps between the runs."""
+    """fully_shard on ranks 0 and 1 trains; ranks 2 and 3 serve, tensor parallel and made without memory. The trainer
+    steps between the runs."""
     training, serving = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])
     source = target = optimizer = None
     if rank < 2:
@@ -73,8 +77,9 @@ def trainer_to_servers(rank, reshard):
     else:
         with torch.device("meta"):
             target = Net()
-        target.up.weight = torch.nn.Parameter(DTensor.from_local(torch.empty(8 if rank == 2 else 7, 7, device="meta"), serving, [Shard(0)],
-                                                                 run_check=False, shape=torch.Size([15, 7]), stride=(7, 1)))
+        target.up.weight = torch.nn.Parameter(DTensor.from_local(torch.empty(8 if rank == 2 else 7, 7, device="meta"),
+                                                                 serving, [Shard(0)], run_check=False,
+                                                                 shape=torch.Size([15, 7]), stride=(7, 1)))
         assert target.head.weight is target.embed.weight
     op = shardwire.sync(source, target)
     for _ in range(3):
@@ -119,7 +124,8 @@ def test_into_a_meta_model_of_fully_shard():
 
 
 def two_dimensions(rank):
-    """fully_shard over tensor parallel on a mesh of two dimensions, into DDP-like replicas and a tensor parallel model on another mesh."""
+    """fully_shard over tensor parallel on a mesh of two dimensions, into DDP-like replicas and a tensor parallel model
+    on another mesh."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = mlp()
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -131,7 +137,8 @@ def two_dimensions(rank):
     plain = copy.deepcopy(mlp(seed=5))
     shardwire.sync(model, torch.nn.parallel.DistributedDataParallel(plain)).run().wait()
     same(whole(plain), wanted)
-    other = parallelize_module(mlp(seed=6), init_device_mesh("cpu", (4,)), {"0": RowwiseParallel(input_layouts=Replicate()), "2": ColwiseParallel()})
+    other = parallelize_module(mlp(seed=6), init_device_mesh("cpu", (4,)),
+                               {"0": RowwiseParallel(input_layouts=Replicate()), "2": ColwiseParallel()})
     shardwire.sync(model.state_dict(), other, group()).run().wait()
     same(whole(other), wanted)
     # And back, into the mesh of two dimensions.
@@ -151,8 +158,10 @@ def dtensors(rank):
     first, second = DeviceMesh("cpu", [[0, 1], [2, 3]]), DeviceMesh("cpu", [3, 1, 0])
     torch.manual_seed(0)
     values = {"a": torch.randn(9, 5), "b": torch.randn(4), "c": torch.randn(3, 2, 4)}
-    source = {name: distribute_tensor(value, first, [Shard(0), Shard(value.dim() - 1)]) for name, value in values.items()}
-    target = {name: distribute_tensor(torch.zeros_like(value), second, [Shard(value.dim() - 1)]) for name, value in values.items()}
+    source = {name: distribute_tensor(value, first, [Shard(0), Shard(value.dim() - 1)])
+              for name, value in values.items()}
+    target = {name: distribute_tensor(torch.zeros_like(value), second, [Shard(value.dim() - 1)])
+              for name, value in values.items()}
     shardwire.sync(source, target if rank != 2 else None).run().wait()
     for name, value in values.items():
         # Not against distribute_tensor, which scatters in the order of the group's ranks: the mesh has another order.
@@ -160,7 +169,8 @@ def dtensors(rank):
         assert torch.equal(target[name].to_local(), value.new_empty(0) if expected is None else expected), name
 
 
-    meta = {name: distribute_tensor(value, second, [Shard(value.dim() - 1)]).to("meta") for name, value in values.items()}
+    meta = {name: distribute_tensor(value, second, [Shard(value.dim() - 1)]).to("meta")
+            for name, value in values.items()}
     op = shardwire.sync(source, meta)
     op.run().wait()
     for name, value in values.items():

@@ -32,7 +32,8 @@ def _nth(target: torch.Tensor, offset: int) -> torch.Tensor:
     return target[tuple(reversed(index))]
 
 
-def atomic_fetch(target: torch.Tensor, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+def atomic_fetch(target: torch.Tensor, remote_pe: int = -1, *, offset: int = 0,
+                 dtype: Any = None) -> symm.atomics.Number:
     return symm.atomic_fetch(_at(target, offset, dtype), _pe(remote_pe))
 
 
@@ -44,7 +45,8 @@ def atomic_inc(target: torch.Tensor, remote_pe: int = -1, *, offset: int = 0, dt
     symm.atomic_inc(_at(target, offset, dtype), _pe(remote_pe))
 
 
-def atomic_fetch_inc(target: torch.Tensor, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+def atomic_fetch_inc(target: torch.Tensor, remote_pe: int = -1, *, offset: int = 0,
+                     dtype: Any = None) -> symm.atomics.Number:
     return symm.atomic_fetch_inc(_at(target, offset, dtype), _pe(remote_pe))
 
 
@@ -52,7 +54,8 @@ def atomic_add(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset:
     symm.atomic_add(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
-def atomic_fetch_add(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+def atomic_fetch_add(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0,
+                     dtype: Any = None) -> symm.atomics.Number:
     return symm.atomic_fetch_add(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
@@ -60,7 +63,8 @@ def atomic_and(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset:
     symm.atomic_and(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
-def atomic_fetch_and(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+def atomic_fetch_and(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0,
+                     dtype: Any = None) -> symm.atomics.Number:
     return symm.atomic_fetch_and(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
@@ -68,7 +72,8 @@ def atomic_or(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: 
     symm.atomic_or(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
-def atomic_fetch_or(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+def atomic_fetch_or(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0,
+                    dtype: Any = None) -> symm.atomics.Number:
     return symm.atomic_fetch_or(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
@@ -76,13 +81,16 @@ def atomic_xor(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset:
     symm.atomic_xor(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
-def atomic_fetch_xor(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+def atomic_fetch_xor(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0,
+                     dtype: Any = None) -> symm.atomics.Number:
     return symm.atomic_fetch_xor(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
-def atomic_swap(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+def atomic_swap(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0,
+                dtype: Any = None) -> symm.atomics.Number:
     return symm.atomic_swap(_at(target, offset, dtype), value, _pe(remote_pe))
 
 
-def atomic_compare_swap(target: torch.Tensor, cond: Any, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+def atomic_compare_swap(target: torch.Tensor, cond: Any, value: Any, remote_pe: int = -1, *, offset: int = 0,
+                        dtype: Any = None) -> symm.atomics.Number:
     return symm.atomic_compare_swap(_at(target, offset, dtype), cond, value, _pe(remote_pe))

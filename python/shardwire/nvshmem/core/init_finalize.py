@@ -26,13 +26,15 @@ class InitStatus(IntEnum):
 class Version:
     """The versions behind the names."""
 
-    def __init__(self, openshmem_spec_version: str = "", nvshmem4py_version: str = "", libnvshmem_version: str = "") -> None:
+    def __init__(self, openshmem_spec_version: str = "", nvshmem4py_version: str = "",
+                 libnvshmem_version: str = "") -> None:
         self.openshmem_spec_version = openshmem_spec_version
         self.nvshmem4py_version = nvshmem4py_version
         self.libnvshmem_version = libnvshmem_version
 
     def __repr__(self) -> str:
-        return f"Version(OpenSHMEM {self.openshmem_spec_version}, names of nvshmem4py {self.nvshmem4py_version}, {self.libnvshmem_version})"
+        return (f"Version(OpenSHMEM {self.openshmem_spec_version}, names of nvshmem4py {self.nvshmem4py_version}, "
+                f"{self.libnvshmem_version})")
 
 
 class UniqueID:
@@ -75,12 +77,14 @@ def _meet(uid: UniqueID) -> Any:
         return uid._store
     text = bytes(uid._data.view("uint8")).rstrip(b"\0").decode(errors="replace").split()
     if len(text) != 2 or not text[1].isdigit():
-        raise NvshmemInvalid("the uid is empty: hand out the one of the PE that made it by get_unique_id() before init()")
-    return mpi.tcp_store("localhost" if text[0] == socket.gethostname() else text[0], int(text[1]), None, False, as_timeout(None))
+        raise NvshmemInvalid(
+            "the uid is empty: hand out the one of the PE that made it by get_unique_id() before init()")
+    return mpi.tcp_store("localhost" if text[0] == socket.gethostname() else text[0], int(text[1]), None, False,
+                         as_timeout(None))
 
 
-def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = None, nranks: int | None = None, mpi_comm: Any = None,
-         initializer_method: str = "") -> None:
+def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = None, nranks: int | None = None,
+         mpi_comm: Any = None, initializer_method: str = "") -> None:
     """Begins. Collective, blocking.
 
     initializer_method: "uid": ``rank`` and ``nranks`` meet by ``uid``, which one of the ranks made; "mpi" and
@@ -102,9 +106,11 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
             job.own_group = _own_group(*next(mpi.rendezvous("mpi://")))
     elif initializer_method == "":
         if not dist.is_initialized():
-            raise NvshmemInvalid("give initializer_method 'uid' or 'mpi', or make the default process group first: init_process_group('shardwire')")
+            raise NvshmemInvalid("give initializer_method 'uid' or 'mpi', or make the default process group first: "
+                                 "init_process_group('shardwire')")
     else:
-        raise NvshmemInvalid(f"initializer_method is {initializer_method!r}; give 'uid', 'mpi', 'emulated_mpi', or none with a default process group of shardwire")
+        raise NvshmemInvalid(f"initializer_method is {initializer_method!r}; give 'uid', 'mpi', 'emulated_mpi', or "
+                             "none with a default process group of shardwire")
     job.world = symm.team(job.own_group)
     Teams.begin(job.world)
 

@@ -13,7 +13,8 @@ from .all_pes import NvshmemInvalid, world
 from .team_table import Teams
 
 
-def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, release: bool = False, morder: str = "C", except_on_del: bool = True) -> torch.Tensor:
+def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, release: bool = False, morder: str = "C",
+           except_on_del: bool = True) -> torch.Tensor:
     """An uninitialised symmetric tensor over all PEs. Collective. morder "F": column-major strides.
 
     release and except_on_del are accepted and not used: an unused tensor is freed when no PE holds a reference any
@@ -28,7 +29,8 @@ def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, rele
     return made.view(tuple(reversed(made.shape))).permute(order)
 
 
-def bytetensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, release: bool = False, morder: str = "C", except_on_del: bool = True) -> torch.Tensor:
+def bytetensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, release: bool = False,
+               morder: str = "C", except_on_del: bool = True) -> torch.Tensor:
     """:func:`tensor` of uint8."""
     return tensor(shape, torch.uint8, release, morder, except_on_del)
 

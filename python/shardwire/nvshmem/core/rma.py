@@ -29,8 +29,8 @@ class ComparisonType(IntEnum):
 
 
 _SIGNAL_NAMES = {SignalOp.SIGNAL_SET: "set", SignalOp.SIGNAL_ADD: "add"}
-_COMPARISON_NAMES = {ComparisonType.CMP_EQ: "eq", ComparisonType.CMP_NE: "ne", ComparisonType.CMP_GT: "gt", ComparisonType.CMP_LE: "le",
-                     ComparisonType.CMP_LT: "lt", ComparisonType.CMP_GE: "ge"}
+_COMPARISON_NAMES = {ComparisonType.CMP_EQ: "eq", ComparisonType.CMP_NE: "ne", ComparisonType.CMP_GT: "gt",
+                     ComparisonType.CMP_LE: "le", ComparisonType.CMP_LT: "lt", ComparisonType.CMP_GE: "ge"}
 
 
 def put(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
@@ -44,7 +44,8 @@ def get(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any =
     symm.get(*_alike(dst, src), _pe(remote_pe))
 
 
-def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp, remote_pe: int = -1, stream: Any = None) -> None:
+def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp,
+               remote_pe: int = -1, stream: Any = None) -> None:
     """:func:`put`, then the signal."""
     name = _signal_name(signal_op)
     word = _word(signal_var)
@@ -52,13 +53,15 @@ def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, s
     symm.signal_op(word, signal_val, remote_pe, op=name)
 
 
-def signal_op(signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp, remote_pe: int = -1, stream: Any = None) -> None:
+def signal_op(signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp, remote_pe: int = -1,
+              stream: Any = None) -> None:
     """Sets ``remote_pe``'s signal, or adds to the signal. signal_var: a symmetric tensor of 8 bytes or more: its first
     integer, or its first 8 bytes."""
     symm.signal_op(_word(signal_var), signal_val, _pe(remote_pe), op=_signal_name(signal_op))
 
 
-def signal_wait(signal_var: torch.Tensor, signal_val: int, signal_op: ComparisonType, stream: Any = None, timeout: float | timedelta | None = None) -> int:
+def signal_wait(signal_var: torch.Tensor, signal_val: int, signal_op: ComparisonType, stream: Any = None,
+                timeout: float | timedelta | None = None) -> int:
     """Waits for this PE's own signal. timeout: seconds, which NVSHMEM does not have; None: the group's. Returns the
     signal's value.
 

@@ -43,8 +43,10 @@ class _Teams:
     def begin(self, team: symm.Team) -> None:
         """Makes the predefined teams. Collective."""
         node, same = _node_teams(team)
-        self._names = {name: getattr(self, name) for name in ("TEAM_WORLD", "TEAM_SHARED", "TEAM_NODE", "TEAM_SAME_MYPE_NODE")}
-        self._teams = {self.TEAM_WORLD: team, self.TEAM_SHARED: node, self.TEAM_NODE: node, self.TEAM_SAME_MYPE_NODE: same}
+        self._names = {name: getattr(self, name)
+                       for name in ("TEAM_WORLD", "TEAM_SHARED", "TEAM_NODE", "TEAM_SAME_MYPE_NODE")}
+        self._teams = {self.TEAM_WORLD: team, self.TEAM_SHARED: node, self.TEAM_NODE: node,
+                       self.TEAM_SAME_MYPE_NODE: same}
         self._next = self._FIRST_OWN
 
     def end(self) -> None:
@@ -136,7 +138,8 @@ def team_get_uniqueid() -> int:
     return secrets.randbits(63)
 
 
-def team_init(config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_idx_in_team: int = 0, new_team_name: str | None = None) -> int:
+def team_init(config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_idx_in_team: int = 0,
+              new_team_name: str | None = None) -> int:
     """A team of any PEs: each of the ``npes`` members calls this with its place in the team and the same
     ``config.uniqueid``. Other PEs do not call.
 
@@ -145,8 +148,10 @@ def team_init(config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_idx_in
     """
     everybody = world()
     numbers = (npes, pe_idx_in_team, config.uniqueid)
-    if any(isinstance(each, bool) or not isinstance(each, int) for each in numbers) or not 0 <= pe_idx_in_team < npes <= everybody.size:
-        raise NvshmemInvalid(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid {config.uniqueid!r}; give integers, 0 <= place < npes <= {everybody.size}")
+    if (any(isinstance(each, bool) or not isinstance(each, int) for each in numbers)
+            or not 0 <= pe_idx_in_team < npes <= everybody.size):
+        raise NvshmemInvalid(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid "
+                             f"{config.uniqueid!r}; give integers, 0 <= place < npes <= {everybody.size}")
     try:
         team = everybody._meet(f"nvshmem_team{config.uniqueid}", npes, pe_idx_in_team)
     except ValueError as error:
@@ -164,16 +169,17 @@ def team_n_pes(team: Any) -> int:
     return Teams.team_of(team).size
 
 
-def team_split_strided(parent_team: Any, start: int, stride: int, size: int, config: TeamConfig | None = None, config_mask: int = 0,
-                       new_team_name: str | None = None) -> int | None:
+def team_split_strided(parent_team: Any, start: int, stride: int, size: int, config: TeamConfig | None = None,
+                       config_mask: int = 0, new_team_name: str | None = None) -> int | None:
     """:meth:`shardwire.symm.Team.split_strided`: the new team's handle, None on PEs outside the new team. Collective
     over the parent."""
     team = Teams.team_of(parent_team).split_strided(start, stride, size)
     return None if team is None else Teams.add(new_team_name, "TEAM", team)
 
 
-def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None = None, xaxis_mask: int = 0, yaxis_config: TeamConfig | None = None,
-                  yaxis_mask: int = 0, new_team_name: str | None = None) -> tuple[int, int]:
+def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None = None, xaxis_mask: int = 0,
+                  yaxis_config: TeamConfig | None = None, yaxis_mask: int = 0,
+                  new_team_name: str | None = None) -> tuple[int, int]:
     """:meth:`shardwire.symm.Team.split_2d`: the handles of this PE's row and column. Collective over the parent."""
     across, down = Teams.team_of(parent_team).split_2d(xrange)
     names = (None, None) if new_team_name is None else (f"{new_team_name}_X", f"{new_team_name}_Y")
