@@ -174,11 +174,13 @@ void TorchSymmetricMemory::meet(const Call& call) {
   if (communicator == nullptr) {
     refuseSymm(StatusCode::kAborted, fmt::format("{}: the group was ended", call.name));
   }
-  ExchangeRequest mine{.what = "symm_mem op", .text = call.text()};  // the ranks may even have called different ops
-  if (!call.error.empty()) {
-    mine.error = Status(StatusCode::kInvalidArgument, fmt::format("{}: {}", call.name, call.error));
+  ExchangeRequest report{.what = "symm_mem op"};
+  if (call.error.empty()) {
+    report.text = call.text();  // the ranks may even have called different ops
+  } else {
+    report.error = Status(StatusCode::kInvalidArgument, fmt::format("{}: {}", call.name, call.error));
   }
-  throwUnlessOk(communicator->exchange(mine).status());
+  throwUnlessOk(communicator->exchange(report).status());
   refuseSymm(StatusCode::kInternal,
              fmt::format("{}: the ranks' tickets differ, but their reports are equal", call.name));
 }
