@@ -77,7 +77,13 @@ def launcher():
     return str(Path(shardwire.__file__).parent / "launch.py")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """From xdist 3.7 on, the files with most tests would come first, in whatever order the tests are collected."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of devices come last: they load an accelerator into the process, and torch then synchronises it also in
-    tests of the CPU."""
+    """Tests of devices come last: they load an accelerator into the process, and torch then uses the accelerator in
+    tests of the CPU, too: fully_shard() moves parameters there."""
     items.sort(key=lambda item: "test_device" in item.nodeid)
