@@ -10,7 +10,7 @@ TEST(OpHistory, KnowsTheLatestOnly) {
   EXPECT_EQ(history.find(1), nullptr);
   constexpr std::uint64_t kMany = 1000;
   for (std::uint64_t seq = 1; seq <= kMany; ++seq) {
-    history.note(seq, seq, 10 * seq, nullptr);
+    history.note(seq, seq, 10 * seq, {});
     ASSERT_NE(history.find(seq), nullptr);
     EXPECT_EQ(history.find(seq)->fingerprint, 10 * seq);
     EXPECT_EQ(history.find(seq + 1), nullptr);
