@@ -149,8 +149,12 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
                           .source = rank(),
                           .destination = peer,
                           .tag = tag};
+  // A short message has left when submitPoint() returns.
+  const bool mayWait = bytes > engine_->options().inlineBytes && work->staging == nullptr;
+  const Duration spin = mayWait ? sendSpin_.next() : Duration::zero();
   SW_RETURN_IF_ERROR(engine_->submitPoint(
-      work, [&](PointToPoint& points) { points.start(work); }, record));
+      work, [&](PointToPoint& points) { points.start(work); }, spin, record));
+  sendSpin_.note(spin, work->isDone());
   return WorkPtr(std::move(work));
 }
 
@@ -184,8 +188,10 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
                           .source = peer,
                           .destination = rank(),
                           .tag = tag};
+  const Duration spin = call.options.staging == nullptr ? recvSpin_.next() : Duration::zero();
   SW_RETURN_IF_ERROR(engine_->submitPoint(
-      work, [&](PointToPoint& points) { points.start(work); }, record));
+      work, [&](PointToPoint& points) { points.start(work); }, spin, record));
+  recvSpin_.note(spin, work->isDone());
   return WorkPtr(std::move(work));
 }
 

@@ -13,6 +13,7 @@
 #include "backend/communicator/in_flight.h"
 #include "backend/communicator/program_cache.h"
 #include "backend/exec/engine.h"
+#include "backend/exec/message_spin.h"
 #include "backend/plans/plan_cache.h"
 #include "shardwire/communicator.h"
 
@@ -103,6 +104,8 @@ class CommunicatorImpl final : public Communicator {
   const std::shared_ptr<InFlight> inFlight_ = std::make_shared<InFlight>();
   ProgramCache programs_;
   PlanCache plans_;
+  MessageSpin sendSpin_;
+  MessageSpin recvSpin_;
   Mutex endMutex_;
   bool hasEnded_ SW_GUARDED_BY(endMutex_) = false;
   Mutex symmetricMutex_;

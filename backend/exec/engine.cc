@@ -143,12 +143,12 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
 }
 
 Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
-                           const CallRecord& record) {
+                           Duration spinInline, const CallRecord& record) {
   const auto begin = [&](GroupState& state) {
     state.takePoint(activity, record);
     start(state.points);
   };
-  return driving_.start(begin, nullptr, Duration::zero());
+  return driving_.start(begin, activity.get(), spinInline);
 }
 
 Status Engine::waitFor(Activity& activity, Deadline until) {

@@ -42,9 +42,9 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   // failed. `spinInline`: the longest time of polling before the return, since most short operations end meanwhile.
   Status submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline,
                 const CallRecord& record = {});
-  // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock.
+  // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock. `spinInline` as in submit().
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
-                     const CallRecord& record = {});
+                     Duration spinInline = {}, const CallRecord& record = {});
   Status waitFor(Activity& activity, Deadline until) override;
   // On the progress thread.
   Look lookAsLeader() override { return driving_.lookAsLeader(); }
