@@ -3,7 +3,6 @@
 // codes.
 #include <fmt/format.h>
 
-#include <ranges>
 #include <stdexcept>
 
 #include "shardwire/status.h"
@@ -86,8 +85,12 @@ std::optional<ReduceOp> reduceOpNamed(std::string_view name) {
 }
 
 std::string reduceOpNames() {
-  const auto names = kReduceOpFacts | std::views::drop(1) | std::views::transform(&ReduceOpFacts::name);
-  return fmt::format("{}", fmt::join(names.begin(), names.end(), ", "));
+  std::string names;
+  for (int i = 1; i < kNumReduceOps; ++i) {
+    names += names.empty() ? "" : ", ";
+    names += reduceOpName(static_cast<ReduceOp>(i));
+  }
+  return names;
 }
 
 bool supportsReduction(DType dtype, ReduceOp op) {
