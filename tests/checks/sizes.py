@@ -21,6 +21,7 @@ import tokenize
 FILE_LIMIT, TEST_FILE_LIMIT, FILE_AIM = 600, 1000, 300
 FUNCTION_LIMIT, FUNCTION_AIM = 100, 40
 WIDTH = 120
+FSTRING_START, FSTRING_END = getattr(tokenize, "FSTRING_START", -1), getattr(tokenize, "FSTRING_END", -1)
 FOLDERS = ("include", "ops", "backend", "python", "tests", "bench", "docs", ".ci")
 CPP, PYTHON, OTHER, PAGES = {".h", ".cc", ".cu", ".cpp"}, {".py", ".pyi"}, {".cmake", ".sh", ".txt"}, {".md"}
 FENCE = re.compile(r"^( *)(```+)[^\n`]*\n.*?^\1\2$", re.MULTILINE | re.DOTALL)
@@ -71,9 +72,15 @@ def data_lines(text):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             if ast.get_docstring(node, clean=False) is not None:
                 docstrings.add(node.body[0].lineno)
-    texts = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.STRING]
-    return {line for token in texts if token.start[0] not in docstrings
-            for line in range(token.start[0], token.end[0] + 1) if token.start[0] < token.end[0]}
+    found, begins = set(), []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == FSTRING_START:  # from Python 3.12 on an f-string is many tokens
+            begins.append(token.start[0])
+        elif token.type in (tokenize.STRING, FSTRING_END):
+            first = token.start[0] if token.type == tokenize.STRING else begins.pop()
+            if first < token.end[0] and first not in docstrings:
+                found.update(range(first, token.end[0] + 1))
+    return found
 
 
 def width_findings(path, text):

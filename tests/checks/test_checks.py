@@ -148,6 +148,7 @@ LONG = "word " * 24 + "w"  # 121 columns
     ("python/x.py", f'"""A docstring.\n\n{LONG}\n"""\n', [3]),
     ("python/x.py", f'def f():\n    """{LONG}"""\n', [2]),
     ("python/x.py", f'PROGRAM = """\n{LONG}\n"""\n# {LONG}\n', [4]),
+    ("python/x.py", f'PROGRAM = f"""\n{LONG}{{1}}\n"""\n# {LONG}\n', [4]),
     ("python/x.py", f'a = f("""{LONG}""")\n', [1]),
     ("docs/x.md", f"{LONG}\n\n* {LONG}\n\n# {LONG}\n", [1, 3, 5]),
     ("docs/x.md", f"| {LONG} |\n\n```sh\n{LONG}\n```\n\n{LONG}\n", [7]),
