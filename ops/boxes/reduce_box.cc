@@ -39,6 +39,10 @@ class SourceList {
   std::int64_t elemBytes_ = 0;
 };
 
+std::int64_t divisorOf(DType dtype, ReduceOp op, std::size_t numSources) {
+  return op == ReduceOp::kMean && dtype != DType::kBool ? static_cast<std::int64_t>(numSources) : 0;
+}
+
 class BoxReducer {
  public:
   BoxReducer(const StridedBox& dst, DType dstDtype, SourceList sources, const Dims& shape, DType dtype, ReduceOp op,
@@ -49,7 +53,7 @@ class BoxReducer {
         sources_(sources),
         elemBytes_(static_cast<std::int64_t>(elementBytes(dtype))),
         dstElemBytes_(static_cast<std::int64_t>(elementBytes(dstDtype))),
-        divisor_(op == ReduceOp::kMean && dtype != DType::kBool ? static_cast<std::int64_t>(sources.size()) : 0) {
+        divisor_(divisorOf(dtype, op, sources.size())) {
     SW_CHECK(kernel_.encode != nullptr);
     if (dstDtype != dtype) {
       chooseCast(dtype, dstDtype, op);
@@ -266,6 +270,39 @@ class BoxReducer {
   alignas(kLineBytes) std::byte gathered_[2][kBlockBytes];
 };
 
+// Runs of one block at most, without the loops over a box, which cost more than the reduction of some elements. False:
+// the runs are longer.
+bool reduceShort(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems, DType dtype,
+                 ReduceOp op) {
+  const ReduceKernel& kernel = kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+  SW_CHECK(kernel.encode != nullptr);
+  const std::size_t numLanes = numElems * kernel.lanesPerElem;
+  if (numLanes * kernel.accBytes > kBlockBytes) {
+    return false;
+  }
+  const std::int64_t divisor = divisorOf(dtype, op, sources.size());
+  if (sources.size() == 2 && kernel.reduceTwo != nullptr) {
+    kernel.reduceTwo(dst, sources[0], sources[1], numLanes, 0, 0, divisor != 0, false);
+    return true;
+  }
+  alignas(kLineBytes) std::byte acc[kBlockBytes];
+  if (kernel.decode == nullptr) {
+    kernel.combineTwo(acc, sources[0], sources[1], numLanes, 0, 0);
+    for (const std::byte* source : sources.subspan(2)) {
+      kernel.combine(acc, source, numLanes, 0);
+    }
+  } else {
+    alignas(kLineBytes) float decoded[kBlockBytes / sizeof(float)];
+    kernel.decode(reinterpret_cast<float*>(acc), sources[0], numLanes, 0);
+    for (const std::byte* source : sources.subspan(1)) {
+      kernel.decode(decoded, source, numLanes, 0);
+      kernel.combine(acc, decoded, numLanes, 0);
+    }
+  }
+  kernel.encode(dst, acc, numLanes, divisor);
+  return true;
+}
+
 }  // namespace
 
 void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox> sources, const Dims& shape,
@@ -289,6 +326,9 @@ void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources,
                       ReduceOp op, StoreHint hint) {
   const std::int64_t elemBytes = static_cast<std::int64_t>(elementBytes(dtype));
   if (numElems == 0 || (sources.size() == 1 && sources[0] == dst)) {
+    return;
+  }
+  if (sources.size() > 1 && hint == StoreHint::kAuto && reduceShort(dst, sources, numElems, dtype, op)) {
     return;
   }
   const StridedBox to{dst, {elemBytes}};
