@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/base/relax.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kHeaderBytes = sizeof(RingHeader);
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kLine = 64;
+// Up to this length, frames use the beginning of the ring again and again: the lines come from the reader's cache while
+// the writer waits for an answer. Longer frames go through the whole ring, whose lines have left the reader's cache.
+constexpr std::size_t kShortFrame = 1280;
 
 // Payloads start 8-byte aligned.
 std::size_t padded(std::size_t bytes) {
@@ -34,13 +40,21 @@ bool RingWriter::readReleased() {
   return !broken_;
 }
 
+// The reader's cache line is fetched only once for each page.
+bool RingWriter::canRewind(std::size_t position, std::size_t frameBytes) {
+  const bool beginsPage = (position - 1) / kPage != (position + frameBytes - 1) / kPage;
+  return rewindFrom_ != 0 && frameBytes <= kShortFrame && position >= rewindFrom_ && beginsPage && readReleased() &&
+         released_ == written_;
+}
+
 std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBytes) {
   const std::size_t largest = maxRingFrameBytes(capacity_);
   SW_CHECK(minBytes >= 1 && minBytes <= largest && minBytes <= maxBytes);
   const std::size_t wanted = std::min(maxBytes, largest);
   const std::size_t position = written_ & (capacity_ - 1);
   const std::size_t toEnd = capacity_ - position;
-  skip_ = toEnd < kHeaderBytes + padded(minBytes) ? toEnd : 0;
+  const bool fits = toEnd >= kHeaderBytes + padded(minBytes);
+  skip_ = !fits || canRewind(position, kHeaderBytes + padded(wanted)) ? toEnd : 0;
   const std::size_t needed = skip_ + kHeaderBytes + padded(minBytes);
   const std::size_t hoped = skip_ + kHeaderBytes + padded(wanted);
   // The reader's cache line is fetched only when the last known count is not enough.
@@ -65,10 +79,17 @@ void RingWriter::commit(std::size_t bytes) {
     putHeader(data_ + position, skip_ - kHeaderBytes, kSkip);
   }
   putHeader(data_ + ((position + skip_) & (capacity_ - 1)), bytes, kFrame);
-  written_ += skip_ + kHeaderBytes + padded(bytes);
+  const std::size_t total = kHeaderBytes + padded(bytes);
+  written_ += skip_ + total;
   // Release: pairs with RingReader::readWritten(). seq_cst: the following load of the armed flag must not move before
   // this store.
   words_->written.store(written_, std::memory_order_seq_cst);
+  if (rewindFrom_ != 0 && total <= kShortFrame) {
+    const std::byte* const next = data_ + (written_ & (capacity_ - 1));
+    for (std::size_t i = 0; i < total + kLine; i += kLine) {
+      fetchForWriting(next + i);
+    }
+  }
 }
 
 bool RingReader::readWritten() {

@@ -43,8 +43,11 @@ class RingWriter {
  public:
   RingWriter() = default;
   // `capacity` is a power of two, at least 64; `data` is 8-byte aligned. The ring is new: nothing written yet.
-  RingWriter(RingWords* words, std::byte* data, std::size_t capacity)
-      : words_(words), data_(data), capacity_(capacity) {}
+  // `rewindFrom`: a short frame that would begin a page behind this position goes to the beginning of the ring if the
+  // reader has released everything. So a ring of short frames has few pages, and few page faults. At least 2 KiB; 0:
+  // never.
+  RingWriter(RingWords* words, std::byte* data, std::size_t capacity, std::size_t rewindFrom = 0)
+      : words_(words), data_(data), capacity_(capacity), rewindFrom_(rewindFrom) {}
 
   // See Connection. Empty: no room now.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
@@ -56,11 +59,13 @@ class RingWriter {
 
  private:
   bool readReleased();
+  bool canRewind(std::size_t position, std::size_t frameBytes);
   std::size_t room() const { return capacity_ - (written_ - released_); }
 
   RingWords* words_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t capacity_ = 0;
+  std::size_t rewindFrom_ = 0;
   std::uint64_t written_ = 0;   // as published
   std::uint64_t released_ = 0;  // the reader's count as last read
   std::size_t skip_ = 0;        // bytes before the reservation covered by the skip marker

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -17,9 +18,9 @@ namespace {
 
 class Ring {
  public:
-  explicit Ring(std::size_t capacity)
+  explicit Ring(std::size_t capacity, std::size_t rewindFrom = 0)
       : data_(capacity / 8),
-        writer(&words, bytes(), capacity),
+        writer(&words, bytes(), capacity, rewindFrom),
         reader(&words, bytes(), capacity),
         capacity_(capacity) {}
 
@@ -69,7 +70,8 @@ TEST(FrameRing, RandomFramesAgainstAQueue) {
   for (unsigned seed = 1; seed <= 30; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    Ring ring(std::size_t{256} << random() % 4);
+    const std::size_t rewindFrom = seed % 2 == 0 ? 4096 : 0;
+    Ring ring(std::size_t{256} << (rewindFrom == 0 ? random() % 4 : 7), rewindFrom);
     const std::size_t largest = maxRingFrameBytes(std::size_t{256});
     std::deque<std::pair<std::size_t, unsigned char>> queue;
     int numFull = 0;
@@ -96,9 +98,34 @@ TEST(FrameRing, RandomFramesAgainstAQueue) {
         }
       }
     }
-    EXPECT_GT(numFull, 0);
+    EXPECT_TRUE(numFull > 0 || rewindFrom > 0);
     EXPECT_FALSE(ring.writer.isBroken() || ring.reader.isBroken());
   }
+}
+
+// A writer whose reader keeps up uses the beginning of the ring only; one frame that is not released yet, and the
+// writer goes on through the ring.
+TEST(FrameRing, RewindsWhenEverythingIsReleased) {
+  constexpr std::size_t kCapacity = 64 << 10, kFrom = 8192;
+  Ring ring(kCapacity, kFrom);
+  std::size_t furthest = 0;
+  for (int i = 0; i < 5000; ++i) {
+    ASSERT_TRUE(ring.send(1 + static_cast<std::size_t>(i) % 600, static_cast<unsigned char>(i)));
+    const auto frame = ring.reader.peek();
+    ASSERT_EQ(frame.size(), 1 + static_cast<std::size_t>(i) % 600);
+    ASSERT_EQ(frame.back(), static_cast<std::byte>(i));
+    furthest = std::max(furthest, static_cast<std::size_t>(frame.data() + frame.size() - ring.bytes()));
+    ring.reader.release();
+  }
+  EXPECT_LE(furthest, kFrom + 4096);
+  ASSERT_TRUE(ring.send(600, 1));
+  for (int i = 0; i < 5000; ++i) {
+    ASSERT_TRUE(ring.send(600, 2));
+    const auto frame = ring.reader.peek();
+    furthest = std::max(furthest, static_cast<std::size_t>(frame.data() + frame.size() - ring.bytes()));
+    ring.reader.release();
+  }
+  EXPECT_GT(furthest, kCapacity - 4096);
 }
 
 TEST(FrameRing, OffersMoreRoomWhenThereIsSome) {
