@@ -42,6 +42,14 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
   shardwire_bench(tcp_bench bench/tcp_bench.cc bench/bench_ranks.cc)
   target_link_libraries(tcp_bench PRIVATE shardwire_bench_support)
 
+  # One loop for all peers of bench/compare.py. Without MPI and torch: compare.py links this library to a program of each MPI.
+  add_library(peer_loop SHARED bench/peers/loop.cc)
+  target_include_directories(peer_loop PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(peer_loop PRIVATE shardwire_warnings nlohmann_json::nlohmann_json)
+  set_target_properties(peer_loop PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
+  shardwire_bench(shardwire_peer bench/peers/shardwire_peer.cc bench/bench_ranks.cc)
+  target_link_libraries(shardwire_peer PRIVATE peer_loop)
+
   if(MPI_CXX_FOUND)
     shardwire_bench(alltoallw_bench bench/alltoallw_bench.cc)
     target_link_libraries(alltoallw_bench PRIVATE shardwire_bench_support MPI::MPI_CXX)
@@ -72,4 +80,11 @@ if(SHARDWIRE_TESTS)
   shardwire_bench_test(hierarchy_bench ${little})
   shardwire_bench_test(tcp_bench ${little})
   shardwire_bench_test(collectives_bench ${little} --max-bytes 65536)
+  if(TARGET collectives_bench)
+    foreach(part collectives reshape)
+      add_test(NAME bench_compare_${part}
+               COMMAND python3 -B ${PROJECT_SOURCE_DIR}/bench/compare.py ${part} --compare openmpi --build ${PROJECT_BINARY_DIR}
+                       --peers ${PROJECT_BINARY_DIR}/peers -n 2,3 -i 2 -w 1 --rounds 1 --min-bytes 1024 --max-bytes 65536)
+    endforeach()
+  endif()
 endif()

@@ -1,7 +1,6 @@
 #include "bench/bench_ranks.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -9,12 +8,13 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+
+#include "bench/shared_barrier.h"
 
 namespace shardwire::bench {
 
@@ -22,29 +22,11 @@ namespace {
 
 constexpr int kMostRanks = 64;
 constexpr std::size_t kTextBytes = std::size_t{4} << 20;
-constexpr int kSpins = 20000;  // before a waiting rank yields its core
-
-void pinTo(int rank) {
-  cpu_set_t here, one;
-  if (sched_getaffinity(0, sizeof(here), &here) != 0) {
-    return;
-  }
-  int left = rank % CPU_COUNT(&here);
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(cpu, &here) && left-- == 0) {
-      CPU_ZERO(&one);
-      CPU_SET(cpu, &one);
-      (void)sched_setaffinity(0, sizeof(one), &one);
-      return;
-    }
-  }
-}
 
 }  // namespace
 
 struct BenchRanks::Shared {
-  std::atomic<int> numArrived{0};
-  std::atomic<unsigned> round{0};  // released by the last to arrive
+  SharedBarrier barrier;
   std::array<double, kMostRanks> microseconds{};
   std::size_t textBytes = 0;  // length of the text returned by rank 0's body; read after rank 0 has ended
   std::array<char, kTextBytes> text;
@@ -74,7 +56,7 @@ std::optional<std::string> BenchRanks::run(bool pin, const std::function<std::st
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       rank_ = rank;
       if (pin) {
-        pinTo(rank);
+        pinRank(rank);
       }
       const std::string text = body(rank);
       if (rank == 0) {
@@ -104,17 +86,7 @@ std::optional<std::string> BenchRanks::run(bool pin, const std::function<std::st
 }
 
 void BenchRanks::barrier() {
-  const unsigned round = shared_->round.load(std::memory_order_relaxed);
-  if (shared_->numArrived.fetch_add(1, std::memory_order_acq_rel) + 1 == numRanks_) {
-    shared_->numArrived.store(0, std::memory_order_relaxed);
-    shared_->round.store(round + 1, std::memory_order_release);
-    return;
-  }
-  for (int spins = 0; shared_->round.load(std::memory_order_acquire) == round; ++spins) {
-    if (spins > kSpins) {
-      ::sched_yield();
-    }
-  }
+  shared_->barrier.arrive(numRanks_);
 }
 
 std::vector<double> BenchRanks::measure(int warmup, int iterations, const std::function<void(int iteration)>& prepare,
