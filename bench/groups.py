@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import statistics
 import sys
@@ -103,7 +104,9 @@ def main() -> None:
                         help="turns of each backend, one after the other (default: %(default)s)")
     parser.add_argument("--many", type=int, default=100,
                         help="groups that are kept in one process, of 2 ranks; 0: none (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write shardwire's medians there, in ms")
     args = parser.parse_args()
+    figures = {}
     print(f"torch {dist.torch.__version__ if hasattr(dist, 'torch') else ''}, {os.cpu_count()} cores; medians of "
           f"{args.turns} turns, ms")
     print(f"{'ranks':>6} {'':>10} {'gloo':>9} {'shardwire':>9} {'ratio':>6}")
@@ -115,6 +118,7 @@ def main() -> None:
                     times.setdefault((name, backend), []).extend(values)
         for name in ("init", "group"):
             gloo, ours = (1e3 * statistics.median(times[name, backend]) for backend in ("gloo", "shardwire"))
+            figures[f"{size} ranks {name}"] = ours
             print(f"{size:6} {'new_group' if name == 'group' else name:>10} {gloo:9.1f} {ours:9.1f} {ours / gloo:6.2f}",
                   flush=True)
     if args.many:
@@ -123,6 +127,9 @@ def main() -> None:
             print(f"{args.many} groups of 2 ranks, {backend}: {found['threads'][0]:.2f} threads and "
                   f"{found['descriptors'][0]:.2f} descriptors each, {1e3 * statistics.median(found['group']):.1f} ms "
                   "each")
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump({"figures": figures}, file)
 
 
 if __name__ == "__main__":

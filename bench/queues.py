@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import statistics
 import sys
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=20, help="of each size in a turn (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=3, help="of each kind, one after the other (default: %(default)s)")
     parser.add_argument("--bytes", default="65536,1048576,67108864", help="sizes of entries (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the medians there, rates as seconds per GB")
     args = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, dict[str, list[float]]] = {}
@@ -251,6 +253,12 @@ def main() -> None:
     print(f"{'':24}" + "".join(f"{column:>18}" for column in columns))
     for name, found in results.items():
         print(f"{name:24}" + "".join(f"{statistics.median(found[column]):18.2f}" for column in columns))
+    if args.json:
+        figures = {f"{name}: {column.replace('GB/s', 's per GB')}":
+                   statistics.median(values) if "GB/s" not in column else 1 / statistics.median(values)
+                   for name, found in results.items() for column, values in found.items()}
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump({"figures": figures}, file)
 
 
 if __name__ == "__main__":

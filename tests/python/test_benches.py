@@ -24,8 +24,8 @@ RUNS = {
                        "all_reduce,latency"],
     "fft.py": ["--shapes", "16x16", "--ranks", "2", "--ways", "shm", "--rounds", "1", "--repeats", "1"],
     "gloo_reshape.py": ["-n", "2", "--rows", "64", "--columns", "64", "-i", "2"],
-    "groups.py": ["--ranks", "2", "--rounds", "1", "--turns", "1", "--many", "2"],
-    "queues.py": ["--rounds", "5", "--entries", "2", "--turns", "1", "--bytes", "4096"],
+    "groups.py": ["--ranks", "2", "--rounds", "1", "--turns", "1", "--many", "2", "--json", os.devnull],
+    "queues.py": ["--rounds", "5", "--entries", "2", "--turns", "1", "--bytes", "4096", "--json", os.devnull],
     "weights.py": ["-i", "1", "--hidden", "64", "--layers", "1"],
 }
 # Benches with ranks started by the launcher.
