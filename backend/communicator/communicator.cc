@@ -47,8 +47,8 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   if (options.serveStatus) {
     // The group is made, and its peers count on this rank: a missing status socket is no reason to end the group.
     if (const Status served = internal::serveStatus().status(); !served.isOk()) {
-      internal::logWarn("{} goes on, but python -m shardwire.status cannot show this process: {}", engine->groupLabel(),
-                        served.message());
+      internal::logWarn("{} goes on, but python -m shardwire.status cannot show this process: {}",
+                        engine->facts().label, served.message());
     }
   }
   return std::unique_ptr<Communicator>(
@@ -60,23 +60,23 @@ namespace internal {
 namespace {
 
 Selection selectionOf(const Engine& engine, std::vector<ForcedAlgorithm> forced) {
-  const auto hosts = engine.hosts();
-  const auto numHosts = static_cast<int>(std::set<std::int32_t>(hosts.begin(), hosts.end()).size());
-  return {{engine.worldSize(), numHosts, {hosts.begin(), hosts.end()}},
-          std::min(engine.options().inlineBytes, engine.segmentBytes()),
+  const GroupFacts& group = engine.facts();
+  const auto numHosts = static_cast<int>(std::set<std::int32_t>(group.hosts.begin(), group.hosts.end()).size());
+  return {{group.worldSize, numHosts, group.hosts},
+          std::min(group.options.inlineBytes, group.segmentBytes),
           std::move(forced)};
 }
 
 // The arguments that the two ends of a message compare with Options::checkAll.
 std::string pointArguments(const Engine& engine, const TensorView& tensor) {
-  return engine.options().checkAll ? fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape))
-                                   : std::string();
+  return engine.facts().options.checkAll ? fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape))
+                                         : std::string();
 }
 
 }  // namespace
 
 CommunicatorImpl::CommunicatorImpl(std::shared_ptr<Engine> engine, std::vector<ForcedAlgorithm> forced)
-    : engine_(std::move(engine)), programs_(engine_->rank(), selectionOf(*engine_, std::move(forced))) {}
+    : engine_(std::move(engine)), programs_(engine_->facts().rank, selectionOf(*engine_, std::move(forced))) {}
 
 CommunicatorImpl::~CommunicatorImpl() {
   CommunicatorImpl::end();
@@ -89,11 +89,6 @@ void CommunicatorImpl::end() {
   const MutexLock lock(endMutex_);
   if (std::exchange(hasEnded_, true)) {
     return;
-  }
-  std::optional<std::string> interrupted;
-  engine_->underLock([&] { interrupted = engine_->interruptedWaits().pending(); });
-  if (interrupted.has_value()) {
-    abort(*interrupted + " was interrupted by a signal (Ctrl-C?), and then the group was ended");
   }
   engine_->shutdown();
   noteEndOfGroup();
@@ -118,7 +113,7 @@ Status CommunicatorImpl::status() const {
 Status CommunicatorImpl::checkMemory(const Call& call) const {
   if (!call.flat.status().isOk()) {
     engine_->abort({StatusCode::kSystem, fmt::format("there is no memory for the copy of a message on {}: {}",
-                                                     engine_->groupLabel(), call.flat.status().message())});
+                                                     engine_->facts().label, call.flat.status().message())});
   }
   return call.flat.status();
 }
@@ -150,7 +145,7 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
                           .destination = peer,
                           .tag = tag};
   // A short message has left when submitPoint() returns.
-  const bool mayWait = bytes > engine_->options().inlineBytes && work->staging == nullptr;
+  const bool mayWait = bytes > engine_->facts().options.inlineBytes && work->staging == nullptr;
   const Duration spin = mayWait ? sendSpin_.next() : Duration::zero();
   SW_RETURN_IF_ERROR(engine_->submitPoint(
       work, [&](PointToPoint& points) { points.start(work); }, spin, record));
@@ -206,7 +201,7 @@ void CommunicatorImpl::abort(const std::string& reason) {
     return;
   }
   engine_->abort({StatusCode::kAborted,
-                  fmt::format("aborted on {}{}{}", engine_->groupLabel(), reason.empty() ? "" : ": ", reason)});
+                  fmt::format("aborted on {}{}{}", engine_->facts().label, reason.empty() ? "" : ": ", reason)});
 }
 
 std::string CommunicatorImpl::describeCollectives() const {

@@ -97,7 +97,7 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   const Status scratch = programs_.prepare(collective, inputs, outputs, &runs);
   const Status& memory = scratch.isOk() ? call.flat.status() : scratch;
   std::vector<std::shared_ptr<Activity>> checked;  // the check, followed by the runs; mostly empty
-  if (engine_->options().checkAll) {
+  if (engine_->facts().options.checkAll) {
     checked.push_back(argumentCheck(call, collective));
     checked.insert(checked.end(), runs.span().begin(), runs.span().end());
     earlier.push_back(checked.front());

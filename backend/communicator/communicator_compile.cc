@@ -17,7 +17,6 @@
 #include "backend/exec/ship_rows.h"
 #include "backend/plans/plan_file.h"
 #include "ops/plan/global_spec.h"
-#include "ops/plan/hash.h"
 #include "ops/plan/who_plans.h"
 
 namespace shardwire::internal {
@@ -33,10 +32,10 @@ bool areAll(std::span<const std::string> specs, WhoPlans who) {
 }
 
 // Ranks per core on the host with the most ranks, assuming that all hosts have as many cores as this host.
-double ranksPerCore(const Engine& engine) {
+double ranksPerCore(const GroupFacts& group) {
   std::map<std::int32_t, int> ranks;
-  int most = engine.hosts().empty() ? engine.worldSize() : 0;
-  for (const std::int32_t host : engine.hosts()) {
+  int most = group.hosts.empty() ? group.worldSize : 0;
+  for (const std::int32_t host : group.hosts) {
     most = std::max(most, ++ranks[host]);
   }
   cpu_set_t allowed;
@@ -47,14 +46,14 @@ double ranksPerCore(const Engine& engine) {
 
 // On rank 0 of many ranks: the digest of all specs if rank 0 plans for all ranks. The other ranks then get the digest
 // in place of the specs.
-std::optional<std::string> keepSpecs(std::span<const std::string> specs, const Engine& engine) {
+std::optional<std::string> keepSpecs(std::span<const std::string> specs, const GroupFacts& group) {
   const auto numBytes = [&] {
     return std::accumulate(specs.begin(), specs.end(), std::size_t{0},
                            [](std::size_t sum, const std::string& spec) { return sum + spec.size(); });
   };
   const bool plansForAll =
       areAll(specs, WhoPlans::kRank0) ||
-      (areAll(specs, WhoPlans::kChosen) && isShippingSooner(engine.worldSize(), numBytes(), ranksPerCore(engine)));
+      (areAll(specs, WhoPlans::kChosen) && isShippingSooner(group.worldSize, numBytes(), ranksPerCore(group)));
   return plansForAll ? std::optional(std::string(asText(digestOf(specs)))) : std::nullopt;
 }
 
@@ -89,18 +88,18 @@ class Compilation {
   void useFile(std::string mode, const Digest& specs);
 
   OpFacts factsOf(PlanRow row) const {
-    return std::move(OpFacts(std::move(row), nullptr, {engine_.hosts().begin(), engine_.hosts().end()}, exchange_.seq)
-                         .knowsAllBy(allSpecs()));
+    return std::move(OpFacts(std::move(row), nullptr, group_.hosts, exchange_.seq).knowsAllBy(allSpecs()));
   }
   // If rank 0 plans, the other ranks know only their own part: in a group of many ranks they do not have the specs, and
   // in a group of few ranks the specs need not be kept.
   std::shared_ptr<const std::vector<std::string>> allSpecs() const {
-    return isByRank0_ && engine_.rank() != 0 ? nullptr : specs_;
+    return isByRank0_ && group_.rank != 0 ? nullptr : specs_;
   }
 
   const Exchange& exchange_;
   const std::shared_ptr<const std::vector<std::string>> specs_;  // encoded, by rank
   Engine& engine_;
+  const GroupFacts& group_ = engine_.facts();
   PlanCache& cache_;
   const LocalSpec& asked_;
   const std::optional<Duration> timeout_;
@@ -110,12 +109,12 @@ class Compilation {
 
 void Compilation::useFile(std::string mode, const Digest& specs) {
   file_.emplace(asked_.buildDir, PlanPlace{.mode = std::move(mode),
-                                           .rank = engine_.rank(),
-                                           .worldSize = engine_.worldSize(),
+                                           .rank = group_.rank,
+                                           .worldSize = group_.worldSize,
                                            .specs = specs,
-                                           .hosts = engine_.hosts(),
+                                           .hosts = group_.hosts,
                                            .members = engine_.globalRanks(),
-                                           .transports = engine_.options().transports});
+                                           .transports = group_.options.transports});
 }
 
 std::optional<Made> Compilation::find(const PlanOrigin& origin) const {
@@ -149,7 +148,7 @@ void Compilation::keep(const PlanOrigin& origin, Made& made) const {
 
 Result<Made> Compilation::planAlone() {
   if (!asked_.buildDir.empty()) {
-    useFile(fmt::format("rank_{}", engine_.rank()), digestOf(std::span(*specs_)));
+    useFile(fmt::format("rank_{}", group_.rank), digestOf(std::span(*specs_)));
   }
   const PlanOrigin origin(*specs_);
   if (std::optional<Made> found = find(origin)) {
@@ -159,12 +158,12 @@ Result<Made> Compilation::planAlone() {
   if (!global.isOk()) {
     return global.status();
   }
-  Result<Plan> plan = redistribute(*global, engine_.rank(), engine_.hosts());
+  Result<Plan> plan = redistribute(*global, group_.rank, group_.hosts);
   if (!plan.isOk()) {
     return plan.status();
   }
-  RankSpec& own = global->ranks[static_cast<std::size_t>(engine_.rank())];
-  Made made{factsOf({specOf(*global, std::move(own)), hashOf(engine_.hosts(), specs_->size()), std::move(*plan)}), {}};
+  RankSpec& own = global->ranks[static_cast<std::size_t>(group_.rank)];
+  Made made{factsOf({specOf(*global, std::move(own)), hashOf(group_.hosts, specs_->size()), std::move(*plan)}), {}};
   keep(origin, made);
   return made;
 }
@@ -172,7 +171,7 @@ Result<Made> Compilation::planAlone() {
 // Makes the rows on rank 0. The planner is made at the first request for a row, so that all ranks get its errors.
 class RowMaker {
  public:
-  RowMaker(const std::vector<std::string>& specs, const Engine& engine) : specs_(specs), engine_(engine) {}
+  RowMaker(const std::vector<std::string>& specs, const GroupFacts& group) : specs_(specs), group_(group) {}
 
   Result<std::string> operator()(Rank rank) {
     if (spec_ == nullptr) {
@@ -181,19 +180,19 @@ class RowMaker {
         return merged.status();
       }
       auto spec = std::make_unique<const GlobalSpec>(std::move(*merged));
-      Result<std::unique_ptr<Planner>> planner = Planner::create(*spec, engine_.hosts());
+      Result<std::unique_ptr<Planner>> planner = Planner::create(*spec, group_.hosts);
       if (!planner.isOk()) {
         return planner.status();
       }
       spec_ = std::move(spec);
       planner_ = std::move(*planner);
     }
-    return encodeRow({specOf(*spec_, rank), hashOf(engine_.hosts(), spec_->ranks.size()), planner_->planOf(rank)});
+    return encodeRow({specOf(*spec_, rank), hashOf(group_.hosts, spec_->ranks.size()), planner_->planOf(rank)});
   }
 
  private:
   const std::vector<std::string>& specs_;
-  const Engine& engine_;
+  const GroupFacts& group_;
   std::unique_ptr<const GlobalSpec> spec_;
   std::unique_ptr<Planner> planner_;
 };
@@ -223,7 +222,7 @@ Result<Made> Compilation::planOnRank0() {
       found.has_value()) {
     return std::move(*found);
   }
-  RowMaker rows(*specs_, engine_);
+  RowMaker rows(*specs_, group_);
   const auto make = [&](Rank rank) { return hasVoted(rank) ? Result<std::string>(std::string()) : rows(rank); };
   std::optional<PlanRow> row;
   const auto take = [&](std::string_view bytes) -> Status {
@@ -232,7 +231,7 @@ Result<Made> Compilation::planOnRank0() {
     }
     Result<PlanRow> read = decodeRow(bytes);
     SW_RETURN_IF_ERROR(read.status());
-    SW_RETURN_IF_ERROR(checkRow(*read, engine_.rank(), engine_.worldSize(), asked_));
+    SW_RETURN_IF_ERROR(checkRow(*read, group_.rank, group_.worldSize, asked_));
     row = std::move(*read);
     return Status::ok();
   };
@@ -241,7 +240,7 @@ Result<Made> Compilation::planOnRank0() {
     return std::move(*found);
   }
   SW_CHECK(row.has_value());
-  const auto from = engine_.rank() == 0 ? PlanProvenance::From::kPlanned : PlanProvenance::From::kReceived;
+  const auto from = group_.rank == 0 ? PlanProvenance::From::kPlanned : PlanProvenance::From::kReceived;
   Made made{factsOf(std::move(*row)), {from, {}, {}}};
   keep(origin, made);
   return made;
@@ -254,23 +253,15 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec&
   SW_RETURN_IF_ERROR(checkOwner());
   const auto started = Clock::now();
   auto exchange = std::make_shared<Exchange>(encodeSpec(spec), worldSize(), rank());
-  exchange->keepsForItself = [engine = engine_.get()](std::span<const std::string> specs) {
-    return keepSpecs(specs, *engine);
+  exchange->keepsForItself = [group = &engine_->facts()](std::span<const std::string> specs) {
+    return keepSpecs(specs, *group);
   };
   exchange->description = std::make_shared<const std::string>(labelOf(spec.name));
-  Hasher hash;
-  hash.add(std::string_view("compile_op"));
-  exchange->fingerprint = hash.value();
+  exchange->fingerprint = exchangeFingerprint("compile_op");
   exchange->timeout = timeout.value_or(Duration{0});
   const std::shared_ptr<Activity> activity = exchange;
   SW_RETURN_IF_ERROR(engine_->submit(std::span(&activity, 1), Duration::zero(), {.name = "compile_op"}));
-  if (Status met = exchange->wait(kNoDeadline); !met.isOk()) {
-    if (met.code() == StatusCode::kInterrupted) {
-      // Some ranks may have received all specs and go on to run an op that is missing on this rank.
-      abort(exchange->description.text() + " was interrupted by a signal (Ctrl-C?)");
-    }
-    return met;
-  }
+  SW_RETURN_IF_ERROR(waitOrAbort(*engine_, *exchange, exchange->description.text()));
   Result<Made> made = Compilation(*exchange, *engine_, plans_, spec, timeout).make();
   if (!made.isOk()) {
     return made.status();

@@ -24,10 +24,10 @@ class CommunicatorImpl final : public Communicator {
   CommunicatorImpl(std::shared_ptr<Engine> engine, std::vector<ForcedAlgorithm> forced);
   ~CommunicatorImpl() override;
 
-  Rank rank() const override { return engine_->rank(); }
-  int worldSize() const override { return engine_->worldSize(); }
-  const std::string& groupName() const override { return engine_->groupName(); }
-  Duration timeout() const override { return owner().isHere() ? engine_->timeout() : engine_->options().timeout; }
+  Rank rank() const override { return engine_->facts().rank; }
+  int worldSize() const override { return engine_->facts().worldSize; }
+  const std::string& groupName() const override { return engine_->facts().name; }
+  Duration timeout() const override { return owner().isHere() ? engine_->timeout() : engine_->facts().options.timeout; }
   void setTimeout(Duration timeout) override;
   std::uint64_t sequenceNumber() const override { return owner().isHere() ? engine_->sequenceNumber() : 0; }
   Status status() const override;
@@ -87,8 +87,8 @@ class CommunicatorImpl final : public Communicator {
                                   CallOptions options);
   // Every call checks its process first, before any lock: in a child of fork(), a thread missing in the child may have
   // held the lock.
-  const OwnerProcess& owner() const { return engine_->owner(); }
-  Status checkOwner() const { return owner().isHere() ? Status::ok() : owner().check(engine_->groupLabel()); }
+  const OwnerProcess& owner() const { return engine_->facts().owner; }
+  Status checkOwner() const { return owner().isHere() ? Status::ok() : owner().check(engine_->facts().label); }
   Status checkMemory(const Call& call) const;
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;

@@ -37,7 +37,7 @@ class BoundOpImpl final : public BoundOp {
         keepAlive_(std::move(keepAlive)),
         timeout_(timeout) {}
   ~BoundOpImpl() override {
-    if (op_->engine_->owner().isHere()) {
+    if (op_->engine_->facts().owner.isHere()) {
       op_->engine_->underLock([this] {
         const MutexLock lock(mutex_);
         pool_.forEach([](PlanRun& run) { run.keepPins(false); });
@@ -110,9 +110,9 @@ Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, Views views,
   }
   std::array<std::shared_ptr<Activity>, 2> activities = {nullptr, run};
   std::span<const std::shared_ptr<Activity>> submitted(&activities[1], 1);
-  if (engine_->options().checkAll) {
-    activities[0] = std::make_shared<ArgumentCheck>(CallArguments{description_.text(), {}, {}}, engine_->worldSize(),
-                                                    engine_->rank());
+  if (engine_->facts().options.checkAll) {
+    activities[0] = std::make_shared<ArgumentCheck>(CallArguments{description_.text(), {}, {}},
+                                                    engine_->facts().worldSize, engine_->facts().rank);
     activities[0]->timeout = run->timeout;
     earlier.push_back(activities[0]);
     submitted = activities;
@@ -165,8 +165,8 @@ OpStats CompiledOpImpl::stats() const {
   for (const PlanMove& move : plan_->moves) {
     mostSources = std::max(mostSources, move.numSources);
   }
-  stats.scratchBytes = plan_->receives.size() * engine_->options().ringBytes +
-                       (mostSources > 1 ? mostSources * engine_->segmentBytes() : 0);
+  stats.scratchBytes = plan_->receives.size() * engine_->facts().options.ringBytes +
+                       (mostSources > 1 ? mostSources * engine_->facts().segmentBytes : 0);
   stats.compileSeconds = compileSeconds_;
   const MutexLock lock(mutex_);
   stats.numRuns = numRuns_;

@@ -38,7 +38,7 @@ class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_t
   friend class BoundOpImpl;
   // Called before any lock: in a child of fork(), a thread missing in the child may have held the lock.
   Status checkOwner() const {
-    return engine_->owner().isHere() ? Status::ok() : engine_->owner().check(facts_.label());
+    return engine_->facts().owner.isHere() ? Status::ok() : engine_->facts().owner.check(facts_.label());
   }
   // `makeUse` returns the memory that the run reads and writes, and is called only on demand.
   struct Views {

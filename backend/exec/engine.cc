@@ -35,7 +35,8 @@ GroupFacts factsOf(const Peers& peers, Rank rank, int worldSize, const Options& 
       segmentBytes = std::min(segmentBytes, connection->maxFrameBytes(Lane::kBulk) - kHeadBytes<StagedFrame>);
     }
   }
-  return {rank, worldSize, options, std::move(groupName), std::move(label), segmentBytes & ~std::size_t{63}};
+  return {rank,       worldSize, options, std::move(groupName), std::move(label), segmentBytes & ~std::size_t{63},
+          peers.hosts};
 }
 
 }  // namespace
@@ -45,7 +46,7 @@ Engine::Engine(Peers peers, GroupFacts facts)
       facts_(std::move(facts)),
       recorder_(static_cast<std::size_t>(std::max(facts_.options.recordedOps, 0))),
       driving_(peers_, facts_, recorder_, failureCallback_),
-      memory_(driving_, facts_, owner_),
+      memory_(driving_, facts_),
       globalRanks_(static_cast<std::size_t>(facts_.worldSize)) {
   std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
 }
@@ -58,7 +59,7 @@ std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, co
   // In a child of fork() the engine is never destroyed: the destructor would notify the peers, and join threads of the
   // parent.
   std::shared_ptr<Engine> engine(new Engine(std::move(peers), std::move(facts)), [](Engine* ended) {
-    if (ended->owner().isHere()) {
+    if (ended->facts_.owner.isHere()) {
       delete ended;
     }
   });
@@ -95,16 +96,6 @@ void Engine::setTimeout(Duration timeout) {
 
 std::string Engine::describeTransports() const {
   return driving_.locked([](const GroupState& state) { return state.links.describe(); });
-}
-
-Rank Engine::firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const {
-  return driving_.locked([&](const GroupState& state) {
-    return state.operations.early().firstBlobFrom(state.operations.nextSeq(), peers, fingerprints);
-  });
-}
-
-bool Engine::areAllJoined() const {
-  return driving_.locked([](const GroupState& state) { return state.links.isJoinedToAll(); });
 }
 
 void Engine::attach(Staging* staging) {
@@ -152,8 +143,8 @@ Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std:
 }
 
 Status Engine::waitFor(Activity& activity, Deadline until) {
-  if (!owner_.isHere()) {
-    return owner_.check(groupLabel());
+  if (!facts_.owner.isHere()) {
+    return facts_.owner.check(facts_.label);
   }
   InterruptibleWait slices(until);
   Patience patience =
@@ -161,12 +152,12 @@ Status Engine::waitFor(Activity& activity, Deadline until) {
   while (!driving_.drive(activity, slices.sliceEnd(), patience)) {
     if (slices.isInterrupted()) {
       interruptedWaits_.add(activity.shared_from_this());
-      return interruptedStatus(activity.description.text() + " (" + groupLabel() + ")");
+      return interruptedStatus(activity.description.text() + " (" + facts_.label + ")");
     }
     if (Clock::now() >= until) {
       return {StatusCode::kTimeout, activity.description.text() +
                                         " is still in flight: the wait ended first, the operation goes on (" +
-                                        groupLabel() + ")"};
+                                        facts_.label + ")"};
     }
   }
   Status status = activity.status();
@@ -205,6 +196,11 @@ void Engine::shutdown() {
     return;
   }
   stopped_ = true;
+  if (const auto wait = driving_.locked([&](const GroupState&) { return interruptedWaits_.pending(); })) {
+    abort({StatusCode::kAborted,
+           fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?), and then the group was ended",
+                       facts_.label, *wait)});
+  }
   failureCallback_.run();
   const void* const key = failureKey();
   driving_.locked([&](GroupState& state) {
@@ -218,7 +214,7 @@ void Engine::shutdown() {
     if (const auto& why = state.operations.failure(); why.has_value() && !state.failure.notice().empty()) {
       peers_.doorbell->leaveWord({why->code(), state.failure.notice()});
     }
-    state.failure.end({StatusCode::kAborted, "the group was shut down on " + groupLabel()});
+    state.failure.end({StatusCode::kAborted, "the group was shut down on " + facts_.label});
     state.poll();
   });
   driving_.removeFrom(this);

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "backend/base/mutex.h"
-#include "backend/base/owner_process.h"
 #include "backend/bootstrap/connect.h"
 #include "backend/exec/activity.h"
 #include "backend/exec/driving.h"
@@ -45,27 +44,13 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock. `spinInline` as in submit().
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                      Duration spinInline = {}, const CallRecord& record = {});
-  Status waitFor(Activity& activity, Deadline until) override;
-  // On the progress thread.
-  Look lookAsLeader() override { return driving_.lookAsLeader(); }
   // Fails the group on this rank and notifies the peers. Idempotent: the first reason stays.
   void abort(Status reason);
-  // Orderly end: fails pending operations, joins the progress thread, notifies the peers. Idempotent.
+  // Orderly end: fails pending operations, joins the progress thread, notifies the peers. Aborts first if an operation
+  // whose wait a signal ended is still in flight. Idempotent.
   void shutdown();
 
-  Rank rank() const { return facts_.rank; }
-  int worldSize() const { return facts_.worldSize; }
-  const Options& options() const { return facts_.options; }
-  const std::string& groupName() const { return facts_.name; }
-  // "rank 1 of 4, group \"dp\"": for messages.
-  const std::string& groupLabel() const { return facts_.label; }
-  // Bytes of one staged segment: both ends of an edge cut boxes alike.
-  std::size_t segmentBytes() const { return facts_.segmentBytes; }
-  std::span<const std::int32_t> hosts() const { return peers_.hosts; }
-  // A child of fork() has neither the threads nor the peers: code that may run in a child checks this before taking any
-  // lock.
-  const OwnerProcess& owner() const { return owner_; }
-  InterruptedWaits& interruptedWaits() { return interruptedWaits_; }
+  const GroupFacts& facts() const { return facts_; }
   std::uint64_t sequenceNumber() const;
   Status status() const;
   Duration timeout() const;
@@ -89,21 +74,18 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   void attach(Staging* staging);
   // Another group of this process failed: notifies the peers of this group. Never waits.
   void onProcessFailure();
-  // The first of `peers` that began the next exchange of this group, with one of the fingerprints, before this rank
-  // called the exchange; -1: none.
-  Rank firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const;
-  // Whether this rank is joined to all other ranks.
-  bool areAllJoined() const;
   // For symmetric memory, whose waits and requests are outside of operations.
   GroupMemory& memory() { return memory_; }
 
  private:
   Engine(Peers peers, GroupFacts facts);
+  Status waitFor(Activity& activity, Deadline until) override;
+  // On the progress thread.
+  Look lookAsLeader() override { return driving_.lookAsLeader(); }
   void stayForLatePeers();
   // The key of this group in the process's list of failures.
   const void* failureKey() const;
 
-  const OwnerProcess owner_;
   InterruptedWaits interruptedWaits_;
   Peers peers_;
   const GroupFacts facts_;

@@ -103,24 +103,26 @@ std::uint64_t exchangeFingerprint(const std::string& kind) {
   return hash.value();
 }
 
+Status waitOrAbort(Engine& engine, Activity& activity, const std::string& what) {
+  Status met = activity.wait(kNoDeadline);
+  if (met.code() == StatusCode::kInterrupted) {
+    engine.abort({StatusCode::kAborted,
+                  fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)", engine.facts().label, what)});
+  }
+  return met;
+}
+
 Result<std::vector<std::string>> exchangeAll(Engine& engine, const ExchangeRequest& mine,
                                              std::optional<Duration> timeout, CallPart* part, const std::string& kind) {
-  SW_RETURN_IF_ERROR(engine.owner().check(engine.groupLabel()));
-  auto exchange = std::make_shared<Exchange>(encode(mine), engine.worldSize(), engine.rank());
+  SW_RETURN_IF_ERROR(engine.facts().owner.check(engine.facts().label));
+  auto exchange = std::make_shared<Exchange>(encode(mine), engine.facts().worldSize, engine.facts().rank);
   exchange->description = std::make_shared<const std::string>(kind.empty() ? mine.what : kind);
   exchange->fingerprint = exchangeFingerprint(kind.empty() ? "exchange" : kind);
   exchange->timeout = timeout.value_or(Duration{0});
   const std::shared_ptr<Activity> activity = exchange;
   SW_RETURN_IF_ERROR(
       engine.submit(std::span(&activity, 1), Duration::zero(), {.continues = part == nullptr ? CallPart{} : *part}));
-  if (Status met = exchange->wait(kNoDeadline); !met.isOk()) {
-    if (met.code() == StatusCode::kInterrupted) {
-      // Some ranks may have received all blobs and go on with a result that this rank does not have.
-      engine.abort({StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)",
-                                                      engine.groupLabel(), exchange->description.text())});
-    }
-    return met;
-  }
+  SW_RETURN_IF_ERROR(waitOrAbort(engine, *exchange, exchange->description.text()));
   if (part != nullptr) {
     *part = partOf(*exchange);
   }

@@ -19,6 +19,10 @@ Result<std::vector<std::string>> exchangeAll(Engine& engine, const ExchangeReque
                                              std::optional<Duration> timeout, CallPart* part = nullptr,
                                              const std::string& kind = "");
 
+// Waits for an operation of all ranks. An interrupted wait aborts the group, since some ranks may have received
+// everything and go on with a result that this rank does not have.
+Status waitOrAbort(Engine& engine, Activity& activity, const std::string& what);
+
 // The fingerprint by which ranks recognise an exchange of the same kind.
 std::uint64_t exchangeFingerprint(const std::string& kind);
 

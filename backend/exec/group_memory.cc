@@ -6,7 +6,7 @@
 namespace shardwire::internal {
 
 Status GroupMemory::lookFor(std::span<const Rank> peers) {
-  SW_RETURN_IF_ERROR(owner_.check(facts_.label));
+  SW_RETURN_IF_ERROR(facts_.owner.check(facts_.label));
   Status status;
   driving_.act([&](GroupState& state) {
     state.poll();
@@ -24,8 +24,18 @@ Status GroupMemory::lookFor(std::span<const Rank> peers) {
   return status;
 }
 
+bool GroupMemory::areAllJoined() const {
+  return driving_.locked([](const GroupState& state) { return state.links.isJoinedToAll(); });
+}
+
+Rank GroupMemory::firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const {
+  return driving_.locked([&](const GroupState& state) {
+    return state.operations.early().firstBlobFrom(state.operations.nextSeq(), peers, fingerprints);
+  });
+}
+
 Status GroupMemory::request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers) {
-  SW_RETURN_IF_ERROR(owner_.check(facts_.label));
+  SW_RETURN_IF_ERROR(facts_.owner.check(facts_.label));
   const auto begin = [&](GroupState& state) {
     state.takePoint(request, {});
     if (const std::vector<Rank> gone = state.links.goneOf(peers); !gone.empty()) {
@@ -38,7 +48,7 @@ Status GroupMemory::request(const std::shared_ptr<OneSidedRequest>& request, std
 }
 
 Status GroupMemory::quiet(std::optional<Duration> timeout) {
-  SW_RETURN_IF_ERROR(owner_.check(facts_.label));
+  SW_RETURN_IF_ERROR(facts_.owner.check(facts_.label));
   const std::vector<Rank> peers = driving_.locked([](const GroupState& state) { return state.oneSided.unquiet(); });
   if (peers.empty()) {
     return Status::ok();

@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "backend/base/owner_process.h"
 #include "backend/exec/driving.h"
 #include "backend/exec/group_state.h"
 
@@ -17,14 +16,18 @@ namespace shardwire::internal {
 
 class GroupMemory {
  public:
-  GroupMemory(Driving& driving, const GroupFacts& facts, const OwnerProcess& owner)
-      : driving_(driving), facts_(facts), owner_(owner) {}
+  GroupMemory(Driving& driving, const GroupFacts& facts) : driving_(driving), facts_(facts) {}
 
   // Moves everything that can move, and returns the reason if a wait is in vain: the group failed, or one of `peers` is
   // gone.
   Status lookFor(std::span<const Rank> peers);
   // Moves everything that can move, unless another thread does. Does not look for gone peers.
   void help() { driving_.help(); }
+  // Whether this rank is joined to all other ranks.
+  bool areAllJoined() const;
+  // The first of `peers` that began the next exchange of this group, with one of the fingerprints, before this rank
+  // called the exchange; -1: none.
+  Rank firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const;
   // Starts a request to the peers. Fails as Engine::submit() does.
   Status request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers);
   // Returns when all peers have carried out all requests. absent: the group's timeout.
@@ -42,7 +45,6 @@ class GroupMemory {
  private:
   Driving& driving_;
   const GroupFacts& facts_;
-  const OwnerProcess& owner_;
 };
 
 }  // namespace shardwire::internal

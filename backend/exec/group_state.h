@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "backend/base/owner_process.h"
 #include "backend/bootstrap/connect.h"
 #include "backend/exec/disagreements.h"
 #include "backend/exec/failure_callback.h"
@@ -27,8 +29,12 @@ struct GroupFacts {
   int worldSize = 1;
   Options options;
   std::string name;
-  std::string label;             // RunContext::label
-  std::size_t segmentBytes = 0;  // RunContext::segmentBytes
+  std::string label;                // RunContext::label
+  std::size_t segmentBytes = 0;     // RunContext::segmentBytes
+  std::vector<std::int32_t> hosts;  // Peers::hosts
+  // A child of fork() has neither the threads nor the peers: code that may run in a child checks this before taking any
+  // lock.
+  OwnerProcess owner{};
 };
 
 struct GroupState final : private RunHost {

@@ -14,8 +14,8 @@
 #include <exception>
 
 #include "backend/exec/exchange.h"
+#include "backend/exec/exchange_all.h"
 #include "backend/exec/handout.h"
-#include "ops/plan/hash.h"
 #include "ops/wire/byte_codec.h"
 
 namespace shardwire::internal {
@@ -60,8 +60,8 @@ class Shipping {
   Shipping(Engine& engine, const std::string& what, std::optional<Duration> timeout)
       : engine_(engine),
         what_(what),
-        handout_(std::make_shared<Handout>(engine.worldSize(), engine.rank())),
-        verdicts_(std::make_shared<Exchange>(std::nullopt, engine.worldSize(), engine.rank())) {
+        handout_(std::make_shared<Handout>(engine.facts().worldSize, engine.facts().rank)),
+        verdicts_(std::make_shared<Exchange>(std::nullopt, engine.facts().worldSize, engine.facts().rank)) {
     name(*handout_, what + ": rank 0 plans for all and sends each rank its plan", "compile_op: plans", timeout);
     name(*verdicts_, what + ": all ranks have their plans", "compile_op: verdicts", timeout);
   }
@@ -75,7 +75,7 @@ class Shipping {
   Result<std::string> makeAll(const std::function<Result<std::string>(Rank)>& makeRow) {
     const std::string doing = what_ + ": rank 0 could not plan for all ranks";
     Status failed;
-    for (Rank to = 1; to < engine_.worldSize() && !handout_->isDone(); ++to) {
+    for (Rank to = 1; to < engine_.facts().worldSize && !handout_->isDone(); ++to) {
       Result<std::string> row =
           failed.isOk() ? guarded(doing, [&] { return makeRow(to); }) : Result<std::string>(failed);
       failed = row.status();
@@ -88,7 +88,7 @@ class Shipping {
   // On the other ranks: returns the received row. Not ok: no row came, because of this very rank. std::nullopt: rank 0
   // could not make the row, and reports the error.
   Result<std::optional<std::string_view>> awaitRow() {
-    const Status came = await(*handout_);
+    const Status came = waitOrAbort(engine_, *handout_, what_);
     if (!came.isOk()) {
       return came;
     }
@@ -102,7 +102,7 @@ class Shipping {
   // Reports this rank's verdict to all ranks, and returns the first verdict that is not ok.
   Status settle(const Status& own) {
     engine_.underLock([&] { verdicts_->give(encodeVerdict(own)); });
-    const Status met = await(*verdicts_);
+    const Status met = waitOrAbort(engine_, *verdicts_, what_);
     if (!met.isOk()) {
       // A timeout of the handout is one of the verdicts, too, and the handout's error says more.
       return own.isOk() || met.code() == StatusCode::kInterrupted ? met : own;
@@ -120,23 +120,11 @@ class Shipping {
   }
 
  private:
-  static void name(Activity& activity, std::string description, std::string_view kind,
+  static void name(Activity& activity, std::string description, const std::string& kind,
                    std::optional<Duration> timeout) {
     activity.description = std::make_shared<const std::string>(std::move(description));
-    Hasher hash;
-    hash.add(kind);
-    activity.fingerprint = hash.value();
+    activity.fingerprint = exchangeFingerprint(kind);
     activity.timeout = timeout.value_or(Duration{0});
-  }
-
-  Status await(Activity& activity) {
-    Status met = activity.wait(kNoDeadline);
-    if (met.code() == StatusCode::kInterrupted) {
-      // Some ranks may have received everything, and go on with a plan that this rank lacks.
-      engine_.abort({StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)",
-                                                       engine_.groupLabel(), what_)});
-    }
-    return met;
   }
 
   Engine& engine_;
@@ -157,9 +145,9 @@ Status shipRows(Engine& engine, const CallPart& begun, const std::string& what, 
     return taken.isOk() ? taken
                         : Status(taken.code() == StatusCode::kInvalidArgument ? StatusCode::kInternal : taken.code(),
                                  fmt::format("{}: rank {} cannot use the plan that rank 0 made for it: {}", what,
-                                             engine.rank(), taken.message()));
+                                             engine.facts().rank, taken.message()));
   };
-  if (engine.rank() == 0) {
+  if (engine.facts().rank == 0) {
     const Result<std::string> own = shipping.makeAll(makeRow);
     return shipping.settle(own.isOk() ? take(*own) : own.status());
   }

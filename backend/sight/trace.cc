@@ -181,7 +181,7 @@ Json trace(bool onlyActive, std::int64_t ofRank) {
   std::size_t groupNumber = 0;
   const UnixTime unixTime;
   for (const auto& engine : processEngines()) {
-    const TracedGroup group{uniqueName(engine->groupName(), config), groupNumber, engine->rank(),
+    const TracedGroup group{uniqueName(engine->facts().name, config), groupNumber, engine->facts().rank,
                             engine->globalRanks()};
     if (ofRank >= 0 && group.globalRanks[static_cast<std::size_t>(group.rank)] != ofRank) {
       continue;
@@ -230,11 +230,11 @@ std::string traceAsJson(bool onlyActive) {
 }
 
 void watch(const std::shared_ptr<Engine>& engine) {
-  if (engine->options().recordFile.empty()) {
+  if (engine->facts().options.recordFile.empty()) {
     return;
   }
-  engine->onFailure([self = engine.get(), prefix = engine->options().recordFile] {
-    writeTrace(prefix, self->globalRanks()[static_cast<std::size_t>(self->rank())]);
+  engine->onFailure([self = engine.get(), prefix = engine->facts().options.recordFile] {
+    writeTrace(prefix, self->globalRanks()[static_cast<std::size_t>(self->facts().rank)]);
   });
 }
 

@@ -135,7 +135,7 @@ Status holdAll(Engine& engine, const SymmetricRequest& request, const std::vecto
                std::byte* own, std::vector<BlockPart>* parts) {
   for (std::size_t rank = 0; rank < offers.size(); ++rank) {
     BlockPart& part = (*parts)[rank];
-    if (static_cast<Rank>(rank) == engine.rank()) {
+    if (static_cast<Rank>(rank) == engine.facts().rank) {
       part.bytes = own;
       part.attached = static_cast<std::byte*>(request.attached.get());
       continue;
@@ -219,10 +219,10 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
                                                        const SymmetricRequest& request, std::optional<Duration> timeout,
                                                        const std::function<Status()>& joinAll) {
   releaseUnheld();
-  const int worldSize = engine->worldSize();
+  const int worldSize = engine->facts().worldSize;
   const std::size_t size = SymmetricBlock::partBytes(request.bytes, worldSize, request.numChannels);
   ExchangeRequest asks{.what = kWhat, .text = request.text};
-  Offer mine{.isAllJoined = engine->areAllJoined()};
+  Offer mine{.isAllJoined = engine->memory().areAllJoined()};
   OwnPart own;
   auto made = request.localError.empty() ? makeOwnPart(request, size, &mine.place)
                                          : Result<OwnPart>(Status(StatusCode::kInvalidArgument, request.localError));
@@ -260,7 +260,7 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   }
   SW_RETURN_IF_ERROR(outcomes.status());
   std::vector<Rank> askers;
-  SW_RETURN_IF_ERROR(readOutcomes(*outcomes, engine->rank(), &parts, &askers));
+  SW_RETURN_IF_ERROR(readOutcomes(*outcomes, engine->facts().rank, &parts, &askers));
   own.release();  // owned by the block now
   serving.keep(std::move(askers));
   return std::shared_ptr<SymmetricMemory>(std::make_shared<SymmetricBlock>(engine, request, number, std::move(parts)));

@@ -69,9 +69,9 @@ BlockWords SymmetricBlock::wordsOf(std::byte* part, std::size_t bytes, int world
 SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request,
                                std::uint64_t number, std::vector<BlockPart> parts)
     : engine_(engine),
-      rank_(engine->rank()),
-      worldSize_(engine->worldSize()),
-      groupLabel_(engine->groupLabel()),
+      rank_(engine->facts().rank),
+      worldSize_(engine->facts().worldSize),
+      groupLabel_(engine->facts().label),
       bytes_(request.bytes),
       jobRanks_(request.jobRanks),
       number_(number),
@@ -345,7 +345,7 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
   const auto whyLeave = [&] {
     const std::shared_ptr<Engine> engine = engine_.lock();
     const std::array making = {exchangeFingerprint(kOffersSymmetric), exchangeFingerprint(kSettlesSymmetric)};
-    const Rank elsewhere = engine == nullptr ? -1 : engine->firstAhead(waiting(), making);
+    const Rank elsewhere = engine == nullptr ? -1 : engine->memory().firstAhead(waiting(), making);
     return elsewhere < 0 || hasCome(elsewhere)
                ? Status::ok()
                : Status(StatusCode::kMismatch,

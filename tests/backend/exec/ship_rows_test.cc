@@ -56,7 +56,8 @@ std::string rowOf(Rank rank, int n) {
 Status takeWhole(Engine& engine, std::string_view bytes) {
   const Result<PlanRow> row = decodeRow(bytes);
   SW_RETURN_IF_ERROR(row.status());
-  return checkRow(*row, engine.rank(), engine.worldSize(), specOfRank(engine.rank(), engine.worldSize()));
+  return checkRow(*row, engine.facts().rank, engine.facts().worldSize,
+                  specOfRank(engine.facts().rank, engine.facts().worldSize));
 }
 
 struct Fault {

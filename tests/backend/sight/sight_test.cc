@@ -194,7 +194,7 @@ TEST(Status, WaitsForABusyGroupForAMomentOnly) {
         if (group.rank() == 0) {
           auto recv = group.recv(viewOf(values), 1, 3);
           for (const auto& engine : processEngines()) {
-            if (engine->rank() != 0) {
+            if (engine->facts().rank != 0) {
               continue;
             }
             // Asked while this thread holds the lock for as long as the answer takes.
