@@ -1,6 +1,6 @@
 // A registry of this process: one T, made at first use and never destroyed, since registered objects may outlive static
 // destructors. A child of fork() begins with a new T: the inherited T belongs to the parent, and its lock may be held
-// by a thread that the child lacks. Any thread. Declare a PerProcess as a static of the function that returns the T.
+// by a thread that the child lacks. Any thread. There is one object for each T, so each registry has its own type.
 #pragma once
 
 #include <atomic>
@@ -12,11 +12,7 @@ namespace shardwire::internal {
 template <typename T>
 class PerProcess {
  public:
-  PerProcess() = default;
-  PerProcess(const PerProcess&) = delete;
-  PerProcess& operator=(const PerProcess&) = delete;
-
-  T& get() {
+  static T& get() {
     Owned* known = current_.load(std::memory_order_acquire);
     if (known != nullptr && known->owner.isHere()) {
       return known->value;
@@ -34,7 +30,7 @@ class PerProcess {
     const OwnerProcess owner;
     T value;
   };
-  std::atomic<Owned*> current_{nullptr};
+  static inline std::atomic<Owned*> current_{nullptr};
 };
 
 }  // namespace shardwire::internal

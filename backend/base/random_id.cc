@@ -27,8 +27,7 @@ Result<RandomId> processId() {
   struct Made {
     const Result<RandomId> id = makeRandomId();
   };
-  static PerProcess<Made> made;
-  return made.get().id;
+  return PerProcess<Made>::get().id;
 }
 
 }  // namespace shardwire::internal

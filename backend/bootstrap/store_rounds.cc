@@ -11,10 +11,9 @@
 namespace shardwire::internal {
 namespace {
 
-std::atomic<bool>& anyHasEnded() {
-  static PerProcess<std::atomic<bool>> current;
-  return current.get();
-}
+struct Ended {
+  std::atomic<bool> any{false};  // group of this process
+};
 
 constexpr const char* kAnyKey = "shardwire/again";
 
@@ -38,7 +37,7 @@ std::string RoundStore::keyOf(const std::string& key) const {
 // Many rounds need few requests: the steps grow while rounds are used, and begin at one again after the first unused
 // round.
 Result<int> nextRound(Store& store, Rank rank) {
-  if (!anyHasEnded().load()) {
+  if (!PerProcess<Ended>::get().any.load()) {
     return 0;
   }
   const auto self = processId();
@@ -61,7 +60,7 @@ Result<int> nextRound(Store& store, Rank rank) {
 }
 
 void noteEndOfGroup() {
-  anyHasEnded().store(true);
+  PerProcess<Ended>::get().any.store(true);
 }
 
 }  // namespace shardwire::internal

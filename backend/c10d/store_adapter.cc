@@ -56,12 +56,6 @@ struct Answer {
   std::optional<Result<std::optional<std::string>>> said SW_GUARDED_BY(mutex);
 };
 
-// A thread stays for the next request.
-CallbackThreads& askers() {
-  static PerProcess<CallbackThreads> current;
-  return current.get();
-}
-
 }  // namespace
 
 C10dStore::C10dStore(StorePtr store, Duration timeout)
@@ -83,7 +77,8 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
                              fmt::format("the c10d store failed on the request to {}: {}", what, error.what()));
     }
   };
-  askers().post(asking, [answer] {
+  // A thread stays for the next request.
+  PerProcess<CallbackThreads>::get().post(asking, [answer] {
     const MutexLock lock(answer->mutex);
     answer->said = std::move(answer->found);
     answer->came.notifyOne();

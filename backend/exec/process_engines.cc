@@ -10,22 +10,18 @@ struct LiveEngines {
   Mutex mutex;
   std::vector<std::weak_ptr<Engine>> engines SW_GUARDED_BY(mutex);
 };
-LiveEngines& liveEngines() {
-  static PerProcess<LiveEngines> current;
-  return current.get();
-}
 
 }  // namespace
 
 void addProcessEngine(const std::shared_ptr<Engine>& engine) {
-  LiveEngines& all = liveEngines();
+  LiveEngines& all = PerProcess<LiveEngines>::get();
   const MutexLock lock(all.mutex);
   std::erase_if(all.engines, [](const auto& each) { return each.expired(); });
   all.engines.push_back(engine);
 }
 
 std::vector<std::shared_ptr<Engine>> processEngines() {
-  LiveEngines& all = liveEngines();
+  LiveEngines& all = PerProcess<LiveEngines>::get();
   std::vector<std::shared_ptr<Engine>> live;
   const MutexLock lock(all.mutex);
   for (const auto& each : all.engines) {

@@ -26,21 +26,17 @@ struct Process {
   std::vector<Failure> failures SW_GUARDED_BY(mutex);  // oldest first
   std::atomic<std::uint64_t> version{0};
 };
-Process& process() {
-  static PerProcess<Process> current;
-  return current.get();
-}
 
 }  // namespace
 
 void addProcessGroup(const void* group, std::function<void()> changed) {
-  Process& all = process();
+  Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
   all.groups[group] = std::move(changed);
 }
 
 void removeProcessGroup(const void* group) {
-  Process& all = process();
+  Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
   all.groups.erase(group);
   const auto now = Clock::now();
@@ -57,7 +53,7 @@ void removeProcessGroup(const void* group) {
 }
 
 void addProcessFailure(const void* group, std::string text) {
-  Process& all = process();
+  Process& all = PerProcess<Process>::get();
   std::vector<std::function<void()>> others;
   {
     const MutexLock lock(all.mutex);
@@ -73,11 +69,11 @@ void addProcessFailure(const void* group, std::string text) {
 }
 
 std::uint64_t processFailuresVersion() {
-  return process().version.load(std::memory_order_acquire);
+  return PerProcess<Process>::get().version.load(std::memory_order_acquire);
 }
 
 std::string processFailureBeside(const void* group, bool evenOver) {
-  Process& all = process();
+  Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
   const auto now = Clock::now();
   const auto found = std::find_if(all.failures.begin(), all.failures.end(), [&](const Failure& each) {

@@ -22,10 +22,6 @@ struct Threads {
   Mutex mutex;
   std::map<const ProgressBell*, std::weak_ptr<ProgressThread>> byBell SW_GUARDED_BY(mutex);
 };
-Threads& threadsHere() {
-  static PerProcess<Threads> instance;
-  return instance.get();
-}
 
 // The entry that this thread is inside of: a callback may end its own group.
 thread_local const void* entered = nullptr;
@@ -33,7 +29,7 @@ thread_local const void* entered = nullptr;
 }  // namespace
 
 std::shared_ptr<ProgressThread> ProgressThread::of(std::shared_ptr<ProgressBell> bell) {
-  Threads& all = threadsHere();
+  Threads& all = PerProcess<Threads>::get();
   const MutexLock lock(all.mutex);
   std::erase_if(all.byBell, [](const auto& each) { return each.second.expired(); });
   std::weak_ptr<ProgressThread>& place = all.byBell[bell.get()];

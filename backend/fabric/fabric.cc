@@ -31,10 +31,6 @@ struct KnownFabric {
   Mutex mutex;
   std::weak_ptr<Fabric> fabric SW_GUARDED_BY(mutex);
 };
-KnownFabric& knownFabric() {
-  static PerProcess<KnownFabric> instance;
-  return instance.get();
-}
 
 }  // namespace
 
@@ -45,7 +41,7 @@ Fabric::Fabric(ProcessAddress address, std::string secret, std::shared_ptr<FdWat
       wakeFd_(std::move(wakeFd)) {}
 
 Result<std::shared_ptr<Fabric>> Fabric::instance() {
-  KnownFabric& one = knownFabric();
+  KnownFabric& one = PerProcess<KnownFabric>::get();
   const MutexLock lock(one.mutex);
   if (auto there = one.fabric.lock(); there != nullptr) {
     return there;

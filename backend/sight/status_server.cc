@@ -256,11 +256,6 @@ class Server {
   std::thread thread_ SW_GUARDED_BY(mutex_);
 };
 
-Server& server() {
-  static PerProcess<Server> current;
-  return current.get();
-}
-
 }  // namespace
 
 std::string statusFolder() {
@@ -271,11 +266,11 @@ std::string statusFolder() {
 }
 
 Result<std::string> serveStatus() {
-  return server().serve();
+  return PerProcess<Server>::get().serve();
 }
 
 void stopServingStatus() {
-  server().stop();
+  PerProcess<Server>::get().stop();
 }
 
 }  // namespace shardwire::internal

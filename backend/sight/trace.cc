@@ -211,8 +211,10 @@ Json trace(bool onlyActive, std::int64_t ofRank) {
 }
 
 void writeTrace(const std::string& prefix, std::int64_t globalRank) {
-  static PerProcess<Mutex> mutex;  // groups fail together, and the file of the last must include all
-  const MutexLock lock(mutex.get());
+  struct Writing {
+    Mutex mutex;  // groups fail together, and the file of the last must include all
+  };
+  const MutexLock lock(PerProcess<Writing>::get().mutex);
   const std::string path = fmt::format("{}{}", prefix, globalRank);
   if (const Status written = writeWhole(path, pickled(trace(false, globalRank)), Lasting::kWhileTheSystemRuns);
       !written.isOk()) {

@@ -14,11 +14,6 @@ struct DeferredBlocks {
   std::vector<DeferredBlock> blocks SW_GUARDED_BY(mutex);
 };
 
-DeferredBlocks& deferredBlocks() {
-  static PerProcess<DeferredBlocks> blocks;
-  return blocks.get();
-}
-
 // Acquire: pairs with the holder's seq_cst store. All writes of the holder to the block happened before.
 bool isHeld(DeferredBlock& block) {
   std::erase_if(block.holders, [&](const auto& holder) {
@@ -32,7 +27,7 @@ bool isHeld(DeferredBlock& block) {
 
 void releaseLater(DeferredBlock block) {
   {
-    DeferredBlocks& all = deferredBlocks();
+    DeferredBlocks& all = PerProcess<DeferredBlocks>::get();
     const MutexLock lock(all.mutex);
     all.blocks.push_back(std::move(block));
   }
@@ -42,7 +37,7 @@ void releaseLater(DeferredBlock block) {
 void releaseUnheld() {
   std::vector<DeferredBlock> unused;
   {
-    DeferredBlocks& all = deferredBlocks();
+    DeferredBlocks& all = PerProcess<DeferredBlocks>::get();
     const MutexLock lock(all.mutex);
     std::erase_if(all.blocks, [&](DeferredBlock& block) {
       if (isHeld(block)) {
@@ -61,7 +56,7 @@ void releaseUnheld() {
 }
 
 std::size_t numDeferred() {
-  DeferredBlocks& all = deferredBlocks();
+  DeferredBlocks& all = PerProcess<DeferredBlocks>::get();
   const MutexLock lock(all.mutex);
   return all.blocks.size();
 }

@@ -31,11 +31,6 @@ struct Protection {
   std::map<const std::byte*, int> holders SW_GUARDED_BY(mutex);
 };
 
-Protection& protection() {
-  static PerProcess<Protection> made;
-  return made.get();
-}
-
 // Reads the letter of the process's state: the word behind the name, which is in brackets and may contain any
 // character.
 bool isStopped(pid_t pid) {
@@ -74,7 +69,7 @@ class PeerHeapMemory final : public HeldMemory {
   }
 
   Status makeWritable() const {
-    Protection& all = protection();
+    Protection& all = PerProcess<Protection>::get();
     const MutexLock lock(all.mutex);
     ++all.holders[bytes_];  // also on failure: release() follows
     return ::mprotect(bytes_, size_, PROT_READ | PROT_WRITE) == 0
@@ -87,7 +82,7 @@ class PeerHeapMemory final : public HeldMemory {
   std::byte* bytes() const override { return bytes_; }
   void release(const std::function<void()>& notify) override {
     {
-      Protection& all = protection();
+      Protection& all = PerProcess<Protection>::get();
       const MutexLock lock(all.mutex);
       notify();
       const auto mine = all.holders.find(bytes_);

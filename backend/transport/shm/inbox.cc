@@ -32,10 +32,6 @@ struct InProcess {
   Mutex mutex;
   std::map<RandomId, std::weak_ptr<Inbox>> inboxes SW_GUARDED_BY(mutex);
 };
-InProcess& inProcess() {
-  static PerProcess<InProcess> registry;
-  return registry.get();
-}
 
 Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kNumLanes>& laneBytes, const RandomId& id,
                    Rank owner, int worldSize) {
@@ -131,14 +127,14 @@ Result<std::shared_ptr<Inbox>> Inbox::create(int worldSize, const Options& optio
   inbox->page_ = &fabric->page();
   inbox->liveness_ = &fabric->liveness();
   inbox->fabric_ = std::move(fabric);
-  InProcess& registry = inProcess();
+  InProcess& registry = PerProcess<InProcess>::get();
   const MutexLock lock(registry.mutex);
   registry.inboxes[inbox->id_] = inbox;
   return inbox;
 }
 
 std::shared_ptr<Inbox> Inbox::findInProcess(const RandomId& id) {
-  InProcess& registry = inProcess();
+  InProcess& registry = PerProcess<InProcess>::get();
   const MutexLock lock(registry.mutex);
   const auto found = registry.inboxes.find(id);
   return found == registry.inboxes.end() ? nullptr : found->second.lock();
@@ -176,7 +172,7 @@ Result<std::shared_ptr<Inbox>> Inbox::map(const At& at, Rank owner, int worldSiz
 
 Inbox::~Inbox() {
   if (!id_.isZero()) {
-    InProcess& registry = inProcess();
+    InProcess& registry = PerProcess<InProcess>::get();
     const MutexLock lock(registry.mutex);
     registry.inboxes.erase(id_);
   }

@@ -19,10 +19,6 @@ struct Registry {
   Mutex mutex;
   std::map<RandomId, std::weak_ptr<const Mapping>> heaps SW_GUARDED_BY(mutex);
 };
-Registry& registry() {
-  static PerProcess<Registry> heaps;
-  return heaps.get();
-}
 
 Result<Mapping> mapChecked(int fd, std::uint64_t bytes, pid_t owner) {
   if (Status checked = checkMemfd(fd, bytes); !checked.isOk()) {
@@ -39,7 +35,7 @@ Result<Mapping> mapChecked(int fd, std::uint64_t bytes, pid_t owner) {
 }  // namespace
 
 Result<std::shared_ptr<const Mapping>> mapPeerHeap(const RandomId& process, int fd, std::uint64_t bytes, pid_t owner) {
-  Registry& heaps = registry();
+  Registry& heaps = PerProcess<Registry>::get();
   const MutexLock lock(heaps.mutex);
   std::erase_if(heaps.heaps, [](const auto& entry) { return entry.second.expired(); });
   if (auto known = heaps.heaps[process].lock(); known != nullptr && known->size() == bytes) {

@@ -18,8 +18,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static PerProcess<Registry> registry;
-  return registry.get();
+  return PerProcess<Registry>::get();
 }
 
 TEST(PerProcess, IsOneForAllThreads) {
