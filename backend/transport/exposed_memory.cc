@@ -4,12 +4,12 @@
 
 namespace shardwire::internal {
 
-Status Exposure::check(std::uint64_t address, std::uint64_t numBytes) const {
-  if (holds(address, numBytes)) {
+Status Exposure::check(const RemoteRun& run) const {
+  if (holds(run.address, run.bytes)) {
     return Status::ok();
   }
-  return {StatusCode::kPeerFailed, fmt::format("{} bytes at {:#x} of exposure {}, which is {} bytes at {:#x}", numBytes,
-                                               address, space, bytes, first)};
+  return {StatusCode::kPeerFailed, fmt::format("{} bytes at {:#x} of exposure {}, which is {} bytes at {:#x}",
+                                               run.bytes, run.address, space, bytes, first)};
 }
 
 RemoteAddress ExposedMemory::expose(const void* bytes, std::size_t size) {

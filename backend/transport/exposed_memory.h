@@ -12,6 +12,13 @@
 
 namespace shardwire::internal {
 
+// A run of exposed memory that the peer requests.
+struct RemoteRun {
+  std::uint64_t address;  // in this process
+  std::uint64_t bytes;
+  friend bool operator==(const RemoteRun&, const RemoteRun&) = default;
+};
+
 struct Exposure {
   std::uint32_t space = 0;
   std::uint64_t first = 0;  // address in this process
@@ -21,8 +28,8 @@ struct Exposure {
     const std::uint64_t offset = address - first;  // wraps around below `first`, past every extent
     return offset <= bytes && numBytes <= bytes - offset && address >= first;
   }
-  // Ok when the exposure contains these bytes; else kPeerFailed, with words that follow "asked for ".
-  Status check(std::uint64_t address, std::uint64_t numBytes) const;
+  // Ok when the exposure contains the run; else kPeerFailed, with words that follow "asked for ".
+  Status check(const RemoteRun& run) const;
 };
 
 class ExposedMemory {
@@ -34,6 +41,17 @@ class ExposedMemory {
   void concealAll() { exposures_.clear(); }
   // kPeerFailed, with words that follow "asked for ", when there is no exposure of this number.
   Result<Exposure> find(std::uint32_t space) const;
+  // The check of a request: ok when the peer may read all runs; else kPeerFailed, with words that follow "asked for ".
+  // runAt(i) returns run i, and is called in order up to the first run that the peer may not read.
+  template <typename RunAt>
+  Status check(std::uint32_t space, std::size_t numRuns, RunAt&& runAt) const {
+    const Result<Exposure> exposure = find(space);
+    Status may = exposure.status();
+    for (std::size_t i = 0; i < numRuns && may.isOk(); ++i) {
+      may = exposure->check(runAt(i));
+    }
+    return may;
+  }
 
  private:
   std::unordered_map<std::uint32_t, Exposure> exposures_;

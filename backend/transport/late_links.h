@@ -68,7 +68,6 @@ class UnjoinedConnection final : public Connection {
   void release(Lane) override {}
   Reach expose(const void*, std::size_t, RemoteAddress*) override { return Reach::kNone; }
   ReadLimits readLimits() const override { return {}; }
-  const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
   Status read(std::span<const MemoryRun>) override { return {StatusCode::kInternal, "the peer is not joined yet"}; }
   Status health() override { return Status::ok(); }
   std::string describe() const override;

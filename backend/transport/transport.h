@@ -131,7 +131,10 @@ class PeerReads {
  public:
   // A pointer to the peer's memory, valid as long as the connection; null when the memory is not mapped here (a wrong
   // address from the peer, or a bug: an error).
-  virtual const std::byte* map(const RemoteAddress& address, std::size_t size) = 0;
+  virtual const std::byte* map(const RemoteAddress& address, std::size_t size) {
+    static_cast<void>(address), static_cast<void>(size);
+    return nullptr;
+  }
   // Copies runs from the peer's virtual address space into local memory; kUnsupported if this connection cannot.
   virtual Status read(std::span<const MemoryRun> runs) = 0;
   // Whether the peer has stopped (PeerFetches::stopFetches()). Bytes read at once (map(), read()) before this was seen
@@ -151,7 +154,8 @@ class PeerReads {
 class PeerFetches {
  public:
   // kFetch: requests runs of the peer's exposure `space`, each into its local memory, without a further copy if the
-  // transport can. False: there is no room now, and nothing was requested. Otherwise ++count->pending, and
+  // transport can. Precondition: there are runs, and no run is empty. False: there is no room now, and nothing was
+  // requested. Otherwise ++count->pending, and
   // --count->pending in a later poll(), when all runs have arrived. Fetches may end in any order. A fetch that the peer
   // refuses (the bytes are not exposed) or that fails shows in health(), and stays pending.
   virtual bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {

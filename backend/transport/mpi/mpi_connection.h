@@ -49,7 +49,6 @@ class MpiConnection final : public Connection, private MpiReceiver {
   Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
   void conceal(const RemoteAddress& address) override { fetches_.conceal(address.space); }
   ReadLimits readLimits() const override { return joint_.readLimits; }
-  const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
   bool stopFetches() override { return fetches_.stop(); }

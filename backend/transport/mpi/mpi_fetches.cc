@@ -5,8 +5,6 @@
 // sides.
 #include "backend/transport/mpi/mpi_fetches.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -21,10 +19,6 @@ bool hasLongRun(std::span<const Run> runs) {
   return std::any_of(runs.begin(), runs.end(), [](const Run& run) { return run.bytes >= kMpiLongRun; });
 }
 
-Status askedFor(const Status& what) {
-  return {what.code(), fmt::format("asked for {}", what.message())};
-}
-
 }  // namespace
 
 Status MpiFetches::serve(std::string_view body) {
@@ -35,16 +29,13 @@ Status MpiFetches::serve(std::string_view body) {
   if (isStopped_) {
     return Status::ok();  // callers' memory is not read after the stop, and the peer's fetch need not end
   }
-  const auto exposure = exposed_.find(request->space);
-  if (!exposure.isOk()) {
-    return askedFor(exposure.status());
-  }
   runs_.clear();
-  for (const RemoteRun& run : request->runs) {
-    if (const Status inside = exposure->check(run.address, run.bytes); !inside.isOk()) {
-      return askedFor(inside);
-    }
-    runs_.push_back({reinterpret_cast<std::byte*>(run.address), run.bytes});
+  const Status may = exposed_.check(request->space, request->runs.size(), [&](std::size_t i) {
+    runs_.push_back({reinterpret_cast<std::byte*>(request->runs[i].address), request->runs[i].bytes});
+    return request->runs[i];
+  });
+  if (!may.isOk()) {
+    return {may.code(), "asked for " + may.message()};
   }
   const std::uint64_t number = numConfirmed_ + unconfirmed_.size();
   std::uint32_t numFromTensor = 0;
@@ -125,26 +116,19 @@ void MpiFetches::abandon() {
 
 Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
                          std::vector<std::string>* requests) {
-  std::vector<MemoryRun> wanted;
-  wanted.reserve(runs.size());
-  std::copy_if(runs.begin(), runs.end(), std::back_inserter(wanted),
-               [](const MemoryRun& run) { return run.bytes > 0; });
-  if (wanted.empty()) {
-    return Status::ok();
-  }
   const auto place =
       std::find_if(fetches_.begin(), fetches_.end(), [](const Fetch& each) { return each.count == nullptr; });
   *place = {count, 0, 0, 0};
   ++numFetches_;
   ++count->pending;
   const MpiCookie cookie{owner_, kReceiveKind, 0, static_cast<std::uint32_t>(place - fetches_.begin())};
-  for (std::span<const MemoryRun> left = wanted; !left.empty();) {
-    const std::size_t asked = encodeRequest(space, left, &requests->emplace_back());
-    if (hasLongRun(left.first(asked))) {
+  while (!runs.empty()) {
+    const auto asked = runs.first(encodeRequest(space, runs, &requests->emplace_back()));
+    if (hasLongRun(asked)) {
       place->confirmedAt = ++numLongAsked_;
     }
     runs_.clear();
-    for (const MemoryRun& run : left.first(asked)) {
+    for (const MemoryRun& run : asked) {
       runs_.push_back({run.local, run.bytes});
       place->bytes += run.bytes;
     }
@@ -155,7 +139,7 @@ Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, F
           ++numReceives_;
           return Status::ok();
         }));
-    left = left.subspan(asked);
+    runs = runs.subspan(asked.size());
   }
   return Status::ok();
 }

@@ -46,7 +46,8 @@ class MpiFetches {
 
   // Asker's side.
   bool hasRoom() const { return numFetches_ < kMostFetches && !isStopped_; }
-  // Posts the receives; appends the requests to be sent, in order. Precondition: hasRoom().
+  // Posts the receives; appends the requests to be sent, in order. Precondition: hasRoom(), and as
+  // PeerFetches::fetch().
   Status fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
                std::vector<std::string>* requests);
   Status received(const MpiDone& done);

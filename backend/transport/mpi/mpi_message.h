@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/transport/exposed_memory.h"
 #include "backend/transport/mpi/mpi_api.h"
 #include "backend/transport/mpi/mpi_lane.h"
 #include "backend/transport/transport.h"
@@ -42,12 +43,6 @@ std::optional<MpiHead> decodeHead(std::span<const std::byte> message);
 
 // Messages outside of the lanes are at most this long.
 inline constexpr std::size_t kMpiServiceBytes = std::size_t{64} << 10;
-
-struct RemoteRun {
-  std::uint64_t address;
-  std::uint64_t bytes;
-  friend bool operator==(const RemoteRun&, const RemoteRun&) = default;
-};
 
 // Appends a request for the first runs to `to`, as many as one request holds, and returns their number. Precondition:
 // no run is empty.

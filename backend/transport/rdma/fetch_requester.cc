@@ -115,17 +115,6 @@ Result<bool> FetchRequester::fetch(std::uint32_t space, std::span<const MemoryRu
       fetches_.size() - free_.size() >= kMostFetches) {
     return false;
   }
-  std::vector<MemoryRun> kept;  // empty runs have no memory to register
-  if (std::any_of(runs.begin(), runs.end(), [](const MemoryRun& run) { return run.bytes == 0; })) {
-    std::copy_if(runs.begin(), runs.end(), std::back_inserter(kept),
-                 [](const MemoryRun& run) { return run.bytes > 0; });
-    runs = kept;
-  }
-  if (runs.empty()) {
-    ++count->pending;
-    ended_.push_back(count);
-    return true;
-  }
   std::vector<std::pair<std::size_t, Registration*>> groups;
   SW_RETURN_IF_ERROR(pinRuns(runs, &groups));
   const std::size_t place = takePlace();
@@ -153,10 +142,6 @@ Result<bool> FetchRequester::fetch(std::uint32_t space, std::span<const MemoryRu
 }
 
 void FetchRequester::advance() {
-  for (FetchCount* count : ended_) {
-    --count->pending;
-  }
-  ended_.clear();
   while (!waiting_.empty() && send(waiting_.front().request, waiting_.front().numParts)) {
     waiting_.pop_front();
   }
@@ -191,7 +176,6 @@ void FetchRequester::stop() {
   fetches_.clear();
   free_.clear();
   waiting_.clear();
-  ended_.clear();
 }
 
 }  // namespace shardwire::internal

@@ -28,9 +28,9 @@ class FetchRequester {
 
   // See Connection::fetch(). An error: memory could not be registered, and nothing was requested.
   Result<bool> fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count);
-  // Sends waiting requests, and ends fetches of zero bytes.
+  // Sends waiting requests.
   void advance();
-  bool hasWork() const { return !waiting_.empty() || !ended_.empty(); }
+  bool hasWork() const { return !waiting_.empty(); }
   // One part of a request has arrived. False: there is no such request.
   bool onArrival(std::uint32_t id);
   // Unpins all memory; no fetch ends after this call. Precondition: the queue pairs are destroyed.
@@ -61,7 +61,6 @@ class FetchRequester {
   std::vector<Fetch> fetches_;  // by the low half of the id
   std::vector<std::size_t> free_;
   std::deque<Waiting> waiting_;
-  std::vector<FetchCount*> ended_;  // fetches of no bytes
   std::uint32_t partsUnderWay_ = 0;
   std::uint32_t nextQueue_ = 0;
 };

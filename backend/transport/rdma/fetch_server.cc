@@ -72,18 +72,15 @@ std::string FetchServer::begin(std::span<const std::byte> frame) {
       header_.numQueues > numQueues || header_.firstQueue >= numQueues) {
     return "a malformed request";
   }
-  const auto exposure = exposed_.find(header_.space);
-  if (!exposure.isOk()) {
-    return "asked for " + exposure.status().message();
-  }
   runs_ = frame.data() + sizeof(header_);
   std::uint64_t total = 0;
-  for (std::uint32_t i = 0; i < header_.numRuns; ++i) {
-    const RunRecord record = run(i);
-    if (const Status inside = exposure->check(record.remote, record.bytes); !inside.isOk()) {
-      return "asked for " + inside.message();
-    }
+  const Status may = exposed_.check(header_.space, header_.numRuns, [&](std::size_t i) {
+    const RunRecord record = run(static_cast<std::uint32_t>(i));
     total += record.bytes;
+    return RemoteRun{record.remote, record.bytes};
+  });
+  if (!may.isOk()) {
+    return "asked for " + may.message();
   }
   memory_ = registrations_.at(header_.space);
   std::uint32_t at = 0;

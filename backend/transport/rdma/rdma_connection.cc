@@ -156,11 +156,6 @@ ReadLimits RdmaConnection::readLimits() const {
   return wireReadLimits(join_.ordinaryPath, kMinFetchEdge, kMinFetchRun);
 }
 
-const std::byte* RdmaConnection::map(const RemoteAddress& address, std::size_t size) {
-  static_cast<void>(address), static_cast<void>(size);
-  return nullptr;
-}
-
 Status RdmaConnection::read(std::span<const MemoryRun> runs) {
   static_cast<void>(runs);
   return {StatusCode::kUnsupported,

@@ -44,7 +44,6 @@ class RdmaConnection final : public Connection, private FabricMember {
   Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
   void conceal(const RemoteAddress& address) override;
   ReadLimits readLimits() const override;
-  const std::byte* map(const RemoteAddress& address, std::size_t size) override;
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
   bool stopFetches() override;

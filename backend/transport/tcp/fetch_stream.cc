@@ -62,21 +62,18 @@ Status FetchStream::serve(std::string_view request) {
   if (!reader.ok() || request.size() != 8 + std::size_t{numRuns} * 16 || numServedRuns_ + numRuns > kMaxServedRuns) {
     return {StatusCode::kMismatch, "a malformed request"};
   }
-  const auto exposure = exposed_.find(space);
-  if (!exposure.isOk()) {
-    return {StatusCode::kMismatch, fmt::format("a request for {}", exposure.status().message())};
-  }
   Transfer transfer = takeSpare();
   transfer.space = space;
   transfer.count = nullptr;
-  for (std::uint32_t i = 0; i < numRuns; ++i) {
-    const std::uint64_t address = reader.u64();
-    const std::uint64_t bytes = reader.u64();
-    if (const Status inside = exposure->check(address, bytes); !inside.isOk() || bytes == 0) {
-      return {StatusCode::kMismatch,
-              bytes == 0 ? "a malformed request" : fmt::format("a request for {}", inside.message())};
-    }
-    transfer.runs.push_back({reinterpret_cast<std::byte*>(address), bytes});
+  bool isAnyEmpty = false;
+  const Status may = exposed_.check(space, numRuns, [&](std::size_t) {
+    const RemoteRun run{reader.u64(), reader.u64()};
+    isAnyEmpty |= run.bytes == 0;
+    transfer.runs.push_back({reinterpret_cast<std::byte*>(run.address), run.bytes});
+    return run;
+  });
+  if (isAnyEmpty || !may.isOk()) {
+    return {StatusCode::kMismatch, isAnyEmpty ? "a malformed request" : "a request for " + may.message()};
   }
   numServedRuns_ += numRuns;
   if (numRuns > 0) {
@@ -100,9 +97,6 @@ bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, Fetc
   };
   std::vector<Remote> remote;
   for (const MemoryRun& run : runs) {
-    if (run.bytes == 0) {
-      continue;
-    }
     if (!transfer.runs.empty() && transfer.runs.back().bytes + transfer.runs.back().size == run.local) {
       transfer.runs.back().size += run.bytes;
     } else {
@@ -197,7 +191,6 @@ Status FetchStream::send(bool* moved) {
 
 Status FetchStream::receive(bool* moved) {
   std::size_t total = 0;
-  advance(fetches_, 0);  // removes fetches of zero bytes
   for (int call = 0; call < kMaxFetchCalls && total < kMaxTurnBytes && isOpen() && !isEnded_; ++call) {
     std::array<iovec, kPieces> pieces;
     msghdr message{};

@@ -95,7 +95,6 @@ Result<std::unique_ptr<Connection>> TcpConnection::create(TcpJoint joint) {
 }
 
 TcpConnection::~TcpConnection() {
-  std::erase(joint_.poller->due, this);
   closeFetches();
   if (failure_.isOk()) {
     // The leave follows all frames, which the peer may still read.
@@ -292,10 +291,6 @@ bool TcpConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, 
   for (std::string& request : requests_) {
     frames_.sendNote(kRequest, std::move(request));
   }
-  if (requests_.empty() && !isDue_) {  // a fetch of zero bytes gets no event
-    isDue_ = true;
-    joint_.poller->due.push_back(this);
-  }
   if (!frames_.isBlocked()) {
     flushFrames();
   }
@@ -363,12 +358,6 @@ bool TcpConnection::onReady(bool isFetches, std::uint32_t events) {
     moved |= isFetches ? sendFetched() : flushFrames();
   }
   return moved;
-}
-
-bool TcpConnection::onDue() {
-  isDue_ = false;
-  receiveFetched();
-  return true;
 }
 
 // Both sockets, since a network path may lose only long packets, which fetches send.

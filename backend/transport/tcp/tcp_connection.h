@@ -20,8 +20,7 @@ class TcpConnection;
 // State shared by the connections of a rank and their wire.
 struct TcpPoller {
   Fd epoll;
-  int numWatched = 0;               // sockets in the epoll set
-  std::vector<TcpConnection*> due;  // connections with work that no event announces
+  int numWatched = 0;  // sockets in the epoll set
 };
 
 // The endpoint's set-up for one connection.
@@ -54,7 +53,6 @@ class TcpConnection final : public Connection {
   Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
   void conceal(const RemoteAddress& address) override;
   ReadLimits readLimits() const override;
-  const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
   bool stopFetches() override;
@@ -63,7 +61,6 @@ class TcpConnection final : public Connection {
 
   // For the wire: handles epoll's events for one of the two sockets. True when bytes arrived or were sent.
   bool onReady(bool isFetches, std::uint32_t events);
-  bool onDue();
 
  private:
   // The target of epoll's user pointer.
@@ -98,7 +95,6 @@ class TcpConnection final : public Connection {
   bool stopped_ = false;               // stopFetches() was called
   bool peerStopped_ = false;
   bool peerLeft_ = false;
-  bool isDue_ = false;
   Deadline nextLook_{};
   Deadline nextPathLook_{};
   Deadline fetchesBrokeAt_ = kNoDeadline;

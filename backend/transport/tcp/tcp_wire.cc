@@ -7,7 +7,7 @@
 namespace shardwire::internal {
 
 bool TcpWire::poll() {
-  if (poller_->numWatched == 0 && poller_->due.empty()) {
+  if (poller_->numWatched == 0) {
     return false;  // no peer is joined yet: saves a system call
   }
   std::array<epoll_event, 32> events;
@@ -17,11 +17,6 @@ bool TcpWire::poll() {
     const epoll_event& event = events[static_cast<std::size_t>(i)];
     const auto* watch = static_cast<const TcpConnection::Watch*>(event.data.ptr);
     moved |= watch->connection->onReady(watch->isFetches, event.events);
-  }
-  while (!poller_->due.empty()) {
-    TcpConnection* connection = poller_->due.back();
-    poller_->due.pop_back();
-    moved |= connection->onDue();
   }
   return moved;
 }

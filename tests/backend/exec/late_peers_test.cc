@@ -27,7 +27,6 @@ class WatchedConnection final : public Connection {
   void release(Lane) override {}
   Reach expose(const void*, std::size_t, RemoteAddress*) override { return Reach::kNone; }
   ReadLimits readLimits() const override { return {}; }
-  const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
   Status read(std::span<const MemoryRun> runs) override { return none_.read(runs); }
   Status health() override { return look<Status>(); }
   std::string describe() const override { return "fake"; }

@@ -47,7 +47,7 @@ TEST(Exposure, HoldsWhatAWiderArithmeticSays) {
     const bool expected = address >= exposure.first && Wide{address} + bytes <= Wide{exposure.first} + exposure.bytes;
     ASSERT_EQ(exposure.holds(address, bytes), expected)
         << exposure.first << " " << exposure.bytes << ": " << address << " " << bytes;
-    EXPECT_EQ(exposure.check(address, bytes).isOk(), expected);
+    EXPECT_EQ(exposure.check({address, bytes}).isOk(), expected);
     numHeld += expected ? 1 : 0;
   }
   EXPECT_GT(numHeld, 1000);
@@ -74,7 +74,7 @@ TEST(ExposedMemory, GivesEachExtentANumberOfItsOwnUntilItIsConcealed) {
 TEST(ExposedMemory, SaysWhatWasAskedForAndWhatThereIs) {
   ExposedMemory exposed;
   const RemoteAddress address = exposed.expose(at(0x1000), 16);
-  EXPECT_EQ(exposed.find(address.space)->check(0x1008, 9).message(),
+  EXPECT_EQ(exposed.find(address.space)->check({0x1008, 9}).message(),
             "9 bytes at 0x1008 of exposure 2, which is 16 bytes at 0x1000");
   EXPECT_EQ(exposed.find(0).status().message(), "bytes of exposure 0, which there is not or no longer");
 }

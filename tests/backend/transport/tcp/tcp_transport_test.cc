@@ -289,20 +289,6 @@ TEST(TcpConnection, ABrokenStreamOfFetchesIsAFailureUnlessThePeerStopped) {
   EXPECT_EQ(pair.connection(1).expose(&address, sizeof(address), &address), Reach::kNone);
 }
 
-TEST(TcpConnection, AFetchOfNothingEndsInThePollThatFollows) {
-  TcpRanks pair;
-  pair.join();
-  internal::RemoteAddress address;
-  std::byte byte{};
-  ASSERT_EQ(pair.connection(0).expose(&byte, 1, &address), Reach::kFetch);
-  FetchCount count;
-  const MemoryRun none{nullptr, address.value, 0};
-  ASSERT_TRUE(pair.connection(1).fetch(address.space, {&none, 1}, &count));
-  EXPECT_EQ(count.pending, 1U);
-  EXPECT_TRUE(pair.ranks[1].wire->poll());
-  EXPECT_EQ(count.pending, 0U);
-}
-
 TEST(TcpConnection, SomebodyElsesBytesAreAFailure) {
   FakeDialer dialer;
   const Fd fetches = dialer.join();
