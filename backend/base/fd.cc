@@ -53,18 +53,6 @@ void Fd::closeInChildren() {
   forks_ = list.numForks;
 }
 
-int Fd::release() {
-  if (forks_ != kInherited) {
-    NotForChildren& list = notForChildren();
-    const MutexLock lock(list.mutex);
-    if (std::exchange(forks_, kInherited) != list.numForks) {
-      fd_ = -1;
-    }
-    list.fds.erase(fd_);
-  }
-  return std::exchange(fd_, -1);
-}
-
 void Fd::reset(int fd) {
   if (fd_ >= 0 && forks_ == kInherited) {
     ::close(fd_);  // nothing can be done about an error, and Linux closes the descriptor in any case

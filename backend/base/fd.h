@@ -27,8 +27,6 @@ class Fd {
   // After this call every child of fork() closes the descriptor at once. For a socket whose end notifies the peer that
   // this process died: a child must not keep the socket open.
   void closeInChildren();
-  // Gives the descriptor away without closing it.
-  [[nodiscard]] int release();
   // Closes the descriptor and takes over `fd`.
   void reset(int fd = -1);
 

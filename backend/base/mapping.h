@@ -33,11 +33,6 @@ class Mapping {
 
   std::byte* bytes() const { return bytes_; }
   std::size_t size() const { return size_; }
-  // Forgets the range without unmapping: for memory that may still be in use.
-  void leak() {
-    bytes_ = nullptr;
-    size_ = 0;
-  }
 
  private:
   Mapping(std::byte* bytes, std::size_t size) : bytes_(bytes), size_(size) {}

@@ -15,14 +15,11 @@
 #define SW_CAPABILITY(name) SW_THREAD_ANNOTATION(capability(name))
 #define SW_SCOPED_CAPABILITY SW_THREAD_ANNOTATION(scoped_lockable)
 #define SW_GUARDED_BY(mutex) SW_THREAD_ANNOTATION(guarded_by(mutex))
-#define SW_PT_GUARDED_BY(mutex) SW_THREAD_ANNOTATION(pt_guarded_by(mutex))
 #define SW_REQUIRES(...) SW_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
 #define SW_EXCLUDES(...) SW_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define SW_ACQUIRE(...) SW_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define SW_TRY_ACQUIRE(...) SW_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
 #define SW_RELEASE(...) SW_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
-#define SW_ASSERT_CAPABILITY(x) SW_THREAD_ANNOTATION(assert_capability(x))
-#define SW_RETURN_CAPABILITY(x) SW_THREAD_ANNOTATION(lock_returned(x))
 #define SW_NO_THREAD_SAFETY_ANALYSIS SW_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace shardwire::internal {
@@ -36,8 +33,6 @@ class SW_CAPABILITY("mutex") Mutex {
   void lock() SW_ACQUIRE() { mutex_.lock(); }
   void unlock() SW_RELEASE() { mutex_.unlock(); }
   bool tryLock() SW_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-  // States a fact for the analysis: every caller of this function holds the mutex. Does nothing.
-  void assertHeld() const SW_ASSERT_CAPABILITY(this) {}
 
  private:
   friend class ConditionVariable;

@@ -22,7 +22,6 @@
 #include "backend/fabric/interfaces.h"
 #include "backend/fabric/listening_ports.h"
 #include "backend/fabric/proof.h"
-#include "shardwire/options.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
@@ -95,12 +94,5 @@ class LinkDial {
   LinkHello hello_;
   Deadline nextStart_{};
 };
-
-// Runs LinkDial to the end, or to the limit. Errors of step(); kTimeout at the limit.
-Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello,
-                      const Options& options, const WaitLimit& limit);
-// With the key made of the group's token and SHARDWIRE_JOB_TOKEN.
-Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello,
-                      const Options& options, const WaitLimit& limit);
 
 }  // namespace shardwire::internal

@@ -2,7 +2,7 @@
 // or to another host with the same address. Each attempt goes through connecting, hello and proof. Only one attempt at
 // a time sends a proof, so the listener never waits on a link that this rank drops; the other attempts stay at the
 // listener's challenge in case the first attempt fails. The first welcomed attempt is the link. Otherwise whyNot()
-// lists the answer of each address. Nothing waits in step(); dialLink() waits for the sockets.
+// lists the answer of each address. Nothing waits in step().
 #include <errno.h>
 #include <fmt/format.h>
 #include <poll.h>
@@ -270,29 +270,6 @@ std::vector<NetAddress> orderByReach(std::span<const NetAddress> addresses, cons
   }
   std::move(far.begin(), far.end(), std::back_inserter(near));
   return near;
-}
-
-Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello,
-                      const Options& options, const WaitLimit& limit) {
-  const auto interfaces = listInterfaces();
-  SW_RETURN_IF_ERROR(interfaces.status());
-  LinkDial dial(orderByReach(addresses, chooseInterfaces(*interfaces, options.socketIfname)), key, hello);
-  while (true) {
-    if (auto link = dial.step(); link.has_value()) {
-      return std::move(*link);
-    }
-    if (limit.isOver()) {
-      return dial.whyNot();
-    }
-    std::vector<pollfd> entries;
-    const Deadline next = dial.appendSockets(&entries);
-    SW_RETURN_IF_ERROR(limit.sooner(next).poll(entries).status());
-  }
-}
-
-Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello,
-                      const Options& options, const WaitLimit& limit) {
-  return dialLink(addresses, makeLinkKey(token, options.jobToken), hello, options, limit);
 }
 
 }  // namespace shardwire::internal

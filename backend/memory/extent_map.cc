@@ -37,7 +37,6 @@ void ExtentMap::insert(Extent extent, bool dirty) {
     dirtyByAge_.emplace(age, extent.offset);
     dirtyBytes_ += extent.bytes;
   }
-  freeBytes_ += extent.bytes;
 }
 
 void ExtentMap::remove(ByOffset::iterator at) {
@@ -47,7 +46,6 @@ void ExtentMap::remove(ByOffset::iterator at) {
     dirtyByAge_.erase({free.age, offset});
     dirtyBytes_ -= free.bytes;
   }
-  freeBytes_ -= free.bytes;
   free_.erase(at);
 }
 

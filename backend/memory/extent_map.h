@@ -32,7 +32,6 @@ class ExtentMap {
   std::optional<Extent> takeOldestDirty(std::uint64_t most);
 
   std::uint64_t dirtyBytes() const { return dirtyBytes_; }
-  std::uint64_t freeBytes() const { return freeBytes_; }
 
  private:
   struct Free {
@@ -52,7 +51,6 @@ class ExtentMap {
   BySize dirtyBySize_;
   std::set<std::pair<std::uint64_t, std::uint64_t>> dirtyByAge_;  // (age, offset)
   std::uint64_t dirtyBytes_ = 0;
-  std::uint64_t freeBytes_ = 0;
   std::uint64_t clock_ = 0;
 };
 

@@ -25,7 +25,6 @@ class SmallBlocks {
   std::optional<std::uint64_t> take(int sizeClass);
   void addSlab(std::uint64_t offset, int sizeClass);
 
-  bool isSlab(std::uint64_t offset) const { return slabs_.contains(offset / kSlabBytes); }
   struct Freed {
     std::uint64_t bytes;                     // of the block
     std::optional<std::uint64_t> emptySlab;  // a slab without used blocks, already removed from the tables here

@@ -98,8 +98,6 @@ struct Plan {
 
 // kInternal naming the first broken invariant: ranges, boxes inside tensors, slots, edge order, byte counts.
 Status validate(const Plan& plan);
-// For people.
-std::string dump(const Plan& plan);
 // Versioned, fixed-width little-endian bytes; deserialise checks every bound and then validate().
 std::string serialise(const Plan& plan);
 Result<Plan> deserialise(std::string_view bytes);

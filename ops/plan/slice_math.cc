@@ -10,15 +10,6 @@ bool isEmpty(const Slice& slice) {
   return std::any_of(slice.shape.begin(), slice.shape.end(), [](std::int64_t extent) { return extent <= 0; });
 }
 
-bool contains(const Slice& outer, const Slice& inner) {
-  for (int d = 0; d < outer.offset.size(); ++d) {
-    if (inner.offset[d] < outer.offset[d] || inner.offset[d] + inner.shape[d] > outer.offset[d] + outer.shape[d]) {
-      return false;
-    }
-  }
-  return true;
-}
-
 std::optional<Slice> intersect(const Slice& a, const Slice& b) {
   Slice result = a;
   for (int d = 0; d < a.offset.size(); ++d) {

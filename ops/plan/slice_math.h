@@ -11,7 +11,6 @@
 namespace shardwire::internal {
 
 bool isEmpty(const Slice& slice);
-bool contains(const Slice& outer, const Slice& inner);
 // nullopt when the boxes share no element.
 std::optional<Slice> intersect(const Slice& a, const Slice& b);
 // "[0:2, 4:8]"

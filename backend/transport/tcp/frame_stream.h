@@ -48,7 +48,6 @@ class FrameStream {
 
   // Queues a note. Notes are sent before staged payload, and after units that are already being sent.
   void sendNote(std::uint8_t kind, std::string bytes) { notesOut_.push_back({kind, std::move(bytes)}); }
-  std::size_t numNotesWaiting() const { return notesOut_.size(); }
   // Notes that arrived; the caller removes them.
   std::deque<StreamNote>& notesIn() { return notesIn_; }
   // A lane has released enough bytes since its last credit that the next credit is due.

@@ -40,15 +40,6 @@ TEST(Fd, ClosesWhatItOwns) {
   EXPECT_FALSE(isOpen(number));
 }
 
-TEST(Fd, ReleaseGivesItAway) {
-  Fd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  const int number = fd.release();
-  EXPECT_FALSE(fd.isOpen());
-  fd.reset();
-  EXPECT_TRUE(isOpen(number));
-  ::close(number);
-}
-
 // In a forked child: what `look` returns, 0..255.
 int inChild(const std::function<int()>& look) {
   const pid_t child = ::fork();
@@ -76,13 +67,12 @@ TEST(Fd, ThatIsClosedInChildrenIsNotTheirs) {
             }),
             7);
   EXPECT_GE(::fcntl(number, F_GETFD), 0);
-  // A descriptor that was closed or given away is not closed in a child.
+  // A descriptor that was closed is not closed in a child.
   moved.reset();
   EXPECT_EQ(::fcntl(number, F_GETFD), -1);
-  Fd second(::dup(read.get()));
-  second.closeInChildren();
-  const Fd given(second.release());
-  EXPECT_EQ(inChild([&] { return ::fcntl(given.get(), F_GETFD) >= 0 ? 7 : 8; }), 7);
+  const Fd second(::dup(read.get()));
+  EXPECT_EQ(second.get(), number);
+  EXPECT_EQ(inChild([&] { return ::fcntl(second.get(), F_GETFD) >= 0 ? 7 : 8; }), 7);
 }
 
 TEST(OwnerProcess, KnowsChildrenAndNamesBoth) {

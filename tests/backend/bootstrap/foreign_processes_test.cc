@@ -23,6 +23,7 @@
 #include "backend/fabric/host_listener.h"
 #include "backend/fabric/unix_socket.h"
 #include "shardwire/stores.h"
+#include "tests/support/dial_link.h"
 #include "tests/support/fork_ranks.h"
 
 namespace shardwire::internal {

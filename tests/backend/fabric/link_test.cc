@@ -16,6 +16,7 @@
 #include "backend/fabric/link_listener.h"
 #include "backend/fabric/link_message.h"
 #include "backend/fabric/net_socket.h"
+#include "tests/support/dial_link.h"
 #include "tests/support/hex.h"
 
 namespace shardwire::internal {

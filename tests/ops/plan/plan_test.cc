@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "ops/plan/redistribute.h"
+#include "tests/support/dump_plan.h"
 #include "tests/support/hex.h"
 #include "tests/support/random.h"
 #include "tests/support/random_spec.h"

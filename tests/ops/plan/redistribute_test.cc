@@ -10,6 +10,7 @@
 #include <set>
 
 #include "ops/plan/sharding.h"
+#include "tests/support/dump_plan.h"
 #include "tests/support/naive_model.h"
 #include "tests/support/random_spec.h"
 #include "tests/support/run_plans.h"
