@@ -36,6 +36,9 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
                   bench/count_allocations.cc)
   target_link_libraries(reshape_bench PRIVATE shardwire_bench_support)
 
+  shardwire_bench(kernels_copy_bench bench/kernels_copy_bench.cc)
+  target_link_libraries(kernels_copy_bench PRIVATE CLI11::CLI11)
+
   shardwire_bench(hierarchy_bench bench/hierarchy_bench.cc bench/bench_ranks.cc)
   target_link_libraries(hierarchy_bench PRIVATE shardwire_bench_support)
 
@@ -60,7 +63,7 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
     message(STATUS "benches: alltoallw_bench and collectives_bench are left out, there is no MPI")
   endif()
 else()
-  message(STATUS "benches: reshape_bench, tcp_bench, alltoallw_bench and collectives_bench are left out, there is no libcli11-dev or nlohmann-json3-dev")
+  message(STATUS "benches: kernels_copy_bench, reshape_bench, tcp_bench, alltoallw_bench and collectives_bench are left out, there is no libcli11-dev or nlohmann-json3-dev")
 endif()
 
 # That they still run, with little to do; their figures mean nothing here. Not rdma_bench, which wants a device, nor alltoallw_bench, whose
@@ -74,6 +77,7 @@ if(SHARDWIRE_TESTS)
   set(little --rows 256 --columns 256 --iterations 2 --warmup 1 --latency-iterations 20)
   shardwire_bench_test(symm_bench 100)
   shardwire_bench_test(kernels_bench --benchmark_filter=^memcpyPerRow/4096 --benchmark_min_time=0.001)
+  shardwire_bench_test(kernels_copy_bench --brief)
   shardwire_bench_test(plan_bench --benchmark_filter=/8/16$ --benchmark_min_time=0.001)
   shardwire_bench_test(bootstrap_bench 4)
   shardwire_bench_test(reshape_bench ${little})
