@@ -186,10 +186,8 @@ std::vector<Size> sizesHere(bool dtypes) {
   const long l3 = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   const std::size_t far = std::clamp<std::size_t>(4 * static_cast<std::size_t>(std::max(l3, 0L)), std::size_t{64} << 20,
                                                   std::size_t{512} << 20);
-  std::vector<Size> sizes = {{"L1", std::size_t{24} << 10},
-                             {"L2", std::size_t{384} << 10},
-                             {"L3", std::size_t{6} << 20},
-                             {"memory", far}};
+  std::vector<Size> sizes = {
+      {"L1", std::size_t{24} << 10}, {"L2", std::size_t{384} << 10}, {"L3", std::size_t{6} << 20}, {"memory", far}};
   if (dtypes) {
     sizes = {sizes[1], sizes[3]};
   }
@@ -342,9 +340,10 @@ int runAlignments(const Options& options) {
   const Streams streams(options.brief ? sizes[1].bytes : sizes.back().bytes);
   const std::vector<Isa> isas = isasToMeasure();
   const Kernel reference = memcpyKernel();
-  fmt::print("GB/s are bytes read and written, at the median of the distances. @: bytes above the source modulo 4,096\n"
-             "{:<34} {:<8} {:<7} {:>6} | of memcpy: median, worst | worst of own median\n",
-             "kernel", "isa", "size", "GB/s");
+  fmt::print(
+      "GB/s are bytes read and written, at the median of the distances. @: bytes above the source modulo 4,096\n"
+      "{:<34} {:<8} {:<7} {:>6} | of memcpy: median, worst | worst of own median\n",
+      "kernel", "isa", "size", "GB/s");
   int numBroken = 0;
   for (const Kernel& kernel : alignmentKernels()) {
     for (const Size& size : sizes) {
@@ -413,14 +412,16 @@ int runDtypes(const Options& options) {
 
 int main(int argc, char** argv) {
   shardwire::bench::Options options;
-  CLI::App app{"Copies, casts and reductions beside memcpy. SHARDWIRE_ISA=baseline|avx2|avx512 measures this one alone."};
+  CLI::App app{
+      "Copies, casts and reductions beside memcpy. SHARDWIRE_ISA=baseline|avx2|avx512 measures this one alone."};
   app.add_option("--only", options.only, "parts of names of kernels, such as 'cast' or 'sum of 2'")->delimiter(';');
   app.add_flag("--dtypes", options.dtypes, "every reduction beside float32's, instead of the alignments");
   app.add_flag("--assert", options.asserts, "end with status 1 when a ratio is below its limit");
   app.add_flag("--brief", options.brief, "few distances, within the caches: only to see that it runs");
   app.add_option("--rounds", options.rounds, "rounds of each cell")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  const int numBroken = options.dtypes ? shardwire::bench::runDtypes(options) : shardwire::bench::runAlignments(options);
+  const int numBroken =
+      options.dtypes ? shardwire::bench::runDtypes(options) : shardwire::bench::runAlignments(options);
   fmt::print("{} rows below a limit\n", numBroken);
   return options.asserts && numBroken > 0 ? 1 : 0;
 }
