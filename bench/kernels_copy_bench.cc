@@ -14,6 +14,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -21,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/communicator/kernel_choices.h"
 #include "ops/boxes/cast_box.h"
 #include "ops/boxes/copy_box.h"
 #include "ops/boxes/reduce_box.h"
@@ -119,11 +121,10 @@ Kernel memcpyKernel() {
   return kernel;
 }
 
-Kernel copyKernel(std::string name, StoreHint hint) {
-  Kernel kernel{std::move(name), 1, 1, 1, {}, false, true};
-  kernel.run = [hint](const Place& place) {
-    copyBox(contiguous(place.dst, 1), contiguous(place.sources[0], 1), {static_cast<std::int64_t>(place.numElems)}, 1,
-            hint);
+Kernel copyKernel() {
+  Kernel kernel{"copy", 1, 1, 1, {}, false, true};
+  kernel.run = [](const Place& place) {
+    copyBox(contiguous(place.dst, 1), contiguous(place.sources[0], 1), {static_cast<std::int64_t>(place.numElems)}, 1);
   };
   return kernel;
 }
@@ -149,9 +150,7 @@ Kernel reduceKernel(DType dtype, ReduceOp op, std::size_t numSources) {
 }
 
 std::vector<Kernel> alignmentKernels() {
-  std::vector<Kernel> kernels = {copyKernel("copy", StoreHint::kAuto),
-                                 copyKernel("copy, cached", StoreHint::kCached),
-                                 copyKernel("copy, streamed", StoreHint::kStream),
+  std::vector<Kernel> kernels = {copyKernel(),
                                  castKernel(DType::kFloat32, DType::kBFloat16),
                                  castKernel(DType::kBFloat16, DType::kFloat32),
                                  castKernel(DType::kFloat32, DType::kFloat16),
@@ -194,6 +193,23 @@ std::vector<Size> sizesHere(bool dtypes) {
   return sizes;
 }
 
+// As the first group of a process chooses, for each instruction set.
+std::array<RowStore, kNumIsas> largeStores{};
+
+void chooseLargeStores(const std::vector<Isa>& isas) {
+  for (const Isa isa : isas) {
+    useKernelsForTest(isa);
+    const LargeStoreTimes times = measureLargeStores();
+    useLargeStore(largeStores[static_cast<std::size_t>(isa)] = fastestLargeStore(times));
+    fmt::print("{}, 128 KiB, us: ordinary stores {:.1f}, one stream past the caches {:.1f}, two {:.1f}: {} chosen\n",
+               kernelsOf(isa)->name, static_cast<double>(times.ahead.count()) * 1e-3,
+               static_cast<double>(times.stream.count()) * 1e-3, static_cast<double>(times.pair.count()) * 1e-3,
+               largeStore() == RowStore::kAhead    ? "ordinary"
+               : largeStore() == RowStore::kStream ? "one"
+                                                   : "two");
+  }
+}
+
 // A kernel on one instruction set at one place, with the least time so far.
 struct Cell {
   const Kernel* kernel;
@@ -203,6 +219,7 @@ struct Cell {
 
   void measure(int numCalls) {
     useKernelsForTest(isa);
+    useLargeStore(largeStores[static_cast<std::size_t>(isa)]);
     const auto begin = std::chrono::steady_clock::now();
     for (int call = 0; call < numCalls; ++call) {
       kernel->run(place);
@@ -381,6 +398,7 @@ int runDtypes(const Options& options) {
   const std::vector<Size> sizes = sizesHere(true);
   const Streams streams(sizes.back().bytes);
   const Kernel copy = memcpyKernel();
+  chooseLargeStores(isasToMeasure());
   fmt::print("{:<34} {:<8} {:<7} {:>6} | of float32's sum | of memcpy\n", "kernel", "isa", "size", "GB/s");
   int numBroken = 0;
   for (const std::size_t numSources : {2, 4, 8}) {

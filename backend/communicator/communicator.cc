@@ -33,6 +33,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   if (!forced.isOk()) {
     return forced.status();
   }
+  internal::chooseLargeStore();
   Result<internal::Peers> peers =
       internal::connectPeers(store, rank, worldSize, options, deadlineAfter(options.timeout), groupName);
   if (!peers.isOk()) {

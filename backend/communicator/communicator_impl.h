@@ -11,6 +11,7 @@
 #include "backend/communicator/compiled_op_impl.h"
 #include "backend/communicator/flat_tensor.h"
 #include "backend/communicator/in_flight.h"
+#include "backend/communicator/kernel_choices.h"
 #include "backend/communicator/program_cache.h"
 #include "backend/exec/engine.h"
 #include "backend/exec/message_spin.h"
@@ -31,7 +32,7 @@ class CommunicatorImpl final : public Communicator {
   void setTimeout(Duration timeout) override;
   std::uint64_t sequenceNumber() const override { return owner().isHere() ? engine_->sequenceNumber() : 0; }
   Status status() const override;
-  std::string describeTransports() const override { return engine_->describeTransports(); }
+  std::string describeTransports() const override { return engine_->describeTransports() + describeKernels(); }
   std::string describeCollectives() const override;
 
   Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout) override;

@@ -65,7 +65,8 @@ class SHARDWIRE_EXPORT Communicator {
   // Ok while the group can be used. Otherwise the reason, which every later operation reports too: a peer that failed,
   // a timeout, a disagreement of the ranks, abort().
   virtual Status status() const = 0;
-  // One line per peer: transport and data path, and why not a faster one.
+  // One line per peer: transport and data path, and why not a faster one. The last line names the kernels in use, and
+  // how moves larger than the caches are stored.
   virtual std::string describeTransports() const = 0;
   // The table from which collectives choose their algorithm on this group: bytes, algorithm, reason.
   virtual std::string describeCollectives() const = 0;

@@ -92,14 +92,14 @@ class BoxCaster {
     const std::size_t rowBytes = static_cast<std::size_t>(loops_[0].extent * dstElem_);
     const bool wantsStream =
         hint == StoreHint::kStream || (hint == StoreHint::kAuto && totalBytes_ >= kStreamFromBytes);
-    const RowStore store = wantsStream && rowBytes >= kStreamRowBytes                             ? RowStore::kStream
+    const RowStore store = wantsStream && rowBytes >= kStreamRowBytes                             ? largeStore()
                            : totalBytes_ >= kCastAheadFromBytes && rowBytes >= kCastAheadRowBytes ? RowStore::kAhead
                                                                                                   : RowStore::kPlain;
     forEachOuter([&](std::byte* dst, const std::byte* src) {
       table_.castRows(cast_, dst, loops_[1].dstStep, laneBytes(dstElem_), src, loops_[1].srcStep, laneBytes(srcElem_),
                       lanesOf(loops_[0].extent), static_cast<std::size_t>(loops_[1].extent), store);
     });
-    if (store == RowStore::kStream) {
+    if (store == RowStore::kStream || store == RowStore::kStreamPair) {
       table_.fence();
     }
   }

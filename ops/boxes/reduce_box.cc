@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "ops/boxes/blocks.h"
@@ -120,8 +121,9 @@ class BoxReducer {
       isAnyTransposed = isAnyTransposed || (extent(1) > 1 && steps.row == elemBytes_ && steps.col != elemBytes_);
     }
     const std::int64_t rowBytes = extent(0) * elemBytes_;
-    isFused_ = areAllRuns && sources_.size() == 2 && kernel_.reduceTwo != nullptr &&
-               (rowBytes >= kFusedRowBytes || extent(1) == 1);
+    isFused_ = areAllRuns && sources_.size() <= kMostRuns && kernel_.reduceRuns != nullptr &&
+               (rowBytes >= kFusedRowBytes || extent(1) == 1) &&
+               (!kernel_.runsDivideByPowersOfTwo || std::has_single_bit(sources_.size()));
     if (isFused_) {
       block_ = {std::min(extent(0), kAheadBytes / elemBytes_), 1};
       return;
@@ -140,7 +142,8 @@ class BoxReducer {
   void chooseStores(std::size_t totalBytes, StoreHint hint) {
     const std::size_t rowBytes = static_cast<std::size_t>(extent(0) * dstElemBytes_);
     const bool isRun = dstStep(0) == dstElemBytes_ && block_.rows == 1 && rowBytes >= kStreamRowBytes;
-    isStreamed_ = isRun && (hint == StoreHint::kStream || (hint == StoreHint::kAuto && totalBytes >= kStreamFromBytes));
+    isStreamed_ = isRun && largeStore() != RowStore::kAhead &&
+                  (hint == StoreHint::kStream || (hint == StoreHint::kAuto && totalBytes >= kStreamFromBytes));
     isAhead_ = isRun && (isStreamed_ || totalBytes >= kReduceAheadFromBytes);
   }
 
@@ -192,12 +195,11 @@ class BoxReducer {
   }
 
   void reduceBlock(Block block) {
-    const std::size_t numLanes = static_cast<std::size_t>(block.cols * block.rows) * kernel_.lanesPerElem;
     if (isFused_) {
-      kernel_.reduceTwo(dstBytes(), bytesOf(0), bytesOf(1), numLanes, aheadOf(0), aheadOf(1), divisor_ != 0,
-                        isStreamed_);
+      reduceRuns(block);
       return;
     }
+    const std::size_t numLanes = static_cast<std::size_t>(block.cols * block.rows) * kernel_.lanesPerElem;
     std::size_t numCombined = 0;
     if (kernel_.decode != nullptr) {
       const Lanes first = lanesOf(0, block, gathered_[0]);
@@ -219,6 +221,17 @@ class BoxReducer {
       }
     }
     storeBlock(block, numLanes);
+  }
+
+  void reduceRuns(Block block) const {
+    std::array<const std::byte*, kMostRuns> runs;
+    std::array<std::int64_t, kMostRuns> aheads;
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      runs[i] = bytesOf(i);
+      aheads[i] = aheadOf(i);
+    }
+    kernel_.reduceRuns(dstBytes(), runs.data(), sources_.size(), aheads.data(),
+                       static_cast<std::size_t>(block.cols * elemBytes_), isStreamed_);
   }
 
   void storeBlock(Block block, std::size_t numLanes) {

@@ -81,6 +81,9 @@ const KernelTable* chooseKernels() {
 // Relaxed is enough: the tables are constants, and all threads that find no table yet choose the same one.
 std::atomic<const KernelTable*> chosen{nullptr};
 
+// kPlain: the table's. Relaxed is enough: each value gives the same bytes.
+std::atomic<RowStore> chosenLargeStore{RowStore::kPlain};
+
 }  // namespace
 
 const KernelTable& kernels() {
@@ -90,6 +93,15 @@ const KernelTable& kernels() {
     chosen.store(table, std::memory_order_relaxed);
   }
   return *table;
+}
+
+RowStore largeStore() {
+  const RowStore store = chosenLargeStore.load(std::memory_order_relaxed);
+  return store != RowStore::kPlain ? store : kernels().largeStore;
+}
+
+void useLargeStore(RowStore store) {
+  chosenLargeStore.store(store, std::memory_order_relaxed);
 }
 
 void useKernelsForTest(Isa isa) {

@@ -14,16 +14,18 @@ namespace shardwire::internal {
 
 // How rows are written.
 enum class RowStore : unsigned char {
-  kPlain = 0,   // memcpy per row: everything is small or warm
-  kAhead = 1,   // ordinary stores, sources fetched ahead into L2: cold source, warm destination
-  kStream = 2,  // stores past the cache, sources fetched ahead: cold source and destination. Unordered until the
-                // table's fence().
+  kPlain = 0,       // memcpy per row: everything is small or warm
+  kAhead = 1,       // ordinary stores, sources fetched ahead into L2: cold source, warm destination
+  kStream = 2,      // stores past the cache, sources fetched ahead: cold source and destination. Unordered until the
+                    // table's fence().
+  kStreamPair = 3,  // as kStream, with both halves of a row side by side. Reductions have one stream all the same.
 };
 
 // How a dtype and op are reduced, on lanes: one per element, two (real, imaginary) for complex. acc is an array of
 // accumulator lanes (float for the 8 and 16 bit floats, else the dtype itself). Pointers to sources may be unaligned;
 // outputs overlap no source, unless said otherwise. ahead: while a source is read, the lines that many bytes further on
 // are fetched into L2; 0 costs next to nothing.
+inline constexpr std::size_t kMostRuns = 8;
 struct ReduceKernel {
   // acc = the values of n stored lanes. Null: the stored lanes are accumulator lanes already.
   void (*decode)(float* acc, const std::byte* stored, std::size_t numLanes, std::int64_t ahead) = nullptr;
@@ -34,10 +36,12 @@ struct ReduceKernel {
                      std::int64_t aheadB) = nullptr;
   // Stores acc (divided by divisor unless that is 0), with the one NaN of the dtype for every NaN.
   void (*encode)(std::byte* stored, const void* acc, std::size_t numLanes, std::int64_t divisor) = nullptr;
-  // All of it at once for two sources, past the cache if asked: stored = a op b, halved if isMean. stored may be a or
-  // b. Null where combineTwo and encode must do.
-  void (*reduceTwo)(std::byte* stored, const std::byte* a, const std::byte* b, std::size_t numLanes,
-                    std::int64_t aheadA, std::int64_t aheadB, bool isMean, bool isStreamed) = nullptr;
+  // All of it at once for `bytes` of 2 to kMostRuns sources, past the cache if asked: stored = s[0] op s[1] op ..., for
+  // kMean divided by numSources. stored may be one of the sources. aheads: one for each source. Null where the other
+  // functions must do.
+  void (*reduceRuns)(std::byte* stored, const std::byte* const* sources, std::size_t numSources,
+                     const std::int64_t* aheads, std::size_t bytes, bool isStreamed) = nullptr;
+  bool runsDivideByPowersOfTwo = false;  // by no other number
   std::uint8_t lanesPerElem = 1;
   std::uint8_t storedBytes = 0;  // of one lane
   std::uint8_t accBytes = 0;     // of one lane
@@ -48,6 +52,8 @@ using CastLanes = void (*)(std::byte* dst, const std::byte* src, std::size_t num
 
 struct KernelTable {
   const char* name;
+  // How moves larger than the caches are stored, unless the host was measured.
+  RowStore largeStore;
   // Copies numRows rows of rowBytes; strides in bytes.
   void (*copyRows)(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride,
                    std::size_t rowBytes, std::size_t numRows, RowStore store);
@@ -73,6 +79,11 @@ const KernelTable* kernelsOf(Isa isa);
 // The best level that the CPU has, or the one that SHARDWIRE_ISA=baseline|avx2|avx512 names (when the CPU has it);
 // chosen once.
 const KernelTable& kernels();
+
+// How moves larger than the caches are stored: kAhead, kStream or kStreamPair.
+RowStore largeStore();
+void useLargeStore(RowStore store);
+
 // For tests: from now on kernels() gives this table. Precondition: kernelsOf(isa) is not null; no kernel is running.
 void useKernelsForTest(Isa isa);
 

@@ -16,7 +16,7 @@
 #include "ops/reduce/kernels_copy-inl.h"
 #include "ops/reduce/kernels_numeric-inl.h"
 #include "ops/reduce/kernels_reduce-inl.h"
-#include "ops/reduce/kernels_reduce_two-inl.h"
+#include "ops/reduce/kernels_reduce_runs-inl.h"
 #include "ops/reduce/kernels_row_cast-inl.h"
 #include "ops/reduce/kernels_table-inl.h"
 

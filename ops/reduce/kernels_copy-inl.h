@@ -5,9 +5,10 @@
 // - prefetch to L2 (not L1): a core keeps many more L2 misses in flight than L1 misses;
 // - two streams at once, the two halves of a row, so that two pages are read ahead;
 // - stores past the cache, so that the destination is not read first.
-// A store that is shorter than a line (AVX2, SSE2) excludes two streams past the cache. On Zen 3, two streams of such
-// stores ran at a tenth of one stream's speed where the destination lies 64 bytes above the source modulo 4,096. Every
-// large tensor of torch lies so above a page-aligned block.
+// Two streams past the cache are another choice than one, which is measured on each host (RowStore::kStreamPair). On
+// Zen 3, two streams of stores shorter than a line (AVX2, SSE2) ran at a tenth of one stream's speed where the
+// destination lies 64 bytes above the source modulo 4,096. Every large tensor of torch lies so above a page-aligned
+// block. Unmeasured, such stores are one stream.
 #pragma once
 
 namespace shardwire::internal::SW_KERNEL_ISA {
@@ -63,11 +64,7 @@ inline void storeVector(std::byte* dst, Vector<T> vector) {
   }
 }
 
-// Whether the two halves of a row are stored side by side, by stores of so many bytes.
-template <bool kStream>
-constexpr bool hasTwoStreams(std::size_t storeBytes) {
-  return !kStream || storeBytes == kLineBytes;
-}
+constexpr RowStore kUnmeasuredLargeStore = kVectorBytes == kLineBytes ? RowStore::kStreamPair : RowStore::kStream;
 
 // Copies one line; dst is aligned to a line.
 template <bool kStream>
@@ -77,30 +74,43 @@ inline void copyLine(std::byte* dst, const std::byte* src) {
   }
 }
 
+// Whether dst lies so little above the nearest source modulo a page that a walk upward loads, soon after each store, an
+// address that equals the store's modulo a page. CPUs compare no more at first, and the load waits: at a distance of 64
+// bytes, sums in L1 ran at a fifth of their speed on Zen 4. A walk downward loads such an address before the store.
+inline bool isWalkedBackward(const std::byte* dst, const std::byte* const* sources, std::size_t numSources) {
+  constexpr std::uintptr_t kPageBytes = 4096;
+  std::uintptr_t nearest = kPageBytes;
+  bool isAbove = false;
+  for (std::size_t i = 0; i < numSources; ++i) {
+    const std::uintptr_t above =
+        (reinterpret_cast<std::uintptr_t>(dst) - reinterpret_cast<std::uintptr_t>(sources[i])) % kPageBytes;
+    const std::uintptr_t distance = above < kPageBytes / 2 ? above : kPageBytes - above;
+    if (above != 0 && distance < nearest) {
+      nearest = distance;
+      isAbove = above < kPageBytes / 2;
+    }
+  }
+  return isAbove;
+}
+
 // Copies whole lines and fetches, as it goes, the lines `ahead` bytes further on in the source. Prefetching never
 // faults, so the last rows of a box fetch what lies after it: often the next segment, else wasted but harmless.
-template <bool kStream>
+template <bool kStream, bool kPair>
 void copyLines(std::byte* dst, const std::byte* src, std::size_t numLines, std::int64_t ahead) {
-  if (!hasTwoStreams<kStream>(kVectorBytes) || numLines * kLineBytes <= kOneStreamBytes) {
-    for (std::size_t i = 0; i < numLines; ++i) {
-      prefetchLine(src + i * kLineBytes + ahead);
-      copyLine<kStream>(dst + i * kLineBytes, src + i * kLineBytes);
-    }
-    return;
+  const bool isOneStream = !kPair || numLines * kLineBytes <= kOneStreamBytes;
+  const bool isBackward = isWalkedBackward(dst, &src, 1);
+  const std::size_t half = isOneStream ? 0 : numLines / 2;
+  const auto line = [=](std::size_t first, std::size_t count, std::size_t i) {
+    const std::size_t at = (first + (isBackward ? count - 1 - i : i)) * kLineBytes;
+    prefetchLine(src + at + ahead);
+    copyLine<kStream>(dst + at, src + at);
+  };
+  for (std::size_t i = 0; i < half; ++i) {
+    line(0, half, i);
+    line(half, half, i);
   }
-  const std::size_t half = numLines / 2;
-  const std::byte* src2 = src + half * kLineBytes;
-  std::byte* dst2 = dst + half * kLineBytes;
-  for (std::size_t i = 0; i < half * kLineBytes; i += kLineBytes) {
-    prefetchLine(src + i + ahead);
-    prefetchLine(src2 + i + ahead);
-    copyLine<kStream>(dst + i, src + i);
-    copyLine<kStream>(dst2 + i, src2 + i);
-  }
-  if (numLines % 2 != 0) {
-    const std::size_t last = (numLines - 1) * kLineBytes;
-    prefetchLine(src + last + ahead);
-    copyLine<kStream>(dst + last, src + last);
+  for (std::size_t i = 2 * half; i < numLines; ++i) {
+    line(2 * half, numLines - 2 * half, i - 2 * half);
   }
 }
 
@@ -109,7 +119,7 @@ inline std::size_t bytesToNextLine(const std::byte* bytes) {
 }
 
 // One row. nextRow: distance in the source from here to a row that will be needed about kAheadBytes later.
-template <bool kStream>
+template <bool kStream, bool kPair>
 void copyRow(std::byte* dst, const std::byte* src, std::size_t bytes, std::int64_t nextRow) {
   const std::size_t misaligned = bytesToNextLine(dst);
   const std::size_t head = misaligned < bytes ? misaligned : bytes;
@@ -121,24 +131,24 @@ void copyRow(std::byte* dst, const std::byte* src, std::size_t bytes, std::int64
   const std::size_t numPieces = bytes < 2 * kAheadBytes ? 1 : bytes / kAheadBytes;
   const std::size_t pieceLines = numLines / numPieces;
   for (std::size_t piece = 0; piece + 1 < numPieces; ++piece) {
-    copyLines<kStream>(dst, src, pieceLines, static_cast<std::int64_t>(pieceLines * kLineBytes));
+    copyLines<kStream, kPair>(dst, src, pieceLines, static_cast<std::int64_t>(pieceLines * kLineBytes));
     dst += pieceLines * kLineBytes;
     src += pieceLines * kLineBytes;
   }
   // The last piece fetches the first piece of the row to come.
   const std::size_t done = (numPieces - 1) * pieceLines;
-  copyLines<kStream>(dst, src, numLines - done, nextRow - static_cast<std::int64_t>(done * kLineBytes));
+  copyLines<kStream, kPair>(dst, src, numLines - done, nextRow - static_cast<std::int64_t>(done * kLineBytes));
   const std::size_t tail = (numLines - done) * kLineBytes;
   __builtin_memcpy(dst + tail, src + tail, bytes - numLines * kLineBytes);
 }
 
-template <bool kStream>
+template <bool kStream, bool kPair>
 void copyRowsAhead(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride,
                    std::size_t rowBytes, std::size_t numRows) {
   const std::size_t rowsAhead = rowBytes >= kAheadBytes ? 1 : (kAheadBytes + rowBytes - 1) / rowBytes;
   const std::int64_t nextRow = static_cast<std::int64_t>(rowsAhead) * srcStride;
   for (std::size_t row = 0; row < numRows; ++row) {
-    copyRow<kStream>(dst, src, rowBytes, nextRow);
+    copyRow<kStream, kPair>(dst, src, rowBytes, nextRow);
     dst += dstStride;
     src += srcStride;
   }
@@ -146,10 +156,12 @@ void copyRowsAhead(std::byte* dst, std::int64_t dstStride, const std::byte* src,
 
 void copyRows(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride,
               std::size_t rowBytes, std::size_t numRows, RowStore store) {
-  if (store == RowStore::kStream) {
-    copyRowsAhead<true>(dst, dstStride, src, srcStride, rowBytes, numRows);
+  if (store == RowStore::kStreamPair) {
+    copyRowsAhead<true, true>(dst, dstStride, src, srcStride, rowBytes, numRows);
+  } else if (store == RowStore::kStream) {
+    copyRowsAhead<true, false>(dst, dstStride, src, srcStride, rowBytes, numRows);
   } else if (store == RowStore::kAhead) {
-    copyRowsAhead<false>(dst, dstStride, src, srcStride, rowBytes, numRows);
+    copyRowsAhead<false, true>(dst, dstStride, src, srcStride, rowBytes, numRows);
   } else {
     for (std::size_t row = 0; row < numRows; ++row) {
       __builtin_memcpy(dst, src, rowBytes);

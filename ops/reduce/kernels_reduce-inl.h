@@ -138,14 +138,21 @@ inline T finishLane(T value) {
   }
 }
 
+// The quotients of integers as truncated quotients of the next floating type are exact: the distance of a quotient x /
+// d from the integer above is at least 1 / x of the integer, far above half a unit of float (x < 2^16) or double (x <
+// 2^32).
 template <typename T>
 inline T divideLane(T value, std::int64_t divisor) {
   if constexpr (kIsFloating<T>) {
     return value / static_cast<T>(divisor);
+  } else if constexpr (sizeof(T) <= 2) {
+    return static_cast<T>(static_cast<float>(value) / static_cast<float>(divisor));
+  } else if constexpr (sizeof(T) == 4) {
+    return static_cast<T>(static_cast<double>(value) / static_cast<double>(divisor));
   } else if constexpr (kIsSigned<T>) {
-    return static_cast<T>(static_cast<std::int64_t>(value) / divisor);
+    return value / divisor;
   } else {
-    return static_cast<T>(static_cast<std::uint64_t>(value) / static_cast<std::uint64_t>(divisor));
+    return value / static_cast<std::uint64_t>(divisor);
   }
 }
 
@@ -161,6 +168,53 @@ void encodeSame(std::byte* __restrict stored, const void* __restrict acc, std::s
   for (std::size_t i = 0; i < numLanes; ++i) {
     storeLane(stored, i, finishLane(lanes[i]));
   }
+}
+
+// a where that is less (greater) than b, else b: one instruction, which compilers do not find in vectors.
+#if defined(__AVX512F__)  // GCC 12 warns of the forms without a mask
+#define SW_REGISTER(operation, type, a, b) _mm512_maskz_##operation##_##type(kAllLanes, a, b)
+#elif defined(__AVX2__)
+#define SW_REGISTER(operation, type, a, b) _mm256_##operation##_##type(a, b)
+#elif defined(__SSE2__)
+#define SW_REGISTER(operation, type, a, b) _mm_##operation##_##type(a, b)
+#else
+#define SW_REGISTER(operation, type, a, b) operation##Lanes(a, b)
+template <typename V>
+inline V minLanes(V a, V b) {
+  return a < b ? a : b;
+}
+template <typename V>
+inline V maxLanes(V a, V b) {
+  return a > b ? a : b;
+}
+#endif
+inline Vector<float> leastOf(Vector<float> a, Vector<float> b) {
+  [[maybe_unused]] constexpr std::uint16_t kAllLanes = 0xFFFF;
+  return SW_REGISTER(min, ps, a, b);
+}
+inline Vector<double> leastOf(Vector<double> a, Vector<double> b) {
+  [[maybe_unused]] constexpr std::uint8_t kAllLanes = 0xFF;
+  return SW_REGISTER(min, pd, a, b);
+}
+inline Vector<float> greatestOf(Vector<float> a, Vector<float> b) {
+  [[maybe_unused]] constexpr std::uint16_t kAllLanes = 0xFFFF;
+  return SW_REGISTER(max, ps, a, b);
+}
+inline Vector<double> greatestOf(Vector<double> a, Vector<double> b) {
+  [[maybe_unused]] constexpr std::uint8_t kAllLanes = 0xFF;
+  return SW_REGISTER(max, pd, a, b);
+}
+#undef SW_REGISTER
+
+// `value`, or some NaN where a is NaN: a comparison's lanes are all ones, which is a NaN.
+template <typename V>
+inline V nanAsIn(V a, V value) {
+#if defined(__AVX512F__)
+  return a != a ? a : value;
+#else
+  using Bits = decltype(a != a);
+  return __builtin_bit_cast(V, __builtin_bit_cast(Bits, value) | (a != a));
+#endif
 }
 
 // Operations on one lane, or on a vector of lanes. Where the sign does not matter, integers are passed as unsigned, so
@@ -185,12 +239,16 @@ struct Min {
   static T of(T a, T b) {
     return ((a < b) | (a != a)) ? a : b;
   }
+  static Vector<float> of(Vector<float> a, Vector<float> b) { return nanAsIn(a, leastOf(a, b)); }
+  static Vector<double> of(Vector<double> a, Vector<double> b) { return nanAsIn(a, leastOf(a, b)); }
 };
 struct Max {
   template <typename T>
   static T of(T a, T b) {
     return ((a > b) | (a != a)) ? a : b;
   }
+  static Vector<float> of(Vector<float> a, Vector<float> b) { return nanAsIn(a, greatestOf(a, b)); }
+  static Vector<double> of(Vector<double> a, Vector<double> b) { return nanAsIn(a, greatestOf(a, b)); }
 };
 struct And {
   template <typename T>
@@ -213,12 +271,21 @@ struct Xor {
 // bool: any byte but 0 is true.
 struct AllTrue {
   static std::uint8_t of(std::uint8_t a, std::uint8_t b) { return static_cast<std::uint8_t>((a != 0) & (b != 0)); }
+  static Vector<std::uint8_t> of(Vector<std::uint8_t> a, Vector<std::uint8_t> b) {
+    return __builtin_bit_cast(Vector<std::uint8_t>, ((a != 0) & (b != 0))) & 1;
+  }
 };
 struct AnyTrue {
   static std::uint8_t of(std::uint8_t a, std::uint8_t b) { return static_cast<std::uint8_t>((a | b) != 0); }
+  static Vector<std::uint8_t> of(Vector<std::uint8_t> a, Vector<std::uint8_t> b) {
+    return __builtin_bit_cast(Vector<std::uint8_t>, ((a | b) != 0)) & 1;
+  }
 };
 struct OddTrue {
   static std::uint8_t of(std::uint8_t a, std::uint8_t b) { return static_cast<std::uint8_t>((a != 0) ^ (b != 0)); }
+  static Vector<std::uint8_t> of(Vector<std::uint8_t> a, Vector<std::uint8_t> b) {
+    return __builtin_bit_cast(Vector<std::uint8_t>, ((a != 0) ^ (b != 0))) & 1;
+  }
 };
 
 template <typename T, typename Op>

@@ -164,7 +164,7 @@ struct RowCaster {
   }
 
   // nextRow: distance in the source from here to a row that will be needed about kAheadBytes later.
-  template <bool kStream>
+  template <bool kStream, bool kPair>
   void row(std::byte* dst, const std::byte* src, std::size_t numLanes, std::int64_t nextRow) const {
     const std::size_t misaligned = bytesToNextLine(dst);
     const std::size_t headLanes = misaligned / dstLaneBytes;
@@ -185,7 +185,7 @@ struct RowCaster {
       const bool isLast = now == left;
       const std::int64_t ahead =
           isLast ? nextRow - static_cast<std::int64_t>(done * pieceBytes) : static_cast<std::int64_t>(now * pieceBytes);
-      const std::size_t half = now / 2;
+      const std::size_t half = kPair ? now / 2 : 0;
       for (std::size_t i = 0; i < half; ++i) {
         piece<kStream>(dst + i * kCastBytes, src + i * pieceBytes, ahead);
         piece<kStream>(dst + (half + i) * kCastBytes, src + (half + i) * pieceBytes, ahead);
@@ -207,10 +207,12 @@ void castRows(CastLanes cast, std::byte* dst, std::int64_t dstStride, std::size_
   const std::size_t rowsAhead = rowBytes >= kAheadBytes ? 1 : (kAheadBytes + rowBytes - 1) / rowBytes;
   const std::int64_t nextRow = static_cast<std::int64_t>(rowsAhead) * srcStride;
   for (std::size_t row = 0; row < numRows; ++row) {
-    if (store == RowStore::kStream) {
-      caster.row<true>(dst, src, rowLanes, nextRow);
+    if (store == RowStore::kStreamPair) {
+      caster.row<true, true>(dst, src, rowLanes, nextRow);
+    } else if (store == RowStore::kStream) {
+      caster.row<true, false>(dst, src, rowLanes, nextRow);
     } else if (store == RowStore::kAhead) {
-      caster.row<false>(dst, src, rowLanes, nextRow);
+      caster.row<false, true>(dst, src, rowLanes, nextRow);
     } else {
       cast(dst, src, rowLanes);
     }

@@ -14,13 +14,26 @@ constexpr void setOp(ReduceKernel* row, ReduceOp op, const ReduceKernel& common)
   row[index(op)] = common;
   row[index(op)].combineTwo = combineTwoLanes<T, Op>;
   row[index(op)].combine = combineLanes<T, Op>;
-  if constexpr (requires(Vector<T> v) { Op::of(v, v); }) {
-    const bool isStoredAsIs = common.storedBytes == common.accBytes;
-    const bool dividesWhole = op == ReduceOp::kMean && !kIsFloating<T>;
-    if (isStoredAsIs && !dividesWhole) {
-      row[index(op)].reduceTwo = reduceTwo<T, Op>;
-    }
-  }
+}
+
+// Reductions of runs. T: what a mean divides.
+template <typename Format, typename Op, bool kMean, typename T, std::size_t kElemBytes>
+constexpr void setRuns(ReduceKernel* row, ReduceOp op) {
+  row[index(op)].reduceRuns = reduceRuns<Format, Op, kMean, T, kElemBytes>;
+  row[index(op)].runsDivideByPowersOfTwo = kMean && !kIsFloating<T>;
+}
+
+template <typename Format, std::size_t kElemBytes>
+constexpr void setSumRuns(ReduceKernel* row) {
+  setRuns<Format, Sum, false, typename Format::Acc, kElemBytes>(row, ReduceOp::kSum);
+  setRuns<Format, Sum, true, typename Format::Acc, kElemBytes>(row, ReduceOp::kMean);
+}
+template <typename Format, std::size_t kElemBytes>
+constexpr void setFloatingRuns(ReduceKernel* row) {
+  setSumRuns<Format, kElemBytes>(row);
+  setRuns<Format, Prod, false, typename Format::Acc, kElemBytes>(row, ReduceOp::kProd);
+  setRuns<Format, Min, false, typename Format::Acc, kElemBytes>(row, ReduceOp::kMin);
+  setRuns<Format, Max, false, typename Format::Acc, kElemBytes>(row, ReduceOp::kMax);
 }
 
 template <typename T>
@@ -30,18 +43,6 @@ constexpr void setFloating(ReduceKernel* row, const ReduceKernel& common) {
   setOp<T, Prod>(row, ReduceOp::kProd, common);
   setOp<T, Min>(row, ReduceOp::kMin, common);
   setOp<T, Max>(row, ReduceOp::kMax, common);
-}
-
-// 16 bit lanes get the fused form for two sources as well.
-template <typename Type>
-constexpr void setHalves(ReduceKernel* row, bool isReal) {
-  row[index(ReduceOp::kSum)].reduceTwo = reduceTwoHalves<Type, Sum>;
-  row[index(ReduceOp::kMean)].reduceTwo = reduceTwoHalves<Type, Sum>;
-  if (isReal) {
-    row[index(ReduceOp::kProd)].reduceTwo = reduceTwoHalves<Type, Prod>;
-    row[index(ReduceOp::kMin)].reduceTwo = reduceTwoHalves<Type, Min>;
-    row[index(ReduceOp::kMax)].reduceTwo = reduceTwoHalves<Type, Max>;
-  }
 }
 
 template <typename T>
@@ -94,19 +95,32 @@ constexpr void setInteger(ReduceKernel* row) {
   setOp<Bits, And>(row, ReduceOp::kBand, common);
   setOp<Bits, Or>(row, ReduceOp::kBor, common);
   setOp<Bits, Xor>(row, ReduceOp::kBxor, common);
+  constexpr std::size_t kBytes = sizeof(T);
+  setRuns<SameFormat<Bits>, Sum, false, Bits, kBytes>(row, ReduceOp::kSum);
+  setRuns<SameFormat<Bits>, Sum, true, T, kBytes>(row, ReduceOp::kMean);
+  setRuns<SameFormat<Bits>, Prod, false, Bits, kBytes>(row, ReduceOp::kProd);
+  setRuns<SameFormat<T>, Min, false, T, kBytes>(row, ReduceOp::kMin);
+  setRuns<SameFormat<T>, Max, false, T, kBytes>(row, ReduceOp::kMax);
+  setRuns<SameFormat<Bits>, And, false, Bits, kBytes>(row, ReduceOp::kBand);
+  setRuns<SameFormat<Bits>, Or, false, Bits, kBytes>(row, ReduceOp::kBor);
+  setRuns<SameFormat<Bits>, Xor, false, Bits, kBytes>(row, ReduceOp::kBxor);
 }
 
+template <typename Op>
+constexpr void setBoolOp(ReduceKernel* row, ReduceOp op) {
+  setOp<std::uint8_t, Op>(row, op, sameKernel<std::uint8_t>());
+  setRuns<SameFormat<std::uint8_t>, Op, false, std::uint8_t, 1>(row, op);
+}
 // mean counts the true inputs and divides like an integer: true only where all are.
 constexpr void setBool(ReduceKernel* row) {
-  const ReduceKernel common = sameKernel<std::uint8_t>();
-  setOp<std::uint8_t, AnyTrue>(row, ReduceOp::kSum, common);
-  setOp<std::uint8_t, AllTrue>(row, ReduceOp::kProd, common);
-  setOp<std::uint8_t, AllTrue>(row, ReduceOp::kMin, common);
-  setOp<std::uint8_t, AnyTrue>(row, ReduceOp::kMax, common);
-  setOp<std::uint8_t, AllTrue>(row, ReduceOp::kMean, common);
-  setOp<std::uint8_t, AllTrue>(row, ReduceOp::kBand, common);
-  setOp<std::uint8_t, AnyTrue>(row, ReduceOp::kBor, common);
-  setOp<std::uint8_t, OddTrue>(row, ReduceOp::kBxor, common);
+  setBoolOp<AnyTrue>(row, ReduceOp::kSum);
+  setBoolOp<AllTrue>(row, ReduceOp::kProd);
+  setBoolOp<AllTrue>(row, ReduceOp::kMin);
+  setBoolOp<AnyTrue>(row, ReduceOp::kMax);
+  setBoolOp<AllTrue>(row, ReduceOp::kMean);
+  setBoolOp<AllTrue>(row, ReduceOp::kBand);
+  setBoolOp<AnyTrue>(row, ReduceOp::kBor);
+  setBoolOp<OddTrue>(row, ReduceOp::kBxor);
 }
 
 template <typename From, typename To>
@@ -138,7 +152,7 @@ constexpr void setCasts(KernelTable& table) {
 }
 
 constexpr KernelTable makeTable(const char* name) {
-  KernelTable table{name, copyRows, streamOut, fence, {}, {}, castRows};
+  KernelTable table{name, kUnmeasuredLargeStore, copyRows, streamOut, fence, {}, {}, castRows};
   const auto row = [&table](DType dtype) { return table.reduce[static_cast<int>(dtype)]; };
   setBool(row(DType::kBool));
   setInteger<std::uint8_t, std::uint8_t>(row(DType::kUInt8));
@@ -156,16 +170,28 @@ constexpr KernelTable makeTable(const char* name) {
   setComplex<float>(row(DType::kComplex32), float16Kernel());
   setComplex<float>(row(DType::kComplex64), sameKernel<float>());
   setComplex<double>(row(DType::kComplex128), sameKernel<double>());
-#if defined(__F16C__)  // with registers that wide only
-  setHalves<BFloat16>(row(DType::kBFloat16), true);
-  setHalves<Float16>(row(DType::kFloat16), true);
-  setHalves<Float16>(row(DType::kComplex32), false);
-#endif
   setFloating<float>(row(DType::kFloat8E4M3FN), floatKernel<Float8<Float8E4M3FNLayout>>());
   setFloating<float>(row(DType::kFloat8E5M2), floatKernel<Float8<Float8E5M2Layout>>());
   setFloating<float>(row(DType::kFloat8E4M3FNUZ), floatKernel<Float8<Float8E4M3FNUZLayout>>());
   setFloating<float>(row(DType::kFloat8E5M2FNUZ), floatKernel<Float8<Float8E5M2FNUZLayout>>());
   setFloating<float>(row(DType::kFloat8E8M0FNU), floatKernel<Float8E8M0>());
+  setFloatingRuns<Float16Format, 2>(row(DType::kFloat16));
+  setFloatingRuns<SplitFormat<WordsOfBFloat16>, 2>(row(DType::kBFloat16));
+  setFloatingRuns<SameFormat<float>, 4>(row(DType::kFloat32));
+  setFloatingRuns<SameFormat<double>, 8>(row(DType::kFloat64));
+  setSumRuns<Float16Format, 2>(row(DType::kComplex32));
+  setSumRuns<SameFormat<float>, 4>(row(DType::kComplex64));
+  setSumRuns<SameFormat<double>, 8>(row(DType::kComplex128));
+#if defined(__F16C__)  // else the accumulators have real and imaginary parts apart
+  setRuns<Float16Format, ComplexProd, false, float, 4>(row(DType::kComplex32), ReduceOp::kProd);
+#endif
+  setRuns<SameFormat<float>, ComplexProd, false, float, 8>(row(DType::kComplex64), ReduceOp::kProd);
+  setRuns<SameFormat<double>, ComplexProd, false, double, 16>(row(DType::kComplex128), ReduceOp::kProd);
+  setFloatingRuns<SplitFormat<WordsOfFloat8<Float8E4M3FNLayout>>, 1>(row(DType::kFloat8E4M3FN));
+  setFloatingRuns<SplitFormat<WordsOfFloat8<Float8E5M2Layout>>, 1>(row(DType::kFloat8E5M2));
+  setFloatingRuns<SplitFormat<WordsOfFloat8<Float8E4M3FNUZLayout>>, 1>(row(DType::kFloat8E4M3FNUZ));
+  setFloatingRuns<SplitFormat<WordsOfFloat8<Float8E5M2FNUZLayout>>, 1>(row(DType::kFloat8E5M2FNUZ));
+  setFloatingRuns<SplitFormat<WordsOfE8M0>, 1>(row(DType::kFloat8E8M0FNU));
   setCasts(table);
   return table;
 }

@@ -206,6 +206,17 @@ def test_groups_come_and_go(run_ranks):
     run_ranks(2, again)
 
 
+@pytest.mark.parametrize("isa, why", [("baseline", "by SHARDWIRE_ISA"), ("", "the widest of this CPU")])
+def test_the_kernels_are_described(isa, why):
+    script = ("import shardwire, torch.distributed as dist\n"
+              "dist.init_process_group('shardwire', store=dist.HashStore(), rank=0, world_size=1)\n"
+              "print(shardwire.describe_transports().splitlines()[-1])")
+    line = subprocess.run([sys.executable, "-c", script], env={**os.environ, "SHARDWIRE_ISA": isa}, text=True,
+                          check=True, stdout=subprocess.PIPE).stdout
+    assert line.startswith(f"kernels: {isa}") and f"({why}); large moves: " in line, line
+    assert "(measured on this host, GB/s: ordinary " in line, line
+
+
 def of_one_name(rank, size):
     for _ in range(20):
         if rank < 2:

@@ -32,7 +32,7 @@ def main() -> None:
     dist.init_process_group("shardwire", timeout=timedelta(seconds=60))
     rank, size, local = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
     # The transport to each rank.
-    for peer, line in enumerate(shardwire.describe_transports().splitlines()):
+    for peer, line in zip(range(size), shardwire.describe_transports().splitlines()):
         if peer != rank:
             wanted = "shm" if peer // local == rank // local else os.environ.get("SHARDWIRE_JOB_WIRE", "tcp")
             assert line.startswith(f"rank {peer}: {wanted}"), line

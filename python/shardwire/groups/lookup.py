@@ -259,5 +259,9 @@ def describe_collectives(group: Any = None) -> str:
 
 
 def describe_transports(group: Any = None) -> str:
-    """One line per peer of this rank in ``group``: the transport and data path, and the reason against a faster one."""
+    """One line per peer of this rank in ``group``: the transport and data path, and the reason against a faster one.
+
+    The last line names the instruction set of the kernels (see SHARDWIRE_ISA), and how moves larger than the caches are
+    stored, with the rates measured on this host.
+    """
     return _C.describe(resolve_backend(group))

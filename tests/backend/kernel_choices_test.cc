@@ -1,0 +1,87 @@
+// How large moves are stored: the rule, the file of the host, and the line that describes the choice.
+#include "backend/communicator/kernel_choices.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace shardwire::internal {
+namespace {
+
+using std::chrono::microseconds;
+
+TEST(FastestLargeStore, IsOneStreamUnlessAPairGains) {
+  EXPECT_EQ(fastestLargeStore({microseconds(90), microseconds(100), microseconds(80)}), RowStore::kStreamPair);
+  EXPECT_EQ(fastestLargeStore({microseconds(90), microseconds(100), microseconds(99)}), RowStore::kStream);
+  EXPECT_EQ(fastestLargeStore({microseconds(90), microseconds(100), microseconds(1000)}), RowStore::kStream);
+}
+
+TEST(FastestLargeStore, IsOrdinaryWhereThatPaysForTheLinesWrittenLater) {
+  EXPECT_EQ(fastestLargeStore({microseconds(70), microseconds(100), microseconds(100)}), RowStore::kStream);
+  EXPECT_EQ(fastestLargeStore({microseconds(60), microseconds(100), microseconds(100)}), RowStore::kAhead);
+}
+
+TEST(MeasureLargeStores, TimesEveryWay) {
+  const LargeStoreTimes times = measureLargeStores();
+  EXPECT_GT(times.ahead.count(), 0);
+  EXPECT_GT(times.stream.count(), 0);
+  EXPECT_GT(times.pair.count(), 0);
+}
+
+class KeptTimes : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string made = (std::filesystem::temp_directory_path() / "shardwire-choices-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(made.data()), nullptr);
+    folder_ = made;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string onlyFile() const { return std::filesystem::directory_iterator(folder_)->path().string(); }
+
+  std::string folder_;
+};
+
+TEST_F(KeptTimes, AreReadByLaterProcesses) {
+  const LargeStoreTimes first = largeStoreTimes(folder_);
+  EXPECT_EQ(largeStoreTimes(folder_), first);
+  std::ofstream(onlyFile()) << "30 20 10\n";
+  EXPECT_EQ(largeStoreTimes(folder_), (LargeStoreTimes{Duration(30), Duration(20), Duration(10)}));
+}
+
+TEST_F(KeptTimes, AreMeasuredAnewWhereTheFileIsUnreadable) {
+  largeStoreTimes(folder_);
+  const std::string file = onlyFile();
+  for (const char* text : {"", "30 20", "30 20 -10\n", "30 20 10 more\n"}) {
+    std::ofstream(file) << text;
+    const LargeStoreTimes times = largeStoreTimes(folder_);
+    EXPECT_GT(times.pair.count(), 10) << text;
+    EXPECT_EQ(largeStoreTimes(folder_), times) << text;
+  }
+}
+
+TEST_F(KeptTimes, OfAnotherUserAreNotTrusted) {
+  largeStoreTimes(folder_);
+  std::ofstream(onlyFile()) << "30 20 10\n";
+  std::filesystem::permissions(onlyFile(), std::filesystem::perms::others_write, std::filesystem::perm_options::add);
+  EXPECT_NE(largeStoreTimes(folder_).pair, Duration(10));
+}
+
+TEST(DescribeKernels, NamesTheInstructionSetAndTheChoice) {
+  const RowStore before = largeStore();
+  useLargeStore(RowStore::kStream);
+  EXPECT_NE(describeKernels().find(std::string("kernels: ") + kernels().name), std::string::npos) << describeKernels();
+  EXPECT_NE(describeKernels().find("one stream past the caches"), std::string::npos) << describeKernels();
+  ::setenv("SHARDWIRE_ISA", kernels().name, 1);
+  EXPECT_NE(describeKernels().find("by SHARDWIRE_ISA"), std::string::npos) << describeKernels();
+  ::setenv("SHARDWIRE_ISA", "mmx", 1);
+  EXPECT_NE(describeKernels().find("SHARDWIRE_ISA=mmx is none that it has"), std::string::npos) << describeKernels();
+  ::unsetenv("SHARDWIRE_ISA");
+  useLargeStore(before);
+}
+
+}  // namespace
+}  // namespace shardwire::internal
