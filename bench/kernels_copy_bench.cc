@@ -36,7 +36,7 @@ using namespace internal;
 constexpr std::size_t kPage = 4096, kLine = 64;
 constexpr int kNumOffsets = 64;
 constexpr std::size_t kMostAddends = 8;
-constexpr int kRoundsAgain = 12;  // for a cell that looks bad
+constexpr int kRoundsAgain = 6;  // for a cell that looks bad
 
 // Limits of --assert, all ratios within one run.
 constexpr double kLeastOfMemcpy = 0.8;
@@ -183,8 +183,8 @@ struct Size {
 
 std::vector<Size> sizesHere(bool dtypes) {
   const long l3 = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  const std::size_t far = std::clamp<std::size_t>(4 * static_cast<std::size_t>(std::max(l3, 0L)), std::size_t{64} << 20,
-                                                  std::size_t{512} << 20);
+  const std::size_t far = std::clamp<std::size_t>(2 * static_cast<std::size_t>(std::max(l3, 0L)), std::size_t{64} << 20,
+                                                  std::size_t{256} << 20);
   std::vector<Size> sizes = {
       {"L1", std::size_t{24} << 10}, {"L2", std::size_t{384} << 10}, {"L3", std::size_t{6} << 20}, {"memory", far}};
   if (dtypes) {

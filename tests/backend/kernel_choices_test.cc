@@ -75,11 +75,13 @@ TEST(DescribeKernels, NamesTheInstructionSetAndTheChoice) {
   useLargeStore(RowStore::kStream);
   EXPECT_NE(describeKernels().find(std::string("kernels: ") + kernels().name), std::string::npos) << describeKernels();
   EXPECT_NE(describeKernels().find("one stream past the caches"), std::string::npos) << describeKernels();
+  const char* isa = ::getenv("SHARDWIRE_ISA");
+  const std::string isaBefore = isa == nullptr ? "" : isa;
   ::setenv("SHARDWIRE_ISA", kernels().name, 1);
   EXPECT_NE(describeKernels().find("by SHARDWIRE_ISA"), std::string::npos) << describeKernels();
   ::setenv("SHARDWIRE_ISA", "mmx", 1);
   EXPECT_NE(describeKernels().find("SHARDWIRE_ISA=mmx is none that it has"), std::string::npos) << describeKernels();
-  ::unsetenv("SHARDWIRE_ISA");
+  ::setenv("SHARDWIRE_ISA", isaBefore.c_str(), 1);
   useLargeStore(before);
 }
 
