@@ -8,11 +8,19 @@ from ... import symm
 
 
 class NvshmemInvalid(ValueError):
-    """A call with invalid arguments, or before :func:`init`."""
+    """A call with invalid arguments, or before :func:`init`. msg: the text."""
+
+    def __init__(self, msg: str) -> None:
+        super().__init__(msg)
+        self.msg = msg
 
 
 class NvshmemError(RuntimeError):
-    """Initialization failed."""
+    """Initialization failed, or memory was registered twice or never. msg: the text."""
+
+    def __init__(self, msg: str) -> None:
+        super().__init__(msg)
+        self.msg = msg
 
 
 class Job:

@@ -9,10 +9,11 @@ import torch
 
 from ... import symm
 from .all_pes import NvshmemInvalid
-from .memory import _pe
+from .memory import _pe, as_tensor
 
 
 def _at(target: torch.Tensor, offset: int, dtype: Any) -> torch.Tensor:
+    target = as_tensor(target)
     if dtype is not None:
         if target.dtype == torch.uint8 and isinstance(dtype, torch.dtype) and target.is_contiguous():
             target = target.view(-1).view(dtype)

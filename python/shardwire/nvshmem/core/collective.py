@@ -1,13 +1,22 @@
-"""Collectives on teams. ``stream`` is accepted and not used. Tensors need not be symmetric."""
+"""Collectives on teams. ``stream`` is accepted and not used. Tensors and numpy arrays; they need not be symmetric."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 
-from .all_pes import world
+from .all_pes import NvshmemInvalid, world
+from .memory import as_tensor
 from .team_table import Teams
+
+# NVSHMEM's names of types, for buffers of bytes.
+_DTYPES = {"half": torch.float16, "fp16": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32,
+           "double": torch.float64, "uint8": torch.uint8, "int8": torch.int8, "char": torch.int8, "schar": torch.int8,
+           "int16": torch.int16, "int": torch.int32, "int32": torch.int32, "int32_t": torch.int32,
+           "int64": torch.int64, "int64_t": torch.int64, "long": torch.int64, "longlong": torch.int64,
+           "ptrdiff": torch.int64}
 
 
 def barrier(team: Any, stream: Any = None) -> None:
@@ -34,30 +43,71 @@ def reduce(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, op: str,
     """The reduction of all PEs' ``src_array`` into ``dst_array`` of all. op: sum, min, max, and prod, mean, band, bor,
     bxor.
     """
-    found = Teams.team_of(team)
-    if dst_array.data_ptr() != src_array.data_ptr():
-        dst_array.copy_(src_array)
-    found.all_reduce(dst_array, op)
+    found, dst, src = Teams.team_of(team), as_tensor(dst_array), as_tensor(src_array)
+    if dst.data_ptr() != src.data_ptr():
+        dst.copy_(src)
+    found.all_reduce(dst, op)
 
 
 def reducescatter(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, op: str, stream: Any = None) -> None:
     """This PE's equal part of the reduction of all ``src_array``."""
-    Teams.team_of(team).reduce_scatter(dst_array, src_array, op)
+    Teams.team_of(team).reduce_scatter(as_tensor(dst_array), as_tensor(src_array), op)
 
 
 def alltoall(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream: Any = None) -> None:
     """Sends part r of ``src_array`` to PE r."""
-    Teams.team_of(team).all_to_all(dst_array, src_array)
+    Teams.team_of(team).all_to_all(as_tensor(dst_array), as_tensor(src_array))
 
 
 def fcollect(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream: Any = None) -> None:
     """All PEs' ``src_array``, one behind the other."""
-    Teams.team_of(team).all_gather(dst_array, src_array)
+    Teams.team_of(team).all_gather(as_tensor(dst_array), as_tensor(src_array))
 
 
 def broadcast(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, root: int = 0, stream: Any = None) -> None:
     """Copies ``src_array`` of ``root`` into ``dst_array`` of all."""
-    found = Teams.team_of(team)
-    if found.rank == root and dst_array.data_ptr() != src_array.data_ptr():
-        dst_array.copy_(src_array)
-    found.broadcast(dst_array, root)
+    found, dst = Teams.team_of(team), as_tensor(dst_array)
+    if found.rank == root and dst.data_ptr() != as_tensor(src_array).data_ptr():
+        dst.copy_(as_tensor(src_array))
+    found.broadcast(dst, root)
+
+
+def collective_on_buffer(coll: str, team: Any, dest: torch.Tensor, src: torch.Tensor, dtype: str | None = None,
+                         op: str | None = None, root: int = 0, stream: Any = None,
+                         enable_timing: bool = False) -> float:
+    """A collective over buffers of bytes, whose elements are of ``dtype``, one of NVSHMEM's names ("float", "int64",
+    ...). coll: "reduce", "reducescatter", "alltoall", "fcollect" or "broadcast".
+
+    The source's size counts in "fcollect" and "alltoall", the destination's in the others; a longer buffer keeps its
+    rest. Returns the duration in milliseconds; 0 without enable_timing.
+    """
+    if coll not in ("reduce", "reducescatter", "alltoall", "fcollect", "broadcast"):
+        raise NvshmemInvalid(f"coll is {coll!r}; give 'reduce', 'reducescatter', 'alltoall', 'fcollect' or 'broadcast'")
+    if dtype not in _DTYPES:
+        raise NvshmemInvalid(f"dtype is {dtype!r}; give one of {', '.join(sorted(_DTYPES))}")
+    if coll.startswith("reduce") and op is None:
+        raise NvshmemInvalid(f"coll is {coll!r}, which takes op")
+    size = Teams.team_of(team).size
+    to, given = (_elements(buffer, _DTYPES[dtype]) for buffer in (dest, src))
+    count = given.numel() if coll in ("fcollect", "alltoall") else to.numel()
+    to = to[:count * (size if coll == "fcollect" else 1)]
+    given = given[:count * (size if coll == "reducescatter" else 1)]
+    begin = time.perf_counter()
+    if coll == "reduce":
+        reduce(team, to, given, op or "")
+    elif coll == "reducescatter":
+        reducescatter(team, to, given, op or "")
+    elif coll == "alltoall":
+        alltoall(team, to, given)
+    elif coll == "fcollect":
+        fcollect(team, to, given)
+    else:
+        broadcast(team, to, given, root)
+    return (time.perf_counter() - begin) * 1e3 if enable_timing else 0.0
+
+
+def _elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The buffer as elements of ``dtype``, without a last element that is cut."""
+    flat = as_tensor(buffer).view(-1).view(torch.uint8)
+    size = torch.empty(0, dtype=dtype, device="cpu").element_size()
+    return flat[:flat.numel() // size * size].view(dtype)

@@ -23,6 +23,13 @@ class InitStatus(IntEnum):
     STATUS_IS_INITIALIZED = 2
 
 
+class ThreadSupport(IntEnum):
+    THREAD_SINGLE = 0
+    THREAD_FUNNELED = 1
+    THREAD_SERIALIZED = 2
+    THREAD_MULTIPLE = 3
+
+
 class Version:
     """The versions behind the names."""
 
@@ -54,6 +61,16 @@ def get_version() -> Version:
     """As NVSHMEM4Py's; ``libnvshmem_version`` names shardwire, which does the work."""
     from ... import __version__
     return Version("1.5", "0.4", f"shardwire {__version__}")
+
+
+def get_name() -> str:
+    """The name of the library that does the work."""
+    return "shardwire"
+
+
+def query_thread() -> ThreadSupport:
+    """THREAD_MULTIPLE: any thread may call at any time."""
+    return ThreadSupport.THREAD_MULTIPLE
 
 
 def get_unique_id(empty: bool = False) -> UniqueID:

@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from ... import _C, symm
 from ...symm.tensors import make_tensor
-from .all_pes import NvshmemInvalid, world
+from .all_pes import NvshmemError, NvshmemInvalid, world
 from .team_table import Teams
+
+
+class BufferTypes(IntEnum):
+    """How a PE got a piece of symmetric memory."""
+
+    NORMAL = 0  # made by tensor(), array() or buffer()
+    PEER = 1
+    MULTIMEM = 2
+    EXTERNAL = 3  # registered
+
+
+# The registered tensors by address, as long as the program holds them.
+_external: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """The tensor over the memory of a numpy array, which is symmetric if the array is; any other value as it is."""
+    if type(value).__module__ != "numpy":
+        return value
+    plain, owner = torch.from_numpy(value), value
+    while type(owner).__module__ == "numpy":
+        owner = owner.base
+    size = plain.element_size()
+    if not isinstance(owner, torch.Tensor):
+        return plain
+    whole = owner.as_strided((_bytes_of_storage(owner) // owner.element_size(),), (1,), 0).view(torch.uint8)
+    begin = plain.data_ptr() - whole.data_ptr()
+    if plain.numel() == 0 or begin % size:
+        return plain
+    return whole[:whole.numel() // size * size].view(plain.dtype).as_strided(plain.shape, plain.stride(), begin // size)
+
+
+def type_of(tensor: Any) -> BufferTypes:
+    """The type of a piece of symmetric memory. NvshmemInvalid for other memory."""
+    if isinstance(tensor, symm.MulticastTensor):
+        return BufferTypes.MULTIMEM
+    place = _C.symm_place(tensor) if isinstance(tensor, torch.Tensor) else None
+    if place is None:
+        raise NvshmemInvalid("the tensor was not made by nvshmem.core")
+    if place[1] != place[2]:
+        return BufferTypes.PEER
+    return BufferTypes.EXTERNAL if tensor.data_ptr() in _external else BufferTypes.NORMAL
 
 
 def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, release: bool = False, morder: str = "C",
@@ -42,8 +86,7 @@ def buffer(size: int, release: bool = False, except_on_del: bool = True) -> torc
 
 def tensor_get_buffer(tensor: torch.Tensor) -> tuple[torch.Tensor, int, str]:
     """(the tensor as bytes, the number of bytes, the name of the tensor's dtype). The tensor must be contiguous."""
-    if _C.symm_place(tensor) is None:
-        raise NvshmemInvalid("the tensor was not made by nvshmem.core")
+    type_of(tensor)
     return tensor.view(-1).view(torch.uint8), tensor.numel() * tensor.element_size(), str(tensor.dtype)
 
 
@@ -57,12 +100,12 @@ def get_peer_buffer(buffer: torch.Tensor, pe: int) -> torch.Tensor:
     return symm.get_peer_tensor(buffer, _pe(pe))
 
 
-def get_multicast_tensor(*arguments: Any) -> symm.MulticastTensor:
+def get_multicast_tensor(team: Any, tensor: torch.Tensor | None = None) -> symm.MulticastTensor:
     """``get_multicast_tensor(team, tensor)``, or as the seed document writes ``get_multicast_tensor(tensor)``:
     :func:`shardwire.symm.get_multicast_tensor`."""
-    if len(arguments) == 2:
-        return symm.get_multicast_tensor(Teams.team_of(arguments[0]), arguments[1])
-    return symm.get_multicast_tensor(*arguments)
+    if tensor is None:
+        return symm.get_multicast_tensor(as_tensor(team))
+    return symm.get_multicast_tensor(Teams.team_of(team), as_tensor(tensor))
 
 
 def get_multicast_buffer(team: Any, buffer: torch.Tensor) -> symm.MulticastTensor:
@@ -70,22 +113,80 @@ def get_multicast_buffer(team: Any, buffer: torch.Tensor) -> symm.MulticastTenso
     return get_multicast_tensor(team, buffer)
 
 
+def register_external_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A symmetric tensor with the elements of ``tensor``, any contiguous CPU tensor that owns its memory. Collective:
+    all PEs give one shape and dtype.
+
+    The elements move: ``tensor`` and the result share the symmetric memory afterwards, and a change of one is a change
+    of the other. Views and numpy arrays made over ``tensor`` before the call stay with the former memory, and are a
+    reason to refuse: NvshmemInvalid on all PEs for a view, for a tensor with strides, and for memory that is registered
+    or symmetric already.
+    """
+    error = ""
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        error = "only a CPU tensor can be registered"
+    elif _C.symm_place(tensor) is not None:
+        error = "the tensor lies in symmetric memory already"
+    elif (tensor._is_view() or not tensor.is_contiguous() or tensor.requires_grad
+          or _bytes_of_storage(tensor) != tensor.numel() * tensor.element_size()):
+        error = "a tensor that is registered is contiguous, owns the whole of its memory and needs no gradient"
+    try:
+        made = make_tensor((tuple(getattr(tensor, "shape", ())),), getattr(tensor, "dtype", None), world(), None, False,
+                           error)
+    except ValueError as failure:
+        raise NvshmemInvalid(str(failure)) from None
+    made.copy_(tensor)
+    tensor.set_(made)  # type: ignore[call-overload]
+    _external[made.data_ptr()] = made
+    world().barrier()  # every part has its elements
+    return made
+
+
+def unregister_external_tensor(tensor: torch.Tensor) -> None:
+    """Ends what :func:`register_external_tensor` returned. Collective. The registered tensor keeps its elements, as an
+    ordinary tensor."""
+    if not isinstance(tensor, torch.Tensor) or _external.pop(tensor.data_ptr(), None) is None:
+        raise NvshmemError("the tensor was not registered: give what register_external_tensor returned")
+    symm.free(tensor, group=world())
+
+
+def register_external_buffer(buffer: torch.Tensor, preferred_address: Any = None) -> torch.Tensor:
+    """:func:`register_external_tensor` of a tensor of bytes. preferred_address is a wish in NVSHMEM too: the addresses
+    of the peers' parts differ here."""
+    return register_external_tensor(buffer)
+
+
+def unregister_external_buffer(buffer: torch.Tensor) -> None:
+    """:func:`unregister_external_tensor`."""
+    unregister_external_tensor(buffer)
+
+
+def _bytes_of_storage(tensor: torch.Tensor) -> int:
+    if hasattr(tensor, "untyped_storage"):
+        return tensor.untyped_storage().nbytes()
+    return tensor.storage().nbytes()  # torch 1.13
+
+
 def free_tensor(tensor: torch.Tensor | symm.MulticastTensor) -> None:
     """Frees a tensor made by :func:`tensor`. Collective over all PEs: all PEs free the same tensors in the same order.
 
     A peer's tensor or a multicast tensor owns nothing. The call only drops such a tensor, on this PE alone, as in
-    NVSHMEM.
+    NVSHMEM. A registered tensor ends by :func:`unregister_external_tensor`.
     """
-    if isinstance(tensor, symm.MulticastTensor):
-        return
-    place = _C.symm_place(tensor) if isinstance(tensor, torch.Tensor) else None
     # A peer tensor of this PE itself is the PE's own tensor: the document frees a list with all peer tensors, and so
     # the own tensor too.
-    if place is None or place[1] == place[2]:
-        try:
-            symm.free(tensor, group=world())
-        except ValueError as error:  # raised on all PEs
-            raise NvshmemInvalid(str(error)) from None
+    try:
+        kind = type_of(tensor)
+    except NvshmemInvalid:
+        kind = BufferTypes.NORMAL  # symm.free raises on all PEs
+    if kind in (BufferTypes.PEER, BufferTypes.MULTIMEM):
+        return
+    if kind == BufferTypes.EXTERNAL:
+        raise NvshmemInvalid("the tensor is registered: end it with unregister_external_tensor")
+    try:
+        symm.free(tensor, group=world())
+    except ValueError as error:  # raised on all PEs
+        raise NvshmemInvalid(str(error)) from None
 
 
 def free(buffer: torch.Tensor) -> None:

@@ -1,5 +1,6 @@
-"""Puts, gets and signals. ``stream`` is accepted and not used: each call is complete when the call returns, except a
-put between hosts, which is complete after :func:`quiet` or a barrier."""
+"""Puts, gets and signals, of tensors and numpy arrays. ``stream`` is accepted and not used: each call is complete when
+the call returns, except a put between hosts, and the calls whose names end in ``nbi``: these are complete after
+:func:`quiet`, :func:`flush` or a barrier."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 
 from ... import _C, symm
 from .all_pes import NvshmemInvalid, world
-from .memory import _pe
+from .memory import _pe, as_tensor
 
 
 class SignalOp(IntEnum):
@@ -44,12 +45,31 @@ def get(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any =
     symm.get(*_alike(dst, src), _pe(remote_pe))
 
 
+def put_nbi(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
+    """:func:`put` without waiting: ``src`` must not be changed before :func:`flush` or :func:`quiet`."""
+    symm.put_nbi(*_alike(dst, src), _pe(remote_pe))
+
+
+def get_nbi(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
+    """:func:`get` without waiting: ``dst`` has the elements after :func:`quiet`."""
+    symm.get_nbi(*_alike(dst, src), _pe(remote_pe))
+
+
 def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp,
                remote_pe: int = -1, stream: Any = None) -> None:
     """:func:`put`, then the signal."""
     name = _signal_name(signal_op)
     word = _word(signal_var)
     symm.put(*_alike(dst, src), _pe(remote_pe))
+    symm.signal_op(word, signal_val, remote_pe, op=name)
+
+
+def put_signal_nbi(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, signal_val: int,
+                   signal_op: SignalOp, remote_pe: int = -1, stream: Any = None) -> None:
+    """:func:`put_nbi`, then the signal: who sees the signal sees the bytes."""
+    name = _signal_name(signal_op)
+    word = _word(signal_var)
+    symm.put_nbi(*_alike(dst, src), _pe(remote_pe))
     symm.signal_op(word, signal_val, remote_pe, op=name)
 
 
@@ -74,13 +94,25 @@ def signal_wait(signal_var: torch.Tensor, signal_val: int, signal_op: Comparison
     return symm.signal_wait(_word(signal_var), name, signal_val, timeout=timeout)
 
 
+def signal_fetch(signal_var: torch.Tensor) -> int:
+    """The value of this PE's own signal, now."""
+    return int(symm.atomic_fetch(_word(signal_var), world().rank))  # type: ignore[arg-type]  # never complex
+
+
 def quiet(stream: Any = None) -> None:
     """:func:`shardwire.symm.quiet`."""
     symm.quiet()
 
 
+def flush(stream: Any = None) -> None:
+    """Waits until the sources of this PE's ``nbi`` calls may be changed: :func:`quiet`, which waits for the same
+    answers."""
+    symm.quiet()
+
+
 def _alike(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     world()
+    dst, src = as_tensor(dst), as_tensor(src)
     if dst.shape == src.shape or dst.dtype != src.dtype or not (dst.is_contiguous() and src.is_contiguous()):
         return dst, src  # symm raises for unsuitable tensors
     count = min(dst.numel(), src.numel())
@@ -89,6 +121,7 @@ def _alike(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 def _word(signal: torch.Tensor) -> torch.Tensor:
     """The signal's element: a buffer of bytes holds a signal of 64 bits."""
+    signal = as_tensor(signal)
     if _C.symm_place(signal) is None or not signal.is_contiguous() or signal.numel() * signal.element_size() < 4:
         raise NvshmemInvalid("a signal is a symmetric tensor that begins with an integer, made by nvshmem.core")
     flat = signal.view(-1)

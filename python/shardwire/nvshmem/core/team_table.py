@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 import torch
@@ -13,15 +14,86 @@ from ...errors import UnsupportedError
 from .all_pes import NvshmemInvalid, world
 
 
+class TeamUniqueId:
+    """A number that names a team of :func:`team_init`."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"TeamUniqueId({self.value})"
+
+
 class TeamConfig:
-    """Accepted where NVSHMEM4Py accepts one. ``uniqueid`` names the team of :func:`team_init`; nothing else is used."""
+    """``uniqueid``, a number or a :class:`TeamUniqueId`, names the team of :func:`team_init`; the other fields are kept
+    for :func:`team_get_config`."""
 
     def __init__(self) -> None:
+        self.version = 2
         self.num_contexts = 0
-        self.uniqueid = 0
+        self.uniqueid: int | TeamUniqueId = 0
 
 
-class _Teams:
+class MutableEnum:
+    """Names with values, which can be added and removed: ``names.NAME``, ``names["NAME"]``."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._members: dict[str, Any] = dict(kwargs)
+
+    @classmethod
+    def from_enum(cls, enum_cls: Any) -> MutableEnum:
+        return cls(**{member.name: member.value for member in enum_cls})
+
+    def add(self, key: str, value: Any) -> None:
+        """ValueError for a name that is taken."""
+        if key in self._members:
+            raise ValueError(f"there is a member named {key!r} already")
+        self._members[key] = value
+
+    def remove(self, key: str) -> None:
+        """ValueError for a missing name."""
+        if key not in self._members:
+            raise ValueError(f"there is no member named {key!r}")
+        del self._members[key]
+
+    def remove_by_value(self, value: Any) -> None:
+        """Removes the first name with this value, if there is one."""
+        for key, each in self._members.items():
+            if each == value:
+                del self._members[key]
+                return
+
+    def keys(self) -> KeysView[str]:
+        return self._members.keys()
+
+    def values(self) -> ValuesView[Any]:
+        return self._members.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._members.items()
+
+    def __getattr__(self, name: str) -> Any:
+        members = self.__dict__.get("_members", {})
+        if name in members:
+            return members[name]
+        raise AttributeError(f"no member is named {name}")
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._members:
+            raise KeyError(f"no member is named {name}")
+        return self._members[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(f'{key}={value}' for key, value in self._members.items())}>"
+
+
+class _Teams(MutableEnum):
     """``Teams.TEAM_WORLD``, ``Teams["name"]``: handles, which are numbers.
 
     Predefined after init(): TEAM_WORLD; TEAM_SHARED and TEAM_NODE, the PEs with memory addressable by this PE;
@@ -36,15 +108,16 @@ class _Teams:
     _FIRST_OWN = 16
 
     def __init__(self) -> None:
-        self._names: dict[str, int] = {}
+        super().__init__()
         self._teams: dict[int, symm.Team] = {}
+        self._configs: dict[int, TeamConfig] = {}
         self._next = self._FIRST_OWN
 
     def begin(self, team: symm.Team) -> None:
         """Makes the predefined teams. Collective."""
         node, same = _node_teams(team)
-        self._names = {name: getattr(self, name)
-                       for name in ("TEAM_WORLD", "TEAM_SHARED", "TEAM_NODE", "TEAM_SAME_MYPE_NODE")}
+        self._members = {name: getattr(self, name)
+                         for name in ("TEAM_WORLD", "TEAM_SHARED", "TEAM_NODE", "TEAM_SAME_MYPE_NODE")}
         self._teams = {self.TEAM_WORLD: team, self.TEAM_SHARED: node, self.TEAM_NODE: node,
                        self.TEAM_SAME_MYPE_NODE: same}
         self._next = self._FIRST_OWN
@@ -54,51 +127,43 @@ class _Teams:
         for team in self._teams.values():
             if team is not everybody:
                 team.destroy()
-        self._names, self._teams = {}, {}
+        self._members, self._teams, self._configs = {}, {}, {}
 
-    def add(self, name: str | None, default: str, team: symm.Team) -> int:
+    def enter(self, name: str | None, default: str, team: symm.Team, config: TeamConfig | None) -> int:
+        """A handle for a new team."""
         handle = self._next
         self._next += 1
         name = f"{default}_{handle}" if name is None else name
-        if name in self._names:
+        if name in self._members:
             raise NvshmemInvalid(f"there is a team named {name!r} already")
-        self._names[name] = handle
+        self.add(name, handle)
         self._teams[handle] = team
+        if config is not None:
+            self._configs[handle] = copy.copy(config)
         return handle
 
-    def remove(self, team: int | str) -> symm.Team:
+    def take(self, team: int | str) -> symm.Team:
+        """Takes a team out, with all its names."""
         handle = self[team] if isinstance(team, str) else team
         if handle not in self._teams or handle < self._FIRST_OWN:
             raise NvshmemInvalid(f"{team!r} is no team that can be destroyed")
-        self._names = {name: value for name, value in self._names.items() if value != handle}
+        self._members = {name: value for name, value in self._members.items() if value != handle}
+        self._configs.pop(handle, None)
         return self._teams.pop(handle)
 
     def team_of(self, team: Any) -> symm.Team:
         """The team of a handle, a name, or a :class:`shardwire.symm.Team`."""
-        if isinstance(team, symm.Team):
-            return team
+        return team if isinstance(team, symm.Team) else self._teams[self._handle(team)]
+
+    def config_of(self, team: Any) -> TeamConfig:
+        return copy.copy(self._configs.get(self._handle(team)) or TeamConfig())
+
+    def _handle(self, team: Any) -> int:
         everybody = world()
-        handle = self._names.get(team, self.TEAM_INVALID) if isinstance(team, str) else team
+        handle = self._members.get(team, self.TEAM_INVALID) if isinstance(team, str) else team
         if handle not in self._teams:
             raise NvshmemInvalid(f"{team!r} is no team of this PE (of {everybody.size})")
-        return self._teams[handle]
-
-    def __getattr__(self, name: str) -> int:
-        names = self.__dict__.get("_names", {})
-        if name in names:
-            return names[name]
-        raise AttributeError(f"no team is named {name}")
-
-    def __getitem__(self, name: str) -> int:
-        if name not in self._names:
-            raise KeyError(f"no team is named {name}")
-        return self._names[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return handle
 
 
 Teams = _Teams()
@@ -138,25 +203,36 @@ def team_get_uniqueid() -> int:
     return secrets.randbits(63)
 
 
-def team_init(config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_idx_in_team: int = 0,
+def get_team_unique_id() -> TeamUniqueId:
+    """:func:`team_get_uniqueid`, as an object."""
+    return TeamUniqueId(team_get_uniqueid())
+
+
+def team_get_config(team: Any) -> TeamConfig:
+    """A copy of the configuration that the team was made with."""
+    return Teams.config_of(team)
+
+
+def team_init(team_config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_idx_in_team: int = 0,
               new_team_name: str | None = None) -> int:
     """A team of any PEs: each of the ``npes`` members calls this with its place in the team and the same
-    ``config.uniqueid``. Other PEs do not call.
+    ``team_config.uniqueid``. Other PEs do not call.
 
     Returns the team's handle. Raises NvshmemInvalid for a place that does not exist or is taken, TimeoutError
     on the members when a member is missing.
     """
     everybody = world()
-    numbers = (npes, pe_idx_in_team, config.uniqueid)
+    uid = team_config.uniqueid.value if isinstance(team_config.uniqueid, TeamUniqueId) else team_config.uniqueid
+    numbers = (npes, pe_idx_in_team, uid)
     if (any(isinstance(each, bool) or not isinstance(each, int) for each in numbers)
             or not 0 <= pe_idx_in_team < npes <= everybody.size):
         raise NvshmemInvalid(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid "
-                             f"{config.uniqueid!r}; give integers, 0 <= place < npes <= {everybody.size}")
+                             f"{uid!r}; give integers, 0 <= place < npes <= {everybody.size}")
     try:
-        team = everybody._meet(f"nvshmem_team{config.uniqueid}", npes, pe_idx_in_team)
+        team = everybody._meet(f"nvshmem_team{uid}", npes, pe_idx_in_team)
     except ValueError as error:
         raise NvshmemInvalid(str(error)) from error
-    return Teams.add(new_team_name, "TEAM", team)
+    return Teams.enter(new_team_name, "TEAM", team, team_config)
 
 
 def team_my_pe(team: Any) -> int:
@@ -174,7 +250,7 @@ def team_split_strided(parent_team: Any, start: int, stride: int, size: int, con
     """:meth:`shardwire.symm.Team.split_strided`: the new team's handle, None on PEs outside the new team. Collective
     over the parent."""
     team = Teams.team_of(parent_team).split_strided(start, stride, size)
-    return None if team is None else Teams.add(new_team_name, "TEAM", team)
+    return None if team is None else Teams.enter(new_team_name, "TEAM", team, config)
 
 
 def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None = None, xaxis_mask: int = 0,
@@ -183,7 +259,8 @@ def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None
     """:meth:`shardwire.symm.Team.split_2d`: the handles of this PE's row and column. Collective over the parent."""
     across, down = Teams.team_of(parent_team).split_2d(xrange)
     names = (None, None) if new_team_name is None else (f"{new_team_name}_X", f"{new_team_name}_Y")
-    return Teams.add(names[0], "TEAM_X", across), Teams.add(names[1], "TEAM_Y", down)
+    return (Teams.enter(names[0], "TEAM_X", across, xaxis_config),
+            Teams.enter(names[1], "TEAM_Y", down, yaxis_config))
 
 
 def team_translate_pe(src_team: Any, src_pe: int, dest_team: Any) -> int:
@@ -194,4 +271,4 @@ def team_translate_pe(src_team: Any, src_pe: int, dest_team: Any) -> int:
 
 def team_destroy(team: int | str) -> None:
     """Ends a team on this PE, by handle or name."""
-    Teams.remove(team).destroy()
+    Teams.take(team).destroy()

@@ -1,0 +1,61 @@
+"""Symmetric numpy arrays, by the names that NVSHMEM4Py has for CuPy's. The functions of this package that take tensors
+take these arrays too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import symm
+from ...symm.tensors import make_tensor
+from .all_pes import NvshmemInvalid, world
+from .memory import as_tensor, free_tensor, get_multicast_tensor, get_peer_tensor, tensor_get_buffer
+
+if TYPE_CHECKING:
+    import numpy
+
+
+def array(shape: int | Sequence[int], dtype: Any = "float32", release: bool = False, morder: str = "C",
+          except_on_del: bool = True) -> numpy.ndarray[Any, Any]:
+    """An uninitialised symmetric array over all PEs. Collective; as :func:`tensor`. dtype: numpy's, or torch's."""
+    import numpy
+    error = "" if morder in ("C", "F") else f"morder is {morder!r}; give 'C' or 'F'"
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    kind = numpy.dtype(name)
+    made = make_tensor(((math.prod(sizes) * kind.itemsize,),), torch.uint8, world(), None, False, error)
+    return made.numpy().view(kind).reshape(sizes, order=morder)  # type: ignore[call-overload]
+
+
+def bytearray(shape: int | Sequence[int], dtype: Any = "float32", release: bool = False, device_id: int | None = None,
+              morder: str = "C", except_on_del: bool = True) -> numpy.ndarray[Any, Any]:
+    """:func:`array` of uint8. device_id is not used."""
+    return array(shape, "uint8", release, morder, except_on_del)
+
+
+def array_get_buffer(array: numpy.ndarray[Any, Any]) -> tuple[torch.Tensor, int, str]:
+    """(the array as bytes, the number of bytes, the name of the array's dtype). The array must be contiguous, in C or
+    Fortran order."""
+    flat = array.reshape(-1, order="A")
+    if flat.base is None or flat.size and flat.__array_interface__["data"] != array.__array_interface__["data"]:
+        raise NvshmemInvalid("the array is not contiguous")
+    raw, size, _ = tensor_get_buffer(as_tensor(flat.view("uint8")))
+    return raw, size, str(array.dtype)
+
+
+def get_peer_array(array: numpy.ndarray[Any, Any], peer_pe: int | None = None) -> numpy.ndarray[Any, Any]:
+    """:func:`get_peer_tensor` of an array: views, offsets and strides are kept."""
+    return get_peer_tensor(as_tensor(array), peer_pe).numpy()
+
+
+def get_multicast_array(team: Any, array: numpy.ndarray[Any, Any]) -> symm.MulticastTensor:
+    """:func:`get_multicast_tensor` of an array."""
+    return get_multicast_tensor(team, as_tensor(array))
+
+
+def free_array(array: numpy.ndarray[Any, Any]) -> None:
+    """:func:`free_tensor` of an array."""
+    free_tensor(as_tensor(array))

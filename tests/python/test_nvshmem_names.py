@@ -1,0 +1,193 @@
+"""shardwire.nvshmem.core: the names of NVSHMEM4Py 0.4.1 beyond test_nvshmem.py's program, on 2 PEs."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+
+import shardwire.nvshmem.core as core
+
+
+def arrays_body(rank, _):
+    core.init()
+    other = 1 - rank
+    a = core.array((2, 3), dtype="float32")
+    f = core.array((2, 3), np.int64, morder="F")
+    assert isinstance(a, np.ndarray) and a.flags.c_contiguous and f.flags.f_contiguous and f.dtype == np.int64
+    a[:] = np.arange(6).reshape(2, 3) + 10 * rank
+    f[:] = rank
+    core.barrier_all()
+    assert core.get_peer_array(a[:, 1:], other).tolist() == [[1 + 10 * other, 2 + 10 * other],
+                                                             [4 + 10 * other, 5 + 10 * other]]
+    core.get_peer_array(f, other)[1, 2] = 7  # a write into the other PE's part
+    core.barrier_all()
+    assert f[1, 2] == 7 and f[0, 0] == rank
+    core.barrier_all()
+    raw, size, name = core.array_get_buffer(f)
+    assert (raw.dtype, raw.numel(), size, name) == (torch.uint8, 48, 48, "int64")
+    with pytest.raises(core.NvshmemInvalid):
+        core.array_get_buffer(a[:, 1:])
+    with pytest.raises(core.NvshmemInvalid, match="not made by"):
+        core.array_get_buffer(np.zeros(3))
+    # Tensors' functions on arrays.
+    core.put(a[0], np.full(3, 50 + rank, np.float32), other)
+    core.atomic_add(f, 5, other, offset=0)
+    core.barrier_all()
+    assert a[0].tolist() == [50 + other] * 3 and f[0, 0] == rank + 5
+    total = np.zeros(2)
+    core.reduce(core.Teams.TEAM_WORLD, total, np.array([1.0, rank]), "sum")
+    assert total.tolist() == [2.0, 1.0]
+    assert core.get_multicast_array(core.Teams.TEAM_WORLD, f[:1, :1]).ld_reduce("add").tolist() == [[11]]
+    b = core.bytearray((16,), device_id=0)
+    assert b.dtype == np.uint8 and b.shape == (16,)
+    with pytest.raises(ValueError, match="rank 0: morder is 'A'"):
+        core.array((3,), morder="A" if rank == 0 else "C")
+    core.barrier_all()
+    for each in (a, f, b):
+        core.free_array(each)
+    with pytest.raises(core.NvshmemInvalid):
+        core.free_array(a)
+    core.finalize()
+
+
+def test_symmetric_arrays_of_numpy():
+    run_ranks(2, arrays_body, None, default_group=True)
+
+
+def access_body(rank, _):
+    core.init()
+    other = 1 - rank
+    box, signal = core.tensor((4,), dtype=torch.int32), core.buffer(8)
+    signal.zero_()
+    core.barrier_all()
+    mine = torch.full((4,), rank + 1, dtype=torch.int32)
+    core.put_nbi(box, mine, other, stream=None)
+    core.flush(stream=None)
+    mine.zero_()  # allowed after flush
+    core.barrier_all()
+    assert box.tolist() == [other + 1] * 4
+    got = torch.empty(4, dtype=torch.int32)
+    core.get_nbi(got, box, other)
+    core.quiet()
+    assert got.tolist() == [rank + 1] * 4
+    assert core.signal_fetch(signal) == 0
+    core.barrier_all()
+    core.put_signal_nbi(box, torch.full((4,), 9 + rank, dtype=torch.int32), signal, 3, core.SignalOp.SIGNAL_ADD, other)
+    assert core.signal_wait(signal, 3, core.ComparisonType.CMP_EQ) == 3
+    assert box.tolist() == [9 + other] * 4 and core.signal_fetch(signal_var=signal) == 3
+    core.barrier_all()
+    assert core.query_thread() is core.ThreadSupport.THREAD_MULTIPLE and core.get_name() == "shardwire"
+    assert core.NvshmemInvalid(msg="text").msg == str(core.NvshmemError("text")) == "text"
+    mc = core.get_multicast_tensor(team=core.Teams.TEAM_WORLD, tensor=box)
+    assert mc.ld_reduce("add").tolist() == [19] * 4
+    assert [core.type_of(each) for each in (box, core.get_peer_tensor(box, other), mc)] == [
+        core.BufferTypes.NORMAL, core.BufferTypes.PEER, core.BufferTypes.MULTIMEM]
+    core.finalize()
+
+
+def test_calls_without_waiting_and_what_they_report():
+    run_ranks(2, access_body, None, default_group=True)
+
+
+def register_body(rank, _):
+    core.init()
+    other = 1 - rank
+    ordinary = torch.arange(6.0) + rank
+    symmetric = core.register_external_tensor(ordinary)
+    assert core.type_of(symmetric) is core.BufferTypes.EXTERNAL and symmetric.tolist() == [rank + i for i in range(6)]
+    assert core.get_peer_tensor(symmetric, other).tolist() == [other + i for i in range(6)]
+    core.barrier_all()
+    core.put(symmetric[2:3], torch.tensor([77.0]), other)
+    core.barrier_all()
+    assert ordinary[2] == 77.0  # the same memory
+    ordinary[3] = -1.0
+    core.barrier_all()
+    assert core.get_peer_tensor(symmetric, other)[3] == -1.0
+    core.barrier_all()
+    with pytest.raises(core.NvshmemInvalid, match="unregister"):
+        core.free_tensor(symmetric)
+    with pytest.raises(core.NvshmemInvalid, match="already"):
+        core.register_external_tensor(symmetric)
+    with pytest.raises(core.NvshmemInvalid, match="rank 0: a tensor that is registered is contiguous"):
+        core.register_external_tensor(torch.zeros(4)[1:] if rank == 0 else torch.zeros(3))
+    core.unregister_external_tensor(symmetric)
+    assert ordinary.tolist() == [rank, rank + 1, 77.0, -1.0, rank + 4, rank + 5]
+    with pytest.raises(core.NvshmemError, match="was not registered"):
+        core.unregister_external_tensor(symmetric)
+    block = core.register_external_buffer(torch.full((8,), rank, dtype=torch.uint8), preferred_address=0)
+    assert core.get_peer_buffer(block, other).tolist() == [other] * 8
+    core.barrier_all()
+    core.unregister_external_buffer(block)
+    core.finalize()
+
+
+def test_an_ordinary_tensor_becomes_symmetric():
+    run_ranks(2, register_body, None, default_group=True)
+
+
+def collective_body(rank, _):
+    core.init()
+    world = core.Teams.TEAM_WORLD
+
+    def made(values, dtype):
+        values = values.to(dtype)
+        buffer = core.buffer(values.numel() * values.element_size())
+        buffer.copy_(values.view(torch.uint8))
+        return buffer
+
+    src = made(torch.tensor([1 + rank, 2, 3, 4]), torch.int32)
+    dest = made(torch.zeros(2), torch.int32)
+    assert core.collective_on_buffer("reduce", world, dest, src, dtype="int32", op="sum") == 0
+    assert dest.view(torch.int32).tolist() == [3, 4]
+    took = core.collective_on_buffer("reducescatter", world, dest, src, "int32", "max", enable_timing=True)
+    assert took > 0 and dest.view(torch.int32).tolist() == ([2, 2] if rank == 0 else [3, 4])
+    both = made(torch.zeros(8), torch.float32)
+    core.collective_on_buffer("fcollect", world, both, made(torch.full((4,), rank), torch.float32), "float")
+    assert both.view(torch.float32).tolist() == [0.0] * 4 + [1.0] * 4
+    swapped = made(torch.zeros(4), torch.int64)
+    core.collective_on_buffer("alltoall", world, swapped, made(torch.arange(4) + 10 * rank, torch.int64), "int64")
+    assert swapped.view(torch.int64).tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
+    core.collective_on_buffer("broadcast", world, dest, made(torch.tensor([7, 8]) + rank, torch.int32), "int32", root=1)
+    assert dest.view(torch.int32).tolist() == [8, 9]
+    for wrong in ({"coll": "gather"}, {"dtype": "quad"}, {"op": None}):
+        with pytest.raises(core.NvshmemInvalid):
+            core.collective_on_buffer(**{"coll": "reduce", "team": world, "dest": dest, "src": src, "dtype": "int32",
+                                         "op": "sum", **wrong})
+    # Teams: their configurations, and other names for them.
+    config = core.TeamConfig()
+    config.num_contexts, config.uniqueid = 3, core.TeamUniqueId(12348)
+    team = core.team_init(team_config=config, config_mask=0, npes=2, pe_idx_in_team=1 - rank, new_team_name="PAIR")
+    assert core.team_my_pe("PAIR") == 1 - rank and "PAIR" in core.Teams.keys()
+    assert core.team_get_config(team).num_contexts == 3 and core.team_get_config(world).num_contexts == 0
+    core.Teams.add("SAME", team)
+    assert core.team_n_pes("SAME") == 2
+    core.team_destroy("PAIR")
+    assert "SAME" not in core.Teams
+    assert core.get_team_unique_id().value != core.get_team_unique_id().value
+    core.finalize()
+
+
+def test_collectives_over_buffers_and_teams():
+    run_ranks(2, collective_body, None, default_group=True)
+
+
+def test_an_enumeration_that_can_change():
+    names = core.MutableEnum.from_enum(enum.Enum("Colour", "RED GREEN"))
+    names.add("BLUE", 9)
+    assert names.BLUE == names["BLUE"] == 9 and list(names) == ["RED", "GREEN", "BLUE"] and "RED=1" in repr(names)
+    with pytest.raises(ValueError):
+        names.add("RED", 5)
+    names.remove("RED")
+    names.remove_by_value(2)
+    names.remove_by_value(100)
+    assert list(names.items()) == [("BLUE", 9)] and list(names.values()) == [9]
+    with pytest.raises(ValueError):
+        names.remove("RED")
+    with pytest.raises(AttributeError):
+        names.RED
+    with pytest.raises(KeyError):
+        names["RED"]
