@@ -297,6 +297,8 @@ def _register_rendezvous():
     elif getattr(handlers["mpi"], "__module__", None) != __name__:
         warnings.warn(f"another package ({getattr(handlers['mpi'], '__module__', '?')}) has taken mpi:// in torch: "
                       "shardwire's init_method='mpi://' is not there")
+    if NAME not in handlers:
+        module.register_rendezvous_handler(NAME, _meet_by_tcp)
     original = handlers.get("env")
     if original is not None and getattr(original, "__module__", None) != __name__:
         handlers["env"] = lambda url, **options: _meet_by_environment(original, url, **options)
@@ -304,6 +306,12 @@ def _register_rendezvous():
 
 def _meet_by_mpi(url, **options):
     from shardwire.groups.mpi import rendezvous
+
+    return rendezvous(url, **options)
+
+
+def _meet_by_tcp(url, **options):
+    from shardwire.groups.tcp_store import rendezvous
 
     return rendezvous(url, **options)
 

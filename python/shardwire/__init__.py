@@ -49,8 +49,8 @@ from .compiler.layout import Layout, Partial, Replicate, Shard, StridedShard  # 
 from .compiler.spec import TensorRegion  # noqa: E402
 from .groups.lookup import (create_process_group, describe_collectives, describe_transports,  # noqa: E402
                             end_process_group, find_process_group, global_ranks, name_process_group, resolve_backend)
-from .groups.torch_backend import (cpu_allocator_enabled, cpu_allocator_owns, empty, enable_cpu_allocator,  # noqa: E402
-                                   in_shared_heap, register, stand_in_for)
+from .groups.torch_backend import (cpu_allocator_debug, cpu_allocator_enabled, cpu_allocator_owns,  # noqa: E402
+                                   cuda_copy, empty, enable_cpu_allocator, in_shared_heap, register, stand_in_for)
 from .process import ending  # noqa: E402, F401: registers what happens at the end of the program
 from .process.trace import trace  # noqa: E402
 from .errors import (AbortedError, CheckpointError, ClosedError, GapError, InternalError, KernelError,  # noqa: E402
@@ -62,17 +62,23 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from .compiler.shards import (ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards,
                                   specs_from_dtensor)
     from .groups.mpi import create_process_group_from_mpi
+    from .groups.standalone import ShardwireBackend, ShardwireProcessGroup, create_shardwire_backend
+    from .groups.tcp_store import TcpStore
     from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache
     from .offline import OfflinePlan, Topology, plan
     from .plain.user_classes import register_plain
     from .plain.serialize import deserialize, serialize
-    from .queues import Queue, QueueWork, Transaction
+    from .process.profile import enable_profiling
+    from .queues import Empty, Queue, QueueWork, Transaction, TransactionContextManager
     from .weights import NameMap, Part, Publication, Subscription, WeightSync, load, publish, save, subscribe, sync
 
 # Imported on first use (PEP 562), so a program does not wait at its start for unused features.
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 _MODULE_OF = {name: module for module, names in {
     "groups.mpi": ("create_process_group_from_mpi",),
+    "groups.standalone": ("ShardwireBackend", "ShardwireProcessGroup", "create_shardwire_backend"),
+    "groups.tcp_store": ("TcpStore",),
+    "process.profile": ("enable_profiling",),
     "plain.user_classes": ("register_plain",),
     "compiler.redistribute": ("clear_redistribute_cache", "redistribute"),
     "plain.serialize": ("deserialize", "serialize"),
@@ -80,7 +86,7 @@ _MODULE_OF = {name: module for module, names in {
                         "specs_from_dtensor"),
     "kernels": ("DeviceKernel", "KernelTimes", "clear_kernel_cache"),
     "offline": ("OfflinePlan", "Topology", "plan"),
-    "queues": ("Queue", "QueueWork", "Transaction"),
+    "queues": ("Empty", "Queue", "QueueWork", "Transaction", "TransactionContextManager"),
     "weights": ("NameMap", "Part", "Publication", "Subscription", "WeightSync", "load", "publish", "save", "subscribe",
                 "sync"),
 }.items() for name in names}
@@ -88,18 +94,20 @@ _MODULE_OF = {name: module for module, names in {
 __version__ = _build_info.VERSION
 
 __all__ = [
-    "AbortedError", "BoundOp", "CheckpointError", "ClosedError", "CustomOp", "DeviceKernel", "FusedLayout", "Future",
-    "GapError", "InternalError", "KernelError", "KernelTimes", "Layout", "MismatchError", "NameMap", "OfflinePlan",
-    "Options", "Part", "Partial", "PeerFailedError", "Publication", "Queue", "QueueWork", "Replicate", "Shard",
-    "ShardInfo", "ShardwireError", "StridedShard", "Subscription", "SystemFailure", "TensorRegion", "TimeoutError",
-    "Topology", "Transaction", "UnsupportedError", "WeightSync", "apply_local_reshard", "cat", "clear_kernel_cache",
-    "clear_redistribute_cache", "compile_op", "compute_local_reshard", "compute_shards", "cpu_allocator_enabled",
-    "cpu_allocator_owns", "create_process_group", "create_process_group_from_mpi", "describe_collectives",
+    "AbortedError", "BoundOp", "CheckpointError", "ClosedError", "CustomOp", "DeviceKernel", "Empty", "FusedLayout",
+    "Future", "GapError", "InternalError", "KernelError", "KernelTimes", "Layout", "MismatchError", "NameMap",
+    "OfflinePlan", "Options", "Part", "Partial", "PeerFailedError", "Publication", "Queue", "QueueWork",
+    "Replicate", "Shard", "ShardInfo", "ShardwireBackend", "ShardwireError", "ShardwireProcessGroup",
+    "StridedShard", "Subscription", "SystemFailure", "TcpStore", "TensorRegion", "TimeoutError", "Topology",
+    "Transaction", "TransactionContextManager", "UnsupportedError", "WeightSync", "apply_local_reshard", "cat",
+    "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard", "compute_shards",
+    "cpu_allocator_debug", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group",
+    "create_process_group_from_mpi", "create_shardwire_backend", "cuda_copy", "describe_collectives",
     "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator",
-    "end_process_group", "errors", "find_process_group", "fused", "global_ranks", "in_shared_heap", "load",
-    "name_process_group", "nvshmem", "plan", "publish", "redistribute", "register", "register_plain", "resolve_backend",
-    "save", "serialize", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync", "trace",
-    "unfused", "weights",
+    "enable_profiling", "end_process_group", "errors", "find_process_group", "fused", "global_ranks",
+    "in_shared_heap", "load", "name_process_group", "nvshmem", "plan", "publish", "redistribute", "register",
+    "register_plain", "resolve_backend", "save", "serialize", "specs_from_dtensor", "stand_in_for", "status",
+    "subscribe", "symm", "sync", "trace", "unfused", "weights",
 ]
 
 

@@ -14,7 +14,7 @@ import shardwire
 TRUNK = {"shardwire", "shardwire_autoload", *(f"shardwire.{name}" for name in (
     "_C", "_build_info", "_glue", "errors", "compiler",
     *(f"compiler.{name}"
-      for name in ("all_ranks", "cat", "compile_op", "fused", "future", "layout", "spec", "who_plans")),
+      for name in ("all_ranks", "cat", "compile_op", "fused", "future", "layout", "other_order", "spec", "who_plans")),
     "groups", "groups.create", "groups.lookup", "groups.torch_backend", "plain", "plain.tensor_bytes", "process",
     "process.ending", "process.log", "process.trace"))}
 FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")

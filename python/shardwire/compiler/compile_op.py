@@ -17,6 +17,7 @@ from .all_ranks import ARGUMENTS, EachRank, check_overlap, lists_of_all, spec_of
 from .future import Future, Seconds, as_seconds
 from ..groups.lookup import global_ranks, resolve_backend
 from .fused import FusedLayout
+from .other_order import other_order
 from .layout import Layout, kind_of, is_dtensor, local_tensor
 from .who_plans import check_keeping, check_kinds, check_place, group_of, place_without_group
 from .spec import Side, Spec, TensorRegion, build_spec
@@ -29,6 +30,7 @@ Tensors = (
     Union[torch.Tensor, Sequence["torch.Tensor | None"], Mapping[str, "torch.Tensor | Sequence[torch.Tensor | None]"]])
 
 
+@other_order(1, torch.dtype, ("dtype", "inputs", "outputs", "reduce", "cpu_sync"), fixed=1)
 def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None,
                dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, inputs: Items | None = None,
                outputs: Items | None = None, reduction: str | Mapping[str, str | None] | None = None, *,
@@ -36,12 +38,11 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
                timeout: Seconds = None, name: str | None = None, overlap: str | None = None,
                is_spmd: bool | None = None, cc_enabled: bool | None = None, rank_id: int | None = None,
                world_size: int | None = None, use_cached_if_exists: bool = True,
-               build_dir: str | os.PathLike[str] | None = None) -> CustomOp:
+               build_dir: str | os.PathLike[str] | None = None, reduce: str | Mapping[str, str | None] | None = None,
+               cpu_sync: bool = False) -> CustomOp:
     """Compiles a movement of data: each rank says which boxes of which global tensors it has (``inputs``) and wants
-    (``outputs``).
-
-    Collective: every rank of ``group`` calls, each with its own lists. Returns a :class:`CustomOp` to be called with
-    local tensors.
+    (``outputs``). Collective: every rank of ``group`` calls, each with its own lists. Returns a :class:`CustomOp` to be
+    called with local tensors.
 
     group: a shardwire process group, a torch.distributed group with the backend shardwire, a group's name, or None for
         the default group.
@@ -81,6 +82,8 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
     build_dir: a folder where plans outlive the process, in ``spmd``, ``rank_R`` or ``local``; None: equal calls are
         remembered in memory only. A folder that cannot be written is a RuntimeWarning. Ranks may differ in
         use_cached_if_exists and in build_dir.
+    reduce, cpu_sync: moodist's, also by position: ``compile_op(group, dtype, inputs, outputs, reduce, cpu_sync)``.
+        reduce: "any" is ``overlap="any"``, else ``reduction``. cpu_sync changes nothing: no kernel waits for the CPU.
 
     Raises on every rank the same type and text when any rank's specification is wrong or the specifications do not fit
     together (ValueError, TypeError, NotImplementedError; :class:`GapError`, a ValueError, where no input covers an
@@ -91,6 +94,7 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
                 and use_cached_if_exists is True)
     backend = resolve_backend(group) if is_plain else group_of(group, cc_enabled)
     if backend is None:
+        reduction, overlap = _with_reduce(reduction, overlap, reduce)
         given = dict(zip(ARGUMENTS, (shape, dtype, inputs, outputs, reduction, output_dtype)))
         _check_flags(allow_gaps, overlap, name)
         as_seconds(timeout)
@@ -104,6 +108,7 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
     kept_in = ""
     try:
         seconds = as_seconds(timeout)
+        reduction, overlap = _with_reduce(reduction, overlap, reduce)
         _check_flags(allow_gaps, overlap, name)
         if not is_plain:
             check_kinds(is_spmd, cc_enabled, rank_id, world_size)
@@ -128,12 +133,21 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
     return _numbered(CustomOp(native, spec.inputs, spec.outputs), backend)
 
 
+def _with_reduce(reduction: Any, overlap: Any, reduce: Any) -> tuple[Any, Any]:
+    """``reduction`` and ``overlap``, of which moodist's ``reduce`` may be one."""
+    if reduce is None:
+        return reduction, overlap
+    if (overlap if reduce == "any" else reduction) is not None:
+        raise TypeError("reduce is given, and reduction or overlap too; give one of them")
+    return (reduction, "any") if reduce == "any" else (reduce, overlap)
+
+
 def _warn_of_what_was_not_kept(native: Any, name: str) -> None:
     _, path, why = native.plan_provenance()
     if why:
         warnings.warn(f"shardwire: the plan of compile_op{f' {name!r}' if name else ''} was made but could not be kept "
                       f"in {os.path.dirname(path)}: {why}; the next process plans again. Give a build_dir that can be "
-                      "written", RuntimeWarning, stacklevel=3)
+                      "written", RuntimeWarning, stacklevel=4)
 
 
 def _check_flags(allow_gaps: Any, overlap: Any, name: Any) -> None:

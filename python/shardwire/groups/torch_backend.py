@@ -62,6 +62,23 @@ def in_shared_heap(tensor: torch.Tensor) -> bool:
     return _C.in_shared_heap(tensor)
 
 
+def cpu_allocator_debug() -> None:
+    """Prints the state of the shared heap: whether new CPU tensors lie there, and the bytes in use."""
+    print(f"shardwire: the shared heap takes {'all' if _C.cpu_allocator_enabled() else 'no'} new CPU tensors of this "
+          f"process; {_C.heap_used_bytes()} bytes are in use")
+
+
+def cuda_copy(dst: torch.Tensor, src: torch.Tensor) -> None:
+    """Copies the bytes of ``src`` to ``dst``, without a look at shape and dtype. Both are contiguous and have the same
+    number of bytes; ValueError else. Between accelerators, and to the CPU, the copy follows the current stream."""
+    if not (dst.is_contiguous() and src.is_contiguous()):
+        raise ValueError("cuda_copy: dst and src must be contiguous")
+    sizes = [each.numel() * each.element_size() for each in (dst, src)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"cuda_copy: dst is {sizes[0]} bytes, src is {sizes[1]} bytes")
+    dst.detach().view(-1).view(torch.uint8).copy_(src.detach().view(-1).view(torch.uint8), non_blocking=True)
+
+
 def cpu_allocator_owns(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory is from :func:`enable_cpu_allocator`'s allocator or :func:`empty`: the same as
     :func:`in_shared_heap`."""

@@ -86,8 +86,8 @@ def from_parts(kind: int, head: bytes, parts: list[torch.Tensor], allow_pickle: 
     return _Unpickler(io.BytesIO(value[0]), value[1]).load()
 
 
-def serialize(value: Any, *, allow_pickle: bool = False) -> torch.Tensor:
-    """``value`` as a uint8 tensor of one dimension, for :func:`deserialize`.
+def serialize(x: Any, *, allow_pickle: bool = False) -> torch.Tensor:
+    """``x`` as a uint8 tensor of one dimension, for :func:`deserialize`.
 
     Plain types are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, OrderedDict, set,
     frozenset, range, slice, torch's tensors (strided; parameters too), sizes, dtypes and devices, numpy's arrays and
@@ -97,7 +97,7 @@ def serialize(value: Any, *, allow_pickle: bool = False) -> torch.Tensor:
     allow_pickle: True: all other types are written by pickle; False: they are a TypeError. The reader must ask for
         pickle as well.
     """
-    kind, head, parts = to_parts(value, allow_pickle)
+    kind, head, parts = to_parts(x, allow_pickle)
     begin = _START.size + 8 * len(parts) + len(head)
     offsets = []
     end = begin
@@ -117,8 +117,8 @@ def serialize(value: Any, *, allow_pickle: bool = False) -> torch.Tensor:
     return whole
 
 
-def deserialize(tensor: torch.Tensor, *, allow_pickle: bool = False) -> Any:
-    """The value given to :func:`serialize`. Its tensors and arrays are views of ``tensor``, without a copy.
+def deserialize(x: torch.Tensor, *, allow_pickle: bool = False) -> Any:
+    """The value given to :func:`serialize`. Its tensors and arrays are views of ``x``, without a copy.
 
     Executes nothing from the bytes, and checks every length: bytes not written by serialize are a ValueError, or read
     as some plain object.
@@ -126,9 +126,9 @@ def deserialize(tensor: torch.Tensor, *, allow_pickle: bool = False) -> Any:
     allow_pickle: also read objects written by pickle. **A pickle can run any code while the pickle is read**: ask for
     pickle only where you trust everybody who could have written or changed the bytes.
     """
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.uint8 or x.dim() != 1:
         raise TypeError("give the uint8 tensor of one dimension that serialize returned")
-    whole = tensor.detach().cpu().contiguous()
+    whole = x.detach().cpu().contiguous()
     if whole.data_ptr() % _ALIGNED_FOR_VIEWS:
         whole = whole.clone()
     size = whole.numel()

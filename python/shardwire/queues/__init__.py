@@ -5,7 +5,11 @@ the entries, getters and putters of one queue; ``hub``: this rank's queues and l
 the two ends of a link; ``wire``: the messages of a link.
 """
 
+from queue import Empty
+
 from .queue import Queue
 from .works import QueueWork, Transaction
 
-__all__ = ["Queue", "QueueWork", "Transaction"]
+TransactionContextManager = Transaction  # moodist's name
+
+__all__ = ["Empty", "Queue", "QueueWork", "Transaction", "TransactionContextManager"]

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 
 from ..compiler.future import Seconds, as_seconds
+from ..compiler.other_order import other_order
 from ..groups.lookup import find_process_group, name_of_group
 from ..plain.handles import Handle, register_handle
 from ..errors import ClosedError, PeerFailedError, ShardwireError
@@ -21,7 +22,7 @@ from .entries import NOTHING, OVER, Entry, HeldQueue
 from .hub import Hub, hub_of
 from .use_link import Call, UseLink
 from .watching import wait_any
-from .works import LocalGet, LocalPut, QueueWork, RemotePut, Transaction, copies
+from .works import LocalGet, LocalPut, QueueWork, RemotePut, Transaction, copies, open_transaction
 
 
 class _Received(NamedTuple):
@@ -52,18 +53,26 @@ class Queue:
         empty gets PeerFailedError with the rank's name. True: getters go on waiting for other putters.
     allow_pickle: objects that are not plain (see :func:`serialize`) travel by pickle. Reading a pickle runs any code
         that the writer put into the pickle.
+    process_group, streaming: moodist's arguments, also by position: ``Queue(process_group, location, streaming,
+        name)``. process_group is ``group``; streaming changes nothing, since every entry travels while the putter goes
+        on.
 
     capacity, survive and location must be equal on all ranks; ValueError shows both values where ranks differ. Usable
     from any thread. ``with Queue(...) as queue:`` closes the queue at the end of the block, for all ranks. A queue that
     was read out of another queue, or by :func:`deserialize`, is made on this rank at its first use.
     """
 
+    @other_order(3, bool, ("group", "location", "streaming", "name"), fixed=1)
     def __init__(self, group: Any = None, location: int | Iterable[int] | None = None, name: str | None = None, *,
-                 capacity: int | None = None, survive: bool = False, allow_pickle: bool = False) -> None:
+                 capacity: int | None = None, survive: bool = False, allow_pickle: bool = False,
+                 process_group: Any = None, streaming: bool = False) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name is {name!r}; give a text, or None")
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 0):
             raise ValueError(f"capacity is {capacity!r}; give the number of entries, or 0 or None for no limit")
+        if process_group is not None and group is not None:
+            raise TypeError("group and process_group are the same; give one of them")
+        group = process_group if group is None else group
         self.location = _ranks_of(location)
         self.name, self.capacity, self.survive, self.allow_pickle = (
             name, capacity or None, bool(survive), bool(allow_pickle))
@@ -164,14 +173,19 @@ class Queue:
         return self._put(*self.content_of(value), block, timeout, async_op)
 
     def put_tensor(self, tensor: torch.Tensor, block: bool = True, timeout: Seconds = None, *,
-                   async_op: bool = False) -> QueueWork:
-        """As :meth:`put`, of a tensor."""
+                   async_op: bool = False, transaction: Transaction | int = 0) -> QueueWork:
+        """As :meth:`put`, of a tensor. transaction: an open :class:`Transaction` of this queue or its ``id``: the same
+        as ``transaction.put_tensor(tensor)``; 0: none."""
+        if transaction:
+            return open_transaction(transaction, self).put_tensor(tensor, async_op)
         return self._put(*self.content_of(tensor, "tensor"), block, timeout, async_op)
 
-    def put_object(self, value: Any, block: bool = True, timeout: Seconds = None, *,
-                   async_op: bool = False) -> QueueWork:
-        """As :meth:`put`, of an object; the object may also be a tensor."""
-        return self._put(*self.content_of(value, "object"), block, timeout, async_op)
+    def put_object(self, object: Any, block: bool = True, timeout: Seconds = None, *,
+                   async_op: bool = False, transaction: Transaction | int = 0) -> QueueWork:
+        """As :meth:`put_tensor`, of an object; the object may also be a tensor."""
+        if transaction:
+            return open_transaction(transaction, self).put_object(object, async_op)
+        return self._put(*self.content_of(object, "object"), block, timeout, async_op)
 
     def content_of(self, value: Any, kind: str | None = None) -> tuple[bytes, list[torch.Tensor]]:
         if kind == "tensor" or kind is None and type(value) in (torch.Tensor, torch.nn.Parameter):
@@ -211,7 +225,7 @@ class Queue:
     def transaction(self, block: bool = True, timeout: Seconds = None) -> Transaction:
         """Puts that appear together or not at all; see :class:`Transaction`. block, timeout: for room at the end of the
         transaction, as in :meth:`put`."""
-        return Transaction(self, self.blocks(block, timeout), as_seconds(timeout))
+        return Transaction(self, block, timeout)
 
     def commit(self, number: int, local: list[Entry], block: bool, timeout: float | None) -> None:
         """Ends a transaction. Called by Transaction."""

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 import uuid
+import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .queue import Queue
 
 _transactions = itertools.count(uuid.uuid4().int >> 100 << 16)
+_open: weakref.WeakValueDictionary[int, Transaction] = weakref.WeakValueDictionary()
 
 
 def _serve_nobody(entry: Entry | None, why: str) -> None:
@@ -265,8 +267,8 @@ class Transaction:
     or the death of this process before the block's end, drops the entries. The bytes go to the locations at once.
     """
 
-    def __init__(self, queue: Queue, block: bool, timeout: float | None) -> None:
-        self._queue, self._block, self._timeout = queue, block, timeout
+    def __init__(self, queue: Queue, block: bool = True, timeout: Seconds = None) -> None:
+        self._queue, self._block, self._timeout = queue, queue.blocks(block, timeout), as_seconds(timeout)
         self._number = next(_transactions)
         self._local: list[Entry] = []
         self._works: list[QueueWork] = []
@@ -277,8 +279,14 @@ class Transaction:
         return (f"<shardwire.Transaction of {self._queue.label}: {self._count} puts, "
                 f"{'open' if self._open else 'not open'}>")
 
+    @property
+    def id(self) -> int:
+        """The number by which ``queue.put_tensor(tensor, transaction=id)`` finds this transaction, in this process."""
+        return self._number
+
     def __enter__(self) -> Transaction:
         self._open = True
+        _open[self._number] = self
         return self
 
     def put(self, value: Any, async_op: bool = False) -> QueueWork:
@@ -287,8 +295,8 @@ class Transaction:
     def put_tensor(self, tensor: torch.Tensor, async_op: bool = False) -> QueueWork:
         return self._put(*self._queue.content_of(tensor, "tensor"), async_op)
 
-    def put_object(self, value: Any, async_op: bool = False) -> QueueWork:
-        return self._put(*self._queue.content_of(value, "object"), async_op)
+    def put_object(self, object: Any, async_op: bool = False) -> QueueWork:
+        return self._put(*self._queue.content_of(object, "object"), async_op)
 
     def _put(self, head: bytes, parts: list[torch.Tensor], async_op: bool) -> QueueWork:
         if not self._open:
@@ -313,9 +321,10 @@ class Transaction:
             work.wait()
         return work
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         self._open = False
-        if kind is not None:
+        _open.pop(self._number, None)
+        if exc_type is not None:
             self._drop()
             return
         try:
@@ -335,6 +344,14 @@ class Transaction:
                 pass  # the holder died, and the entries are gone too
         for work in self._works:
             work._end()
+
+
+def open_transaction(given: Transaction | int, queue: Queue) -> Transaction:
+    """The transaction with this number, which must be open and of ``queue``. ValueError else."""
+    found = _open.get(given) if isinstance(given, int) else given
+    if found is None or found._queue is not queue:
+        raise ValueError(f"{queue.label} has no open transaction {given!r}")
+    return found
 
 
 def copies(parts: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,0 +1,200 @@
+"""The names and calls of moodist 0.11.4 in shardwire: what they do, on 2 ranks where they communicate."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import queue
+import socket
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import group, run_ranks
+
+import shardwire
+from shardwire import Queue, TensorRegion, compile_op
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def store_body(rank, port):
+    limit = timedelta(seconds=20)
+    store = shardwire.TcpStore("localhost", port, "keys", 2, rank, limit)
+    again = shardwire.TcpStore(hostname="localhost", port=port, key="keys", world_size=2, rank=rank, timeout=limit)
+    other = shardwire.TcpStore("localhost", port, "other", 2, rank, limit)
+    for number in range(8):  # of 8 keys some lie with each rank
+        store.set(f"{rank} {number}", f"value {number}")
+    assert [store.get(f"{1 - rank} {number}") for number in range(8)] == [b"value %d" % number for number in range(8)]
+    assert not again.check([f"{rank} 0"]) and not other.check([f"{rank} 0"])
+    served = [store._served_by(each).num_keys() for each in range(2)]
+    assert min(served) > 0 and store.num_keys() == sum(served)
+    # A thread that waits does not hold up this thread, which sets the key.
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(again.get(f"late {rank}")))
+    waiting.start()
+    again.add("arrived", 1)
+    again.set(f"late {rank}", b"now")
+    waiting.join(20)
+    assert got == [b"now"]
+    with pytest.raises(Exception, match="(?i)time"):
+        store.wait(["never"], timedelta(seconds=0.05))
+    # By C++: a group over this store, and the store's calls through a prefix.
+    made = shardwire.create_shardwire_backend(other, rank, 2, timedelta(seconds=20))
+    assert isinstance(made, shardwire.ShardwireProcessGroup) and isinstance(
+        shardwire.resolve_backend(made), shardwire.ShardwireBackend)
+    assert not isinstance(3, shardwire.ShardwireProcessGroup)
+    ones = torch.ones(3)
+    made.allreduce([ones]).wait()
+    assert ones.tolist() == [2.0] * 3
+    second = shardwire.ShardwireProcessGroup(other, rank, 2)
+    second.barrier().wait()
+    prefixed = dist.PrefixStore("p", store)
+    prefixed.add("n", 2)
+    made.barrier().wait()
+    assert prefixed.add("n", 0) == 4
+    made.barrier().wait()
+    if rank == 0:
+        assert prefixed.delete_key("n") and not store.check(["p/n"])
+        assert store.compare_set("fresh", "", "first") == b"first"
+    for each in (second, made):
+        each.barrier().wait()
+        shardwire.end_process_group(each)
+
+
+def test_a_store_whose_keys_lie_with_all_ranks():
+    run_ranks(2, store_body, free_port(), join=False)
+
+
+def url_body(rank, port):
+    dist.init_process_group("shardwire", init_method=f"shardwire://localhost:{port}?rank={rank}&world_size=2")
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    dist.barrier()
+    dist.destroy_process_group()
+    return total.item()
+
+
+def test_ranks_meet_by_a_url():
+    assert run_ranks(2, url_body, free_port(), join=False) == [3.0, 3.0]
+    with pytest.raises(ValueError, match="lacks a port, rank, world_size"):
+        next(dist.rendezvous("shardwire://localhost"))
+
+
+def queue_body(rank, _):
+    # By position: process_group, location, streaming, name.
+    q = Queue(group(), 0, False, "by position")
+    assert (q.name, q.location) == ("by position", (0,))
+    same = Queue(process_group=group(), location=0, streaming=False, name="by position")
+    assert same.held is not None and Queue(group(), 0, "by position").name == q.name
+    with pytest.raises(TypeError, match="'name'"):
+        Queue(group(), 0, False, "a", name="b")
+    with pytest.raises(TypeError, match="process_group"):
+        Queue(group(), 0, process_group=group())
+    back = Queue("my_group", [0, 1], name="back")
+    if rank == 1:
+        with q.transaction() as both:
+            q.put_tensor(torch.arange(3), transaction=both.id)
+            q.put_object(object={"a": 1}, transaction=both)
+            assert back.empty()
+        with pytest.raises(ValueError, match="no open transaction"):
+            q.put_tensor(torch.zeros(1), transaction=both.id)
+        with pytest.raises(RuntimeError, match="dropped"):
+            with shardwire.TransactionContextManager(queue=q) as dropped:
+                q.put_object("lost", transaction=dropped.id)
+                raise RuntimeError("dropped")
+        q.put_object("last")
+    else:
+        assert q.get_tensor(timeout=20).tolist() == [0, 1, 2] and q.get_object(timeout=20) == {"a": 1}
+        assert q.get_object(timeout=20) == "last"
+        assert shardwire.Empty is queue.Empty
+        with pytest.raises(shardwire.Empty):
+            q.get_object(block=False)
+        back.put_object("done")
+    assert back.get_object(timeout=20) == "done"
+    assert pickle.loads(pickle.dumps(q)).name == "by position"
+
+
+def test_queues_by_moodists_calls():
+    run_ranks(2, queue_body, None)
+
+
+def compile_body(rank, _):
+    mine = [TensorRegion([2 * rank], [2], "cpu")]
+    whole = [{"offset": [0], "shape": [4], "device": "cpu"}]
+    here = torch.tensor([1.0, 2.0]) + 10 * rank
+    # Rank 0 alone gives outputs, rank 1 none: None by position.
+    op = compile_op(group(), torch.float32, mine, whole if rank == 0 else None)
+    out = [torch.zeros(4)] if rank == 0 else []
+    op([here], out).wait()
+    if rank == 0:
+        assert out[0].tolist() == [1.0, 2.0, 11.0, 12.0]
+    # Equal inputs on both ranks: "any", by position and by name.
+    for again in (compile_op(group(), torch.float32, whole, whole, "any", True),
+                  compile_op(group=group(), dtype=torch.float32, inputs=whole, outputs=whole, reduce="any")):
+        result = torch.zeros(4)
+        again([torch.arange(4.0)], [result]).wait()
+        assert result.tolist() == [0.0, 1.0, 2.0, 3.0]
+    total = torch.zeros(4)
+    compile_op(group(), torch.float32, whole, whole, reduce="sum")([torch.ones(4)], [total]).wait()
+    assert total.tolist() == [2.0] * 4
+    with pytest.raises(TypeError, match="rank 0: reduce is given"):
+        compile_op(group(), torch.float32, whole, whole, reduce="sum", reduction="sum" if rank == 0 else None)
+    with pytest.raises(TypeError, match="two values for 'inputs'"):
+        compile_op(group(), torch.float32, whole, inputs=whole)
+
+
+def test_compile_op_by_moodists_calls():
+    run_ranks(2, compile_body, None)
+
+
+def test_bytes_are_copied_whatever_the_dtype():
+    dst = torch.zeros(2, dtype=torch.int64)
+    assert shardwire.cuda_copy(dst, torch.tensor([1, 0, 2, 0], dtype=torch.int32)) is None
+    assert dst.tolist() == [1, 2]
+    shardwire.cuda_copy(dst=dst, src=torch.tensor([[5], [6]]))
+    assert dst.tolist() == [5, 6]
+    with pytest.raises(ValueError, match="dst is 16 bytes, src is 8 bytes"):
+        shardwire.cuda_copy(dst, torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="contiguous"):
+        shardwire.cuda_copy(dst, torch.zeros(4, dtype=torch.int64)[::2])
+
+
+def test_the_state_of_the_heap_is_printed(capsys):
+    held = shardwire.empty(1000)
+    shardwire.cpu_allocator_debug()
+    printed = capsys.readouterr().out
+    assert "takes no new CPU tensors" in printed and int(printed.split("; ")[1].split()[0]) >= held.numel() * 4
+
+
+def test_objects_by_moodists_names_of_arguments():
+    assert shardwire.deserialize(x=shardwire.serialize(x=[1, "a"])) == [1, "a"]
+
+
+def profile_body(rank, folder):
+    import os
+    os.chdir(folder)
+    dist.all_reduce(torch.ones(2))  # before
+    shardwire.enable_profiling(True)
+    dist.all_reduce(torch.ones(7))
+    dist.barrier()
+    shardwire.enable_profiling(False)
+    dist.all_reduce(torch.ones(5))  # after
+    shardwire.enable_profiling(False)  # nothing to write
+    with open(f"shardwire-trace-{rank}.json") as file:
+        events = json.load(file)["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert any("float32[7]" in span["name"] for span in spans), spans
+    assert not any(f"float32[{count}]" in span["name"] for span in spans for count in (2, 5))
+    assert all(span["dur"] >= 0 and span["pid"] == os.getpid() for span in spans)
+    assert {span["tid"] for span in spans} <= {event["tid"] for event in events if event["ph"] == "M"}
+
+
+def test_profiling_writes_the_operations_of_its_time(tmp_path):
+    run_ranks(2, profile_body, str(tmp_path), default_group=True)
