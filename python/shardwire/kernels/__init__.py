@@ -5,7 +5,9 @@ the package's bytes (``who_compiles``), keeps packages (``cache``), and returns 
 """
 
 from .cache import clear_kernel_cache
+from .compiled_kernel import CompiledKernel
 from .device_kernel import DeviceKernel
-from .timing import KernelTimes
+from .device_tensor import DeviceTensor
+from .timing import BenchmarkResult, KernelTimes
 
-__all__ = ["DeviceKernel", "KernelTimes", "clear_kernel_cache"]
+__all__ = ["BenchmarkResult", "CompiledKernel", "DeviceKernel", "DeviceTensor", "KernelTimes", "clear_kernel_cache"]

@@ -17,8 +17,11 @@ import torch
 from .. import errors
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.layout import kind_of
+from ..compiler.other_order import other_order
 from . import machine
-from .tensor_forms import TensorForm, by_name, check_memory_apart, forms_of_arguments
+from .compiled_kernel import read_file
+from .device_tensor import DeviceTensor, all_as_torch, as_torch
+from .tensor_forms import TensorForm, by_name, check_memory_apart, forms_of_arguments, in_order
 from .identity import is_program, name_of
 from .ops_inside import held_ops
 from .package import Package
@@ -55,14 +58,16 @@ class DeviceKernel:
                          additional_compiler_args: CompilerArgs = None, use_cached_if_exists: bool = True,
                          build_dir: str | os.PathLike[str] | None = None, target: str | None = None,
                          is_spmd: bool = True, cc_enabled: bool | None = None, rank_id: int | None = None,
-                         world_size: int | None = None, group: Any = None, timeout: Seconds = None) -> DeviceKernel:
+                         world_size: int | None = None, group: Any = None, timeout: Seconds = None,
+                         **kwargs: Any) -> DeviceKernel:
         """Compiles ``kernel`` for tensors like ``args`` and loads the result. Where communication is on, every rank of
         the group calls compile_and_load.
 
         kernel: a function of tensors that returns a tensor, or a tuple, list or dict of tensors; an ``nn.Module``; or a
             ``torch.export.ExportedProgram``, whose own example tensors serve where none are given. The kernel is
             compiled for inference: results carry no gradients.
-        args: example tensors. Shapes, dtypes, strides and kind of device count; values do not.
+        args, kwargs: example tensors, by position or by the names of the kernel's parameters; numpy arrays and
+            :class:`DeviceTensor` too. Shapes, dtypes, strides and kind of device count; values do not.
         name: for messages; None: the kernel's own.
         additional_compiler_args: settings of torch's inductor, ``{"max_autotune": True}`` or ``"max_autotune=True"``;
             part of the key.
@@ -90,6 +95,7 @@ class DeviceKernel:
             if failure is not None:
                 raise failure
             folder = folder_of(build_folder(build_dir), pattern)
+            args = tuple(as_torch(each) for each in in_order(kernel, args, kwargs))
             request = _request(kernel, args, name, additional_compiler_args, use_cached_if_exists, folder, target)
         except Exception as caught:
             if not pattern.ships:
@@ -104,18 +110,52 @@ class DeviceKernel:
         path = os.path.join(folder, package.key + ".swkn")
         return cls(request.name, package, run, origin, pattern, path, time.perf_counter() - start)
 
-    def __call__(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None,
-                 outputs: Mapping[str, torch.Tensor] | None = None) -> Result | Mapping[str, torch.Tensor]:
-        """Runs the kernel: ``k(a, b)``, or ``k(inputs={"a": a, "b": b})``.
+    @classmethod
+    def load_from_file(cls, path: str | os.PathLike[str], name: str | None = None, core_id: int = 0,
+                       cc_enabled: bool = False, rank_id: int = 0, world_size: int = 1) -> DeviceKernel:
+        """Loads a kernel that was compiled before, from its file, the ``path`` of a DeviceKernel. Local to this rank;
+        nothing is compiled.
+
+        name: for messages; None: the kernel's own. core_id is not used: kernels run on the host's cores.
+        cc_enabled: whether the kernel may communicate, ValueError where it does and must not. rank_id, world_size: kept
+            as attributes.
+
+        Raises FileNotFoundError, and :class:`KernelError` for a file that is no kernel for this machine.
+        """
+        start = time.perf_counter()
+        pattern = choose_pattern(False, cc_enabled, rank_id, world_size, None)
+        package = read_file(path)
+        if (package.groups or package.ops) and not cc_enabled:
+            raise ValueError(f"the kernel {package.name!r} communicates; give cc_enabled=True")
+        run = _load(package)
+        return cls(name or package.name, package, run, "disk", pattern, os.path.abspath(path),
+                   time.perf_counter() - start)
+
+    @other_order(1, Mapping, ("inputs", "outputs", "save_trace", "ntff_name"), fixed=1)
+    def __call__(self, *tensors: torch.Tensor, inputs: Mapping[str, Any] | None = None,
+                 outputs: Mapping[str, Any] | None = None, save_trace: bool = False,
+                 ntff_name: str | None = None) -> Result | Mapping[str, Any]:
+        """Runs the kernel: ``k(a, b)``, or ``k(inputs={"a": a, "b": b})``, or ``k({"a": a, "b": b})``. Tensors, or
+        numpy arrays and :class:`DeviceTensor`.
 
         outputs: tensors by name ("output0", "output1", ..., or the keys of the dict that the kernel returns). The
-            results are copied into these tensors, and the call returns the same tensors.
+            results are copied into these tensors, and the call returns the same tensors. Without outputs, and with
+            DeviceTensors among the inputs, the call returns DeviceTensors by name.
+        save_trace: the operations of this run are written to ``ntff_name``, a file for chrome://tracing; None: beside
+            the package, with the ending .json.
 
         Raises TypeError or ValueError before anything runs where count, names, shapes, dtypes, devices or strides
         differ from the compiled forms.
         """
+        if save_trace:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                done = self(*tensors, inputs=inputs, outputs=outputs)
+            profile.export_chrome_trace(ntff_name or os.path.splitext(self.path)[0] + ".json")
+            return done
+        named = inputs.values() if isinstance(inputs, Mapping) else ()
+        as_device = any(isinstance(each, DeviceTensor) for each in (*tensors, *named))
         given = self._tensors(tensors, inputs)
-        targets = None if outputs is None else by_name(outputs, self.outputs, "outputs")
+        targets = None if outputs is None else by_name(all_as_torch(outputs), self.outputs, "outputs")
         for form, target in zip(self.outputs, targets or ()):
             form.check(target, f"outputs[{form.name!r}]", with_strides=False)
         with torch.no_grad():
@@ -124,11 +164,23 @@ class DeviceKernel:
                 for result, target in zip(results, targets):
                     target.copy_(result)
                 return outputs  # type: ignore[return-value]
+        if as_device:
+            return {form.name: DeviceTensor.from_torch(result, form.name)
+                    for form, result in zip(self.outputs, results)}
         return self._as_returned(results)
 
-    def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None, mode: str = "host",
-                  warmup: int = 10, iterations: int = 100) -> KernelTimes:
+    def allocate_output_tensors(self) -> list[DeviceTensor]:
+        """A tensor of zeros for each output, with the output's name."""
+        return [DeviceTensor(torch.zeros(form.shape, dtype=_dtype_of(form)), form.shape, _dtype_of(form), form.name)
+                for form in self.outputs]
+
+    @other_order(1, Mapping, ("inputs", "outputs", "warmup_iter", "benchmark_iter", "mode"), fixed=1)
+    def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, Any] | None = None, mode: str = "host",
+                  warmup: int = 10, iterations: int = 100, outputs: Mapping[str, Any] | None = None,
+                  warmup_iter: int | None = None, benchmark_iter: int | None = None) -> KernelTimes:
         """Runs the kernel ``warmup`` times, then ``iterations`` times, and returns the times of the latter, in seconds.
+        outputs: as in a call; filled by each run in the mode "host". warmup_iter, benchmark_iter: NKIPy's names of
+        warmup and iterations.
 
         mode: "host", whole calls with all checks; "device", the compiled code alone (on an accelerator, between two of
             its events).
@@ -138,6 +190,8 @@ class DeviceKernel:
         """
         if mode not in ("host", "device"):
             raise ValueError(f"mode is {kind_of(mode)}; give 'host' or 'device'")
+        warmup = warmup if warmup_iter is None else warmup_iter
+        iterations = iterations if benchmark_iter is None else benchmark_iter
         for label, count, least in (("warmup", warmup, 0), ("iterations", iterations, 1)):
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
                 raise ValueError(f"{label} is {kind_of(count)}; give an int of at least {least}")
@@ -145,15 +199,16 @@ class DeviceKernel:
                  else [_example(form) for form in self.inputs])
         device = given[0].device if given else torch.device("cpu")
         with torch.no_grad():
-            return measure((lambda: self(*given)) if mode == "host" else (lambda: self._run(given)), device, mode,
-                           warmup, iterations)
+            return measure((lambda: self(*given, outputs=outputs)) if mode == "host" else (lambda: self._run(given)),
+                           device, mode, warmup, iterations)
 
     def _tensors(self, tensors: Sequence[torch.Tensor],
                  inputs: Mapping[str, torch.Tensor] | None) -> list[torch.Tensor]:
         if inputs is not None:
             if tensors:
                 raise TypeError("tensors are given by position and by inputs=; give them one way")
-            tensors = by_name(inputs, self.inputs, "inputs")
+            tensors = by_name(all_as_torch(inputs), self.inputs, "inputs")
+        tensors = [as_torch(each) for each in tensors]
         if len(tensors) != len(self.inputs):
             raise ValueError(f"{len(tensors)} tensors given, the kernel {self.name!r} takes {len(self.inputs)}: "
                              f"{', '.join(form.name for form in self.inputs)}")
@@ -250,8 +305,12 @@ def _read(word: str) -> Any:
     return word
 
 
+def _dtype_of(form: TensorForm) -> torch.dtype:
+    return getattr(torch, form.dtype.removeprefix("torch."))
+
+
 def _example(form: TensorForm) -> torch.Tensor:
-    dtype = getattr(torch, form.dtype.removeprefix("torch."))
+    dtype = _dtype_of(form)
     tensor = torch.empty_strided(form.shape, form.strides, dtype=dtype, device=form.device)
     return (tensor.normal_() if dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
             else tensor.zero_())

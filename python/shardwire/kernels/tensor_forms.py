@@ -74,6 +74,22 @@ def forms_of_arguments(kernel: Any, args: Sequence[Any]) -> list[TensorForm]:
     return [TensorForm.of(name, value) for name, value in zip(names, args)]
 
 
+def in_order(kernel: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> Sequence[Any]:
+    """The arguments by position, in the order of the kernel's parameters. TypeError for a name that the kernel lacks,
+    and for one that can only be given by keyword."""
+    if not keywords:
+        return args
+    function = kernel.forward if isinstance(kernel, torch.nn.Module) else kernel
+    try:
+        bound = inspect.signature(function).bind(*args, **keywords)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the kernel cannot be called with {', '.join(keywords)}: {error}") from None
+    if bound.kwargs:
+        raise TypeError(f"the kernel takes {', '.join(bound.kwargs)} by keyword only; a kernel takes tensors by "
+                        "position")
+    return bound.args
+
+
 def _names(kernel: Any, count: int) -> list[str]:
     function = kernel.forward if isinstance(kernel, torch.nn.Module) else kernel
     try:

@@ -10,15 +10,28 @@ from dataclasses import dataclass, field
 import torch
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTimes:
-    """Seconds of each timed call, and statistics. mode: "host", the whole call as the caller sees it; "device", the
-    compiled code alone."""
+@dataclass
+class BenchmarkResult:
+    """NKIPy's result of a benchmark, in milliseconds."""
 
-    mode: str
-    warmup: int
+    mean_ms: float
+    min_ms: float
+    max_ms: float
+    std_dev_ms: float
     iterations: int
-    seconds: tuple[float, ...] = field(repr=False)
+    warmup_iterations: int
+    durations_ms: list[float] = field(default_factory=list, repr=False)
+
+
+class KernelTimes(BenchmarkResult):
+    """Seconds of each timed call, and statistics, which are in milliseconds too, as :class:`BenchmarkResult`. mode:
+    "host", the whole call as the caller sees it; "device", the compiled code alone."""
+
+    def __init__(self, mode: str, warmup: int, iterations: int, seconds: tuple[float, ...]) -> None:
+        self.mode, self.warmup, self.seconds = mode, warmup, seconds
+        each = [value * 1e3 for value in seconds]
+        super().__init__(statistics.fmean(each), min(each), max(each), statistics.pstdev(each), iterations, warmup,
+                         each)
 
     @property
     def mean(self) -> float:
@@ -35,6 +48,9 @@ class KernelTimes:
     @property
     def most(self) -> float:
         return max(self.seconds)
+
+    def __repr__(self) -> str:
+        return f"KernelTimes({self})"
 
     def __str__(self) -> str:
         times = ", ".join(f"{label} {value * 1e6:.1f} us" for label, value in (
