@@ -770,7 +770,8 @@ def misuse(rank: int) -> list[tuple[str, str]]:
 
 EXPECTED = [
     ("TypeError", "rank 1: operand is 'nothing'"), ("ValueError", "rank 1: C2C takes a complex operand"),
-    ("MismatchError", "dtype differs"), ("ValueError", "on rank 1"), ("ValueError", "shape [3, 8] on rank 0"),
+    ("MismatchError", "dtype differs"), ("BindDistributionError", "on rank 1"),
+    ("BindDistributionError", "shape [3, 8] on rank 0"),
     ("MismatchError", "distribution differs"), ("MismatchError", "the result's distribution differs"),
     ("ValueError", "give a pair"), ("GapError", "leaves [4:8, 0:8]"), ("ValueError", "overlaps: ranks 0 and 1"),
     ("ValueError", "3 entries"), ("TypeError", "distribution is None"), ("ValueError", "does not have"),

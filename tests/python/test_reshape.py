@@ -293,14 +293,15 @@ def misuse(rank: int) -> list[tuple[str, str]]:
 
 
 EXPECTED = [
-    ("TypeError", "rank 1: operand is 'no array'"), ("ValueError", "rank 0"), ("ValueError", "the operand 1 on rank 0"),
+    ("TypeError", "rank 1: operand is 'no array'"), ("BindDistributionError", "rank 0"),
+    ("ValueError", "the operand 1 on rank 0"),
     ("MismatchError", "dtype differs"), ("MismatchError", "package differs"), ("MismatchError", "input_box differs"),
     ("MismatchError", "input_box differs"), ("TypeError", "rank 0: input_box is None"),
     ("ValueError", "ranks 0 and 1 both have [0:2, 0:2]"), ("GapError", "leaves [0:4, 2:3]"),
     ("GapError", "leaves [2:3, 0:4]"), ("ValueError", "reach to [5, 4]"), ("ValueError", "output_box has 1 dimensions"),
     ("ValueError", "rank 1: options has 'no such'"), ("ValueError", "rank 1: blocking is False"),
     ("ValueError", "rank 1: chunks is 0"), ("MismatchError", "out is given on rank 1"),
-    ("ValueError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
+    ("BindDistributionError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
     ("ValueError", "out has dtype torch.float64 on rank 1"), ("ValueError", "rank 1: out is a lazily conjugated"),
     ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
     ("ValueError", "3 ranks"), ("UnsupportedError", "Partial"),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from ..compiler.layout import kind_of, as_dims
 from ..errors import GapError, MismatchError
-from .distribution import Box, Boxes, Dims, Distribution, Piece, Placements, Share, _OnGrid
+from .distribution import BindDistributionError, Box, Boxes, Dims, Distribution, Piece, Placements, Share, _OnGrid
 
 
 class End(NamedTuple):
@@ -114,12 +114,14 @@ def make_end(call: str, what: str, distribution: Distribution, global_shape: Dim
 
 
 def check_shapes(call: str, what: str, end: End, shapes: Sequence[Sequence[int]]) -> None:
-    """ValueError naming the first rank whose local array has another shape than the distribution requires."""
+    """BindDistributionError naming the first rank whose local array has another shape than the distribution
+    requires."""
     for rank, (share, shape) in enumerate(zip(end.shares, shapes)):
         outside = not share.pieces and math.prod(shape) == 0
         if tuple(shape) != share.local_shape and not outside:
-            raise ValueError(f"{call}: {what} has shape {list(shape)} on rank {rank}, but {end.distribution} of the "
-                             f"global shape {list(end.global_shape)} gives that rank {list(share.local_shape)}")
+            raise BindDistributionError(
+                f"{call}: {what} has shape {list(shape)} on rank {rank}, but {end.distribution} of the global shape "
+                f"{list(end.global_shape)} gives that rank {list(share.local_shape)}")
 
 
 def check_pieces(call: str, what: str, end: End, pieces: Sequence[Any]) -> None:

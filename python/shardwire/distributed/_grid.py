@@ -63,6 +63,7 @@ class ProcessGrid:
                     step *= self._shape[dim]
                 ranks[place] = number
         self._ranks = tuple(ranks)
+        self._process_array = process_array
         self._coords = {rank: coords for rank, coords in zip(self._ranks, itertools.product(*map(range, self._shape)))}
 
     @property
@@ -74,6 +75,11 @@ class ProcessGrid:
     def layout(self) -> ProcessGrid.Layout | None:
         """The order of ranks in the grid, or None with ``process_array``."""
         return self._layout
+
+    @property
+    def process_array(self) -> Any:
+        """The array given to the constructor, or None."""
+        return self._process_array
 
     @property
     def size(self) -> int:

@@ -14,7 +14,7 @@ from ._operand import wrap
 
 
 def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any = None, axis_order: str = "C",
-                              make_symmetric: bool = False, skip_symmetric_check: bool = False,
+                              make_symmetric: bool = False, skip_symmetric_check: bool = False, logger: Any = None,
                               group: Any = None) -> Any:
     """An uninitialised array in the heap that the ranks share. Collective over the group, with one error on all ranks.
 
@@ -22,7 +22,7 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
         float64 of numpy. axis_order: "C" or "F".
     make_symmetric: whether ranks may ask for different numbers of bytes, ValueError else. skip_symmetric_check: this
         rank exchanges nothing; give the option on all ranks or on none.
-    group: None: the context's.
+    logger: of Python's logging; gets one line at level INFO. group: None: the context's.
 
     The memory is returned with the last reference to the array, as any array's, whether :func:`free_symmetric_memory`
     was called or not.
@@ -46,6 +46,9 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
                 raise ValueError(f"allocate_symmetric_memory: rank 0 asks for {everyone[0]['bytes']} bytes, rank "
                                  f"{rank} for {record['bytes']}; give make_symmetric=True on all ranks where they "
                                  "differ")
+    if logger is not None:
+        logger.info("allocate_symmetric_memory: %d bytes in the heap that the ranks share",
+                    tensor.numel() * tensor.element_size())
     return tensor.numpy() if package.__name__ == "numpy" else tensor
 
 

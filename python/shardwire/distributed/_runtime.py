@@ -16,6 +16,7 @@ from ..groups.lookup import end_process_group, global_ranks, resolve_backend
 from ..compiler.layout import kind_of
 from ..groups.mpi import create_process_group_from_mpi
 from ..compiler.redistribute import group_object
+from .process_group import ProcessGroup, group_behind
 
 _BACKENDS = ("shardwire", "mpi", "nccl", "nvshmem")
 
@@ -41,16 +42,17 @@ _context: DistributedContext | None = None
 _end: str = ""  # how finalize ends the group: "default", "own", or "" for the caller's group
 
 
-def initialize(device_id: int | None = None, process_group_or_comm: Any = None, backends: Sequence[str] | None = None,
-               *, communicator: Any = None) -> None:
+def initialize(device_id: int | None = None, process_group: Any = None, backends: Sequence[str] | None = None, *,
+               communicator: Any = None, process_group_or_comm: Any = None) -> None:
     """Fixes the ranks of ``shardwire.distributed``. Collective over these ranks; call it once, before anything else
     here.
 
     device_id: the caller's accelerator, or None; kept in the context, and otherwise not used.
-    process_group_or_comm: a shardwire process group (or its name), a communicator of mpi4py, or None: torch's default
-        group, made by ``init_process_group("shardwire")`` where there is none yet.
-    communicator: the same by nvmath's older name; give one of the two. backends: accepted for programs written for
-        nvmath; all bytes travel over shardwire's transports.
+    process_group: a shardwire process group (or its name), a communicator of mpi4py, a
+        :class:`~shardwire.distributed.process_group.ProcessGroup`, or None: torch's default group, made by
+        ``init_process_group("shardwire")`` where there is none yet.
+    communicator, process_group_or_comm: older names of process_group; give one of the three. backends: accepted for
+        programs written for nvmath; all bytes travel over shardwire's transports.
 
     Raises RuntimeError when already initialized, TypeError and ValueError for an argument that is no group.
     """
@@ -58,23 +60,25 @@ def initialize(device_id: int | None = None, process_group_or_comm: Any = None, 
     if device_id is not None and (isinstance(device_id, bool) or not isinstance(device_id, int)):
         raise TypeError(f"device_id is {kind_of(device_id)}; give an int or None")
     names = _read_backends(backends)
-    if communicator is not None:
-        if process_group_or_comm is not None:
-            raise TypeError("communicator and process_group_or_comm are the same; give one of them")
-        process_group_or_comm = communicator
+    given = [each for each in (process_group, communicator, process_group_or_comm) if each is not None]
+    if len(given) > 1:
+        raise TypeError("process_group, communicator and process_group_or_comm are the same; give one of them")
+    process_group = given[0] if given else None
     with _lock:
         if _context is not None:
             raise RuntimeError("shardwire.distributed was initialized before; call finalize() first")
         comm = None
         ends = ""
-        if callable(getattr(process_group_or_comm, "Get_rank", None)):
-            comm, ends = process_group_or_comm, "own"
+        if callable(getattr(process_group, "Get_rank", None)):
+            comm, ends = process_group, "own"
             group = create_process_group_from_mpi(comm)
+        elif isinstance(process_group, ProcessGroup):
+            group, ends = group_behind(process_group)
         else:
-            if process_group_or_comm is None and not dist.is_initialized():
+            if process_group is None and not dist.is_initialized():
                 dist.init_process_group("shardwire")
                 ends = "default"
-            group = group_object(process_group_or_comm)
+            group = group_object(process_group)
         backend = resolve_backend(group)
         _context = DistributedContext(device_id, group, comm, names, _C.rank(backend), len(global_ranks(backend)))
         _end = ends

@@ -7,6 +7,7 @@ Every distribution has one result: for each rank a local shape, and the boxes of
 
 from __future__ import annotations
 
+import copy as shallow
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -57,6 +58,10 @@ class ConvertDistributionError(ValueError):
     """A distribution cannot be expressed as one of another kind."""
 
 
+class BindDistributionError(ValueError):
+    """A local array has another shape than its distribution gives the rank."""
+
+
 class Distribution(ABC):
     """How a global array is cut over ranks. Immutable and comparable; usable from any thread."""
 
@@ -94,23 +99,22 @@ class Distribution(ABC):
         return [[Box(piece.offset, tuple(map(sum, zip(piece.offset, piece.shape))))
                  for piece in self.share(rank, global_shape, count).pieces] for rank in range(count)]
 
-    def to(self, cls: type[Distribution], /, *, global_shape: Sequence[int],
-           num_ranks: int | None = None) -> Distribution:
-        """The same cut of an array of ``global_shape``, as a ``cls``. ConvertDistributionError where no ``cls`` cuts
-        the array the same way."""
-        if isinstance(self, cls):
-            return self
-        count = known_size() if num_ranks is None else num_ranks
-        dims = as_dims(global_shape, "global_shape")
-        shares = [self.share(rank, dims, count) for rank in range(count)]
-        for candidate in _candidates(cls, shares, dims, count):
-            try:
-                if all(candidate.share(rank, dims, count).is_as(share) for rank, share in enumerate(shares)):
-                    return candidate
-            except ValueError:
-                continue
-        raise ConvertDistributionError(f"{self} cuts an array of shape {list(dims)} over {count} ranks as no "
-                                       f"{cls.__name__} does")
+    def to(self, cls: type[Distribution], /, *, ndim: int | None = None, copy: bool = False,
+           global_shape: Sequence[int] | None = None, num_ranks: int | None = None) -> Distribution:
+        """The same cut as a ``cls``. ConvertDistributionError where no ``cls`` cuts the same way.
+
+        global_shape: of the arrays, without the dimensions that ``ndim`` adds; None: the result cuts arrays of every
+            shape the same way. ndim: the dimensions of the result, at least this distribution's; further dimensions,
+            at the end, have one index. copy: whether a ``cls`` is copied instead of returned.
+        """
+        from ._convert import convert
+        if isinstance(self, cls) and ndim in (None, self.ndim):
+            return self.copy() if copy else self
+        return convert(self, cls, ndim, global_shape, known_size() if num_ranks is None else num_ranks)
+
+    def copy(self) -> Distribution:
+        """An equal distribution."""
+        return shallow.copy(self)
 
     def grouped(self, group_ranks: Sequence[int]) -> Distribution:
         """The same in the rank numbers of the group whose members have these global ranks. Only a mesh contains global
@@ -172,6 +176,7 @@ class Slab(_OnGrid):
     X: Slab
     Y: Slab
     Z: Slab
+    partition_dim: int
 
     def __init__(self, partition_dim: int, ndim: int | None = None) -> None:
         if isinstance(partition_dim, bool) or not isinstance(partition_dim, int):
@@ -184,6 +189,11 @@ class Slab(_OnGrid):
     @property
     def ndim(self) -> int | None:
         return self._ndim
+
+    @property
+    def name(self) -> str:
+        """"Slab.X", "Slab.Y" or "Slab.Z", and "Slab" for further dimensions."""
+        return f"Slab.{'XYZ'[self.partition_dim]}" if 0 <= self.partition_dim < 3 else "Slab"
 
     def grid(self, ndim: int, num_ranks: int) -> ProcessGrid:
         _check_ndim(self, ndim)
@@ -239,6 +249,9 @@ class Pencil(_OnGrid):
 class _OnProcessGrid(_OnGrid):
     """A cut over the caller's grid of ranks."""
 
+    process_grid: ProcessGrid
+    first_process: Dims
+
     def __init__(self, process_grid: ProcessGrid, first_process: Sequence[int] | None) -> None:
         if not isinstance(process_grid, ProcessGrid):
             raise TypeError(f"process_grid is {kind_of(process_grid)}; give a ProcessGrid")
@@ -265,6 +278,11 @@ class Block(_OnProcessGrid):
     def __init__(self, process_grid: ProcessGrid, *, first_process: Sequence[int] | None = None) -> None:
         super().__init__(process_grid, first_process)
 
+    @property
+    def block_sizes(self) -> Dims:
+        """-1 for each dimension: the array's extents give the sizes."""
+        return (-1,) * len(self.process_grid.shape)
+
     def cuts(self, dim: int, extent: int, parts: int, place: int) -> list[tuple[int, int]]:
         return super().cuts(dim, extent, parts, (place - self.first_process[dim]) % parts)
 
@@ -282,6 +300,8 @@ class BlockCyclic(_OnProcessGrid):
     A rank's local array holds its blocks in the order of their indices. first_process: the place of the first block in
     the grid.
     """
+
+    block_sizes: Dims
 
     def __init__(self, process_grid: ProcessGrid, block_sizes: Sequence[int], *,
                  first_process: Sequence[int] | None = None) -> None:
@@ -311,6 +331,9 @@ class Box(Distribution):
     """The box of this rank alone: indices from ``lower`` up to but without ``upper``. Empty boxes are allowed. Each
     rank gives its own box."""
 
+    lower: Dims
+    upper: Dims
+
     def __init__(self, lower: Sequence[int], upper: Sequence[int]) -> None:
         self.lower, self.upper = as_dims(lower, "lower"), as_dims(upper, "upper")
         if len(self.lower) != len(self.upper):
@@ -328,6 +351,8 @@ class Box(Distribution):
     def extents(self) -> Dims:
         """The number of indices along each dimension."""
         return tuple(end - begin for begin, end in zip(self.lower, self.upper))
+
+    box_shape = extents
 
     def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
         me = own_rank()
@@ -462,45 +487,6 @@ class Placements(Distribution):
         return f"Placements({list(self.placements)})"
 
 
-def _candidates(cls: type[Distribution], shares: Sequence[Share], dims: Dims, count: int) -> Iterator[Distribution]:
-    """Distributions of kind ``cls`` that may cut the same way; the caller compares each."""
-    ndim = len(dims)
-    grids = [(first, second) for first in range(1, count + 1) if count % first == 0 for second in [count // first]]
-    if cls is Boxes and all(share.is_one_box or share.is_empty for share in shares):
-        begins = [share.pieces[0].offset if share.is_one_box else (0,) * ndim for share in shares]
-        yield Boxes(
-            [Box(begin, tuple(map(sum, zip(begin, share.local_shape)))) for begin, share in zip(begins, shares)])
-    if cls is Slab:
-        yield from (Slab(dim, ndim) for dim in range(ndim))
-    if cls is Pencil:
-        yield from (Pencil(pair, grid) for pair in itertools.permutations(range(ndim), 2) for grid in grids)
-    if cls is Block or cls is BlockCyclic:
-        for shape in _grid_shapes(count, ndim):
-            for layout in (ProcessGrid.Layout.ROW_MAJOR, ProcessGrid.Layout.COL_MAJOR):
-                grid = ProcessGrid(shape=shape, layout=layout)
-                if cls is Block:
-                    yield Block(grid)
-                else:
-                    sizes = [max((piece.shape[dim] for share in shares for piece in share.pieces), default=1) or 1
-                             for dim in range(ndim)]
-                    yield BlockCyclic(grid, sizes)
-    if cls is Placements:
-        yield from (Placements([Shard(dim)]) for dim in range(ndim))
-        for grid_shape in grids:
-            mesh = [list(range(row * grid_shape[1], (row + 1) * grid_shape[1])) for row in range(grid_shape[0])]
-            yield from (Placements([Shard(first), Shard(second)], mesh)
-                        for first, second in itertools.permutations(range(ndim), 2))
-
-
-def _grid_shapes(count: int, ndim: int) -> Iterator[Dims]:
-    if ndim == 1:
-        yield (count,)
-        return
-    for factor in range(1, count + 1):
-        if count % factor == 0:
-            yield from ((factor, *rest) for rest in _grid_shapes(count // factor, ndim - 1))
-
-
 def _product(parts: Sequence[Sequence[tuple[int, int]]]) -> Share:
     local = tuple(sum(end - begin for begin, end in cuts) for cuts in parts)
     starts = [list(itertools.accumulate((end - begin for begin, end in cuts), initial=0)) for cuts in parts]
@@ -543,3 +529,11 @@ def _read_first(first: Sequence[int] | None, grid: ProcessGrid) -> Dims:
     if len(read) != len(grid.shape) or any(not 0 <= place < extent for place, extent in zip(read, grid.shape)):
         raise ValueError(f"first_process is {list(read)}, which is no place in a grid of shape {list(grid.shape)}")
     return read
+
+
+def __getattr__(name: str) -> Any:
+    """nvmath's names for what :mod:`shardwire.distributed.reshape`, which imports this module, has."""
+    if name in ("Redistribute", "RedistributeOptions", "redistribute"):
+        from . import reshape
+        return getattr(reshape, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,9 +57,10 @@ class FFTOptions:
     """Options of a transform.
 
     fft_type: "C2C", "R2C", "C2R", or None: by the operand, C2C or R2C.
-    reshape, redistribute: two names of one option: whether the result is distributed as the operand, where one
-        distribution is given. False leaves the cheaper result: Slab.Y for Slab.X, Slab.X for other slabs, and for
-        others the distribution at the end of the transform (``FFT.output_distribution``).
+    redistribute, reshape: two names of one option; the older one, reshape, counts where given: whether the result is
+        distributed as the operand, where one distribution is given. False leaves the cheaper result: Slab.Y for Slab.X,
+        Slab.X for other slabs, and for others the distribution at the end of the transform
+        (``FFT.output_distribution``).
     last_axis_parity: of C2R, whether the last transformed axis of the result is "even", 2 (m - 1), or "odd", 2 (m - 1)
         + 1.
     logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written
@@ -72,11 +73,11 @@ class FFTOptions:
     """
 
     fft_type: str | None = None
-    reshape: bool = True
+    redistribute: bool = True
     last_axis_parity: str = "even"
     logger: Any = None
     blocking: Any = "auto"
-    redistribute: bool | None = None
+    reshape: bool | None = None
     measure: bool = True
     chunks: int | None = None
 
@@ -86,8 +87,8 @@ class FFTOptions:
         if self.chunks is not None and (isinstance(self.chunks, bool) or not isinstance(self.chunks, int)
                                         or self.chunks < 1):
             raise ValueError(f"chunks is {kind_of(self.chunks)}; give a number from 1, or None")
-        for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (True, False)), ("measure", (True, False)),
-                            ("redistribute", (None, True, False)), ("last_axis_parity", ("even", "odd")),
+        for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (None, True, False)), ("measure", (True, False)),
+                            ("redistribute", (True, False)), ("last_axis_parity", ("even", "odd")),
                             ("blocking", (True, "auto"))):
             value = getattr(self, name)
             if value not in known or (isinstance(value, int) and not isinstance(value, bool)):
@@ -96,7 +97,7 @@ class FFTOptions:
     @property
     def returns(self) -> bool:
         """Whether the result is distributed as the operand."""
-        return self.reshape if self.redistribute is None else self.redistribute
+        return self.redistribute if self.reshape is None else self.reshape
 
 
 class FFT:
@@ -371,12 +372,16 @@ class FFT:
         if self._plans:
             self.plan()
 
-    def reset_operand_unchecked(self, operand: Any = None, *, stream: Any = None) -> None:
-        """As reset_operand with the distribution unchanged, without communication: an error is raised on this rank
-        only, and the other ranks' execute waits for this rank."""
+    def reset_operand_unchecked(self, operand: Any = None, *, distribution: Any = None, stream: Any = None) -> None:
+        """As reset_operand, without communication: an error is raised on this rank only, and the other ranks' execute
+        waits for this rank. A distribution must be one that was planned for; all ranks give the same."""
         del stream
         self._check_alive()
-        self._operand, _ = self._fitting(operand, None)
+        fresh, fits = self._fitting(operand, distribution)
+        planned = [swapped for swapped in fits if swapped in self._plans or swapped == self._swapped]
+        if not planned:
+            raise InvalidFFTState("no plan is there for operands distributed as the result; call reset_operand first")
+        self._operand, self._swapped = fresh, planned[0]
 
     def release_operand(self) -> None:
         """Drops the operand, without communication."""
@@ -450,7 +455,7 @@ class FFT:
         self._check_alive()
         return self
 
-    def __exit__(self, *_error: Any) -> None:
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         self.free()
 
 

@@ -196,7 +196,7 @@ class Reshape:
         """The shape of the whole array."""
         return self._source.global_shape
 
-    def plan(self, *, stream: Any = None) -> None:
+    def plan(self, stream: Any = None) -> None:
         """Compiles the movement. Done once; further calls do nothing. Collective."""
         del stream
         self._check_alive()
@@ -205,8 +205,7 @@ class Reshape:
             if self._logger is not None:
                 self._logger.info("shardwire.distributed: %s", self.explain())
 
-    def execute(self, *, stream: Any = None, release_workspace: bool = False,
-                sync_symmetric_memory: bool = True) -> Any:
+    def execute(self, stream: Any = None, release_workspace: bool = False, sync_symmetric_memory: bool = True) -> Any:
         """Moves the operand and returns the complete result. Collective."""
         del stream, release_workspace, sync_symmetric_memory
         self._check_alive()
@@ -299,7 +298,7 @@ class Reshape:
         self._check_alive()
         return self
 
-    def __exit__(self, *_error: Any) -> None:
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         self.free()
 
 

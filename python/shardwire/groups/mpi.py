@@ -32,7 +32,7 @@ def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None =
     if getattr(comm, "is_inter", False):
         raise ValueError("comm is an intercommunicator; give comm.Merge(), or a communicator of one group")
     rank, size = comm.Get_rank(), comm.Get_size()
-    store = _meet(lambda sent: comm.bcast(sent, root=0), rank, size, as_timeout(timeout))
+    store = meet(lambda sent: comm.bcast(sent, root=0), rank, size, as_timeout(timeout))
     return create_over_fresh_store(store, rank, size, timeout, name)
 
 
@@ -49,7 +49,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iter
             if int(given) != here:
                 raise ValueError(f"{what}={given} was given, but MPI says {here}; leave rank and world_size out with "
                                  "init_method='mpi://'")
-    yield _meet(lambda sent: _C.mpi_broadcast(sent, seconds), rank, size, period), rank, size
+    yield meet(lambda sent: _C.mpi_broadcast(sent, seconds), rank, size, period), rank, size
     raise RuntimeError("mpi:// cannot replace lost ranks: start the MPI job anew")
 
 
@@ -61,7 +61,7 @@ def _instead_of_mpi() -> str:
     return f"{place.describe()}: init_process_group('shardwire') without init_method goes by that and needs no MPI"
 
 
-def _meet(broadcast: Callable[[bytes], bytes], rank: int, size: int, timeout: timedelta) -> Any:
+def meet(broadcast: Callable[[bytes], bytes], rank: int, size: int, timeout: timedelta) -> Any:
     """A TCPStore on a free port of rank 0, known to the others by ``broadcast``; a failure on rank 0 is raised on all
     ranks."""
     host = socket.gethostname()
