@@ -12,7 +12,7 @@ Programs written for nvmath.distributed on the CPU run with the import renamed.
 
 from __future__ import annotations
 
-from . import distribution, fft, process_group, reshape
+from . import distribution, fft, linalg, process_group, reshape
 from ._memory import allocate_symmetric_memory, free_symmetric_memory
 from ._runtime import DistributedContext, finalize, get_context, initialize
 from .process_group import MPIProcessGroup, ProcessGroup, TorchProcessGroup
@@ -20,4 +20,4 @@ from .reshape import Redistribute, redistribute
 
 __all__ = ["DistributedContext", "MPIProcessGroup", "ProcessGroup", "Redistribute", "TorchProcessGroup",
            "allocate_symmetric_memory", "distribution", "fft", "finalize", "free_symmetric_memory", "get_context",
-           "initialize", "process_group", "redistribute", "reshape"]
+           "initialize", "linalg", "process_group", "redistribute", "reshape"]

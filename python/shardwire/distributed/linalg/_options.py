@@ -1,0 +1,208 @@
+"""Options, enumerations and qualifiers of matrix products, by nvmath's names and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+
+from ...compiler.layout import kind_of
+
+
+class MatmulEpilog(IntEnum):
+    """What follows the product: F(alpha A @ B + beta C). The numbers are cuBLASMp's."""
+
+    DEFAULT = 0
+    ALLREDUCE = 1
+    RELU = 2
+    BIAS = 4
+    RELU_BIAS = 6
+    GELU = 32
+    GELU_BIAS = 36
+    RELU_AUX = 130
+    RELU_AUX_BIAS = 134
+    DRELU = 136
+    DRELU_BGRAD = 152
+    GELU_AUX = 160
+    GELU_AUX_BIAS = 164
+    DGELU = 192
+    DGELU_BGRAD = 208
+    BGRADA = 256
+    BGRADB = 512
+
+
+class MatmulAlgoType(IntEnum):
+    """Hints for cuBLASMp, accepted for programs written for nvmath."""
+
+    DEFAULT = 0
+    SPLIT_P2P = 1
+    SPLIT_MULTICAST = 2
+    ATOMIC_P2P = 3
+    ATOMIC_MULTICAST = 4
+    NO_OVERLAP = 5
+
+
+class MatmulComputeType(IntEnum):
+    """The precision of sums, by cuBLAS's numbers. Sums here are never less precise than the type says."""
+
+    COMPUTE_16F = 64
+    COMPUTE_16F_PEDANTIC = 65
+    COMPUTE_32F = 68
+    COMPUTE_32F_PEDANTIC = 69
+    COMPUTE_64F = 70
+    COMPUTE_64F_PEDANTIC = 71
+    COMPUTE_32F_FAST_16F = 74
+    COMPUTE_32F_FAST_16BF = 75
+    COMPUTE_32F_FAST_TF32 = 77
+    COMPUTE_32F_EMULATED_16BFX9 = 78
+    COMPUTE_64F_EMULATED_FIXEDPOINT = 79
+
+
+_SINGLE = ("float32", "complex64", "float16", "bfloat16")
+# Compute type -> dtypes of operands; the types without a row are for float32 and complex64.
+_COMPUTES = {64: ("float16",), 65: ("float16",), 68: _SINGLE, 69: _SINGLE,
+             **dict.fromkeys((70, 71, 79), ("float64", "complex128"))}
+# dtype of the operands -> dtype of the sums.
+SUMS = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64,
+        "complex64": torch.complex64, "complex128": torch.complex128,
+        **{name: getattr(torch, name) for name in ("int8", "uint8", "int16", "int32", "int64")}}
+_CUDA_NAMES = {"CUDA_R_16F": "float16", "CUDA_R_16BF": "bfloat16", "CUDA_R_32F": "float32", "CUDA_R_64F": "float64",
+               "CUDA_C_32F": "complex64", "CUDA_C_64F": "complex128"}
+
+
+@dataclass
+class MatmulOptions:
+    """Options of a product.
+
+    compute_type: a MatmulComputeType that fits the operands' dtype, or None. Sums of float16 and bfloat16 are computed
+        in float32, other sums in the operands' dtype.
+    scale_type: the dtype of alpha and beta: that of the sums, or None. result_type: the dtype of the result; None: C's,
+        else the operands'. A dtype is a torch.dtype, numpy's, a name, or a CudaDataType of nvmath.
+    algo_type, sm_count_communication: hints for GPUs, checked and not used.
+    logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written
+        for nvmath; the result is complete when a call returns.
+    grid: three numbers whose product is the number of ranks: into how many parts the rows of the result, the columns
+        and the addends are cut; None: as few bytes as possible move. panels: the number of parts in which factors
+        travel while others are multiplied; None: by size and transport. Both equal on all ranks.
+    """
+
+    compute_type: int | None = None
+    scale_type: Any = None
+    result_type: Any = None
+    algo_type: int | None = None
+    sm_count_communication: int | None = None
+    logger: Any = None
+    blocking: Any = "auto"
+    grid: Sequence[int] | None = None
+    panels: int | None = None
+
+    def check(self) -> None:
+        """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
+        the construction of the options would leave the other ranks waiting."""
+        if self.compute_type is not None:
+            MatmulComputeType(self.compute_type)
+        if self.algo_type is not None:
+            MatmulAlgoType(self.algo_type)
+        for name, value in (("sm_count_communication", self.sm_count_communication), ("panels", self.panels)):
+            if value is not None and not _is_count(value):
+                raise ValueError(f"{name} is {kind_of(value)}; give a number from 1, or None")
+        if self.grid is not None and (len(tuple(self.grid)) != 3 or not all(map(_is_count, self.grid))):
+            raise ValueError(f"grid is {kind_of(self.grid)}; give three numbers from 1: parts of the rows, of the "
+                             "columns and of the addends")
+        if self.blocking is not True and self.blocking != "auto":
+            raise ValueError(f"blocking is {kind_of(self.blocking)}; give True or 'auto'")
+
+    def dtypes_for(self, dtype: torch.dtype, c: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes of sums and result for operands of ``dtype``. TypeError or ValueError where there are none."""
+        name = str(dtype).partition(".")[2]
+        if name not in SUMS:
+            raise TypeError(f"the operands have dtype {dtype}; a product takes {', '.join(SUMS)}")
+        sums = SUMS[name]
+        if self.compute_type is not None and name not in _COMPUTES.get(self.compute_type, ("float32", "complex64")):
+            raise ValueError(f"compute_type is {MatmulComputeType(self.compute_type).name}, which is not for operands "
+                             f"of {dtype}")
+        if self.scale_type is not None and read_dtype(self.scale_type, "scale_type") != sums:
+            raise ValueError(f"scale_type is {kind_of(self.scale_type)}; alpha and beta of operands of {dtype} have "
+                             f"{sums}")
+        wanted = read_dtype(self.result_type, "result_type") if self.result_type is not None else c or dtype
+        if c is not None and c != wanted:
+            raise TypeError(f"c has dtype {c}, and result_type is {wanted}; both are of one array")
+        if wanted not in (dtype, sums):
+            raise TypeError(f"the result would have dtype {wanted}; for operands of {dtype} the result has {dtype}"
+                            + (f" or {sums}" if sums != dtype else ""))
+        return sums, wanted
+
+
+@dataclass
+class MatmulEpilogPreferences:
+    """aux_type: the dtype of an auxiliary output: that of the result, or None."""
+
+    aux_type: Any = None
+
+
+@dataclass
+class MatmulPlanPreferences:
+    """epilog: a MatmulEpilogPreferences, a dict of its fields, or None."""
+
+    epilog: Any = None
+
+    def check(self) -> None:
+        """TypeError or ValueError for an invalid preference."""
+        given = self.epilog
+        if given is not None and not isinstance(given, (MatmulEpilogPreferences, Mapping)):
+            raise TypeError(f"preferences.epilog is {kind_of(given)}; give a MatmulEpilogPreferences or a dict")
+        if isinstance(given, Mapping):
+            self.epilog = MatmulEpilogPreferences(**given)
+
+
+class Qualifier(NamedTuple):
+    """How a stored matrix enters the product."""
+
+    transpose: bool = False
+    conjugate: bool = False
+
+
+def read_qualifiers(qualifiers: Any, is_complex: bool) -> list[Qualifier]:
+    """Of A and B. ``qualifiers``: None, or for A, B and C a dict each, or an array of matrix_qualifiers_dtype."""
+    if qualifiers is None:
+        return [Qualifier(), Qualifier()]
+    if isinstance(qualifiers, (str, Mapping)) or not hasattr(qualifiers, "__len__") or len(qualifiers) != 3:
+        raise ValueError(f"qualifiers is {kind_of(qualifiers)}; give an array of matrix_qualifiers_dtype with three "
+                         "entries, for a, b and c")
+    names = ("is_transpose", "is_conjugate")
+    try:
+        read = [Qualifier(*(bool(item.get(name, False) if isinstance(item, Mapping) else item[name])
+                            for name in names)) for item in qualifiers]
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise ValueError("qualifiers has an entry without is_transpose and is_conjugate; give an array of "
+                         "matrix_qualifiers_dtype") from None
+    if any(read[2]):
+        raise ValueError("qualifiers[2] is set, and c is added as stored; leave the qualifiers of c at 0")
+    if not is_complex and any(item.conjugate for item in read):
+        raise ValueError("a qualifier says is_conjugate, and the operands are real")
+    return read[:2]
+
+
+def read_dtype(value: Any, what: str) -> torch.dtype:
+    """A torch.dtype of torch's, numpy's or CUDA's name of a dtype."""
+    if isinstance(value, torch.dtype):
+        return value
+    name = value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", ""))
+    found = getattr(torch, _CUDA_NAMES.get(str(name), str(name)), None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{what} is {kind_of(value)}; give a dtype")
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def __getattr__(name: str) -> Any:
+    if name == "matrix_qualifiers_dtype":  # numpy is imported only by programs that name the dtype
+        import numpy
+        return numpy.dtype([("structure", object), ("is_transpose", "<i1"), ("is_conjugate", "<i1")])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

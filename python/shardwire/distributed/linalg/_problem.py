@@ -1,0 +1,121 @@
+"""A product of which all ranks know the same: the ends of its matrices, its dtypes, and the ops made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...compiler.compile_op import CustomOp, compile_op
+from ...compiler.spec import Pieces
+from .. import _runtime
+from .._ends import End
+from ..distribution import Placements, Share, Dims
+from ._epilogs import Epilog, apply, vector
+from ._gradient import Backward, Multiply
+from ._options import MatmulEpilog
+from ._product import Product, Settings, Types
+from ._tiling import Indices, indices_of, share_of
+
+
+class Problem:
+    """a, b: the ends of the factors as multiplied. dtype: of the operands; sums, result: of the sums and the result.
+    adds: whether gradients of several copies of an element are added."""
+
+    def __init__(self, group: Any, rank: int, a: End, b: End, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+                 settings: Settings, adds: bool, name: str) -> None:
+        self._group, self._rank, self._settings, self._adds, self._name = group, rank, settings, adds, name
+        self.a, self.b = a, b
+        self.dtype, self.sums, self.result = dtypes
+        self.shape: Dims = (a.global_shape[0], b.global_shape[1])
+        self.c: End | None = None
+        self.product: Product | None = None
+        self.is_wide = False
+        self._backward: Backward | None = None
+        self._vector: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+        self._sum_of_c: CustomOp | None = None
+
+    def compile(self, c: End, kind: MatmulEpilog, is_wide: bool, adds_c: bool) -> None:
+        """Compiles the moves. Collective. is_wide: the result is rounded after further operations. adds_c: C is added
+        to a result that every rank gets."""
+        self.c, self.is_wide, self._backward = c, is_wide, None
+        self.product = Product(self._group, self._rank, self.a, self.b, c, Types(
+            self.dtype, self.dtype, self.sums, self.sums if is_wide else self.result), self._settings, self._name)
+        self._compile_vector(c, kind)
+        self._sum_of_c = None
+        if adds_c and 0 not in self.shape:
+            whole = [Pieces(self.shape, [((0, 0), self.shape, (0, 0))])]
+            self._sum_of_c = compile_op(self._group, shape=self.shape, dtype=self.result, output_dtype=self.sums,
+                                        inputs=whole, outputs=whole, reduction="sum",  # type: ignore[arg-type]
+                                        name=f"shardwire.distributed.{self._name}, c")
+
+    def _compile_vector(self, c: End, kind: MatmulEpilog) -> None:
+        """The product with ones whose result is the vector of sums of the epilog. Each rank gets the entries of its
+        rows of the result, or of its columns."""
+        name = vector(kind)
+        self._vector = None
+        if name is None:
+            return
+        one: Indices = ((0, 1),)
+        (m, n), k = self.shape, self.a.global_shape[1]
+        extent = {"bgrada": k, "bgradb": k}.get(name, n)
+        every: Indices = ((0, extent),) if extent else ()
+        of_rows = name != "bgradb"
+        ones = _end((extent, 1) if of_rows else (1, extent), [share_of(every, one) if of_rows else share_of(one, every)
+                                                              for _ in c.shares])
+        sums = _end((m, 1) if of_rows else (1, n), [
+            share_of(indices_of(share, 0), one) if of_rows else share_of(one, indices_of(share, 1))
+            for share in c.shares])
+        matrix = {"bgrada": self.a, "bgradb": self.b}.get(name, c)
+        types = Types(self.dtype if name.startswith("bgrad") else self.result, self.dtype, self.sums, self.result)
+        pair = (matrix, ones) if of_rows else (ones, matrix)
+        made = Product(self._group, self._rank, *pair, sums,
+                       types if of_rows else types._replace(a=types.b, b=types.a),
+                       self._settings._replace(grid=None), f"{self._name}, {name}")
+        filled = torch.ones(ones.global_shape, dtype=self.dtype)
+
+        def run(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+            given = a if name == "bgrada" else b if name == "bgradb" else d
+            other = filled.to(given.device)
+            return made.run(*((given, other) if of_rows else (other, given))).reshape(-1)
+        self._vector = run
+
+    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any, epilog: Epilog,
+            order: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """This rank's part of F(alpha a @ b + beta c), and the auxiliary outputs. Collective."""
+        assert self.product is not None
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+            value = Multiply.apply(a, b, self.product, self._made, order)
+        else:
+            value = self.product.run(a.detach(), b.detach(), order)
+        if alpha != 1:
+            value = value * alpha
+        if c is not None and beta != 0:  # as in BLAS, C is not read where beta is 0
+            value = value + beta * self._whole(c).to(self.sums)
+        value, aux = apply(epilog, value, self.result)
+        if self._vector is not None:
+            aux[vector(epilog.kind) or ""] = self._vector(a.detach(), b.detach(), value.detach())
+        return value, aux
+
+    def _whole(self, c: torch.Tensor) -> torch.Tensor:
+        if self._sum_of_c is None:
+            return c
+        result = _runtime.empty(self.shape, self.sums, c.device)
+        self._sum_of_c([c.detach()], [result]).wait()
+        return result
+
+    def _made(self) -> Backward:
+        assert self.product is not None
+        if self._backward is None:
+            self._backward = Backward(self._group, self._rank, self.product, self._adds)
+        return self._backward
+
+    def release(self) -> None:
+        """Frees the memory that runs keep."""
+        if self.product is not None:
+            self.product.release()
+
+
+def _end(dims: Dims, shares: list[Share]) -> End:
+    return End(Placements([]), dims, tuple(shares))

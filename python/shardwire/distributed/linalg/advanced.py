@@ -1,0 +1,456 @@
+"""advanced: products of distributed matrices, F(alpha A @ B + beta C), with nvmath.distributed.linalg.advanced's names.
+
+Every matrix has any distribution; which parts move is chosen by bytes (``_tiling``), the moves are compiled ops around
+torch's own product (``_product``), and what follows is torch's (``_epilogs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ... import _C
+from ...compiler.layout import Replicate, kind_of
+from ...groups.lookup import global_ranks, resolve_backend
+from .. import _ends, _meeting, _runtime
+from .._fft_chunks import are_between_hosts, host_with_wires
+from .._operand import Operand, order_of, unwrap, wrap
+from ..distribution import Boxes, Distribution, Placements
+from ..reshape import read_options
+from ._epilogs import Epilog, check_inputs, read_epilog, tracked
+from ._gradient import transposed
+from ._options import (MatmulAlgoType, MatmulComputeType, MatmulEpilog, MatmulEpilogPreferences, MatmulOptions,
+                       MatmulPlanPreferences, Qualifier, read_dtype, read_qualifiers)
+from ._problem import Problem
+from ._product import Settings
+
+__all__ = ["InvalidMatmulState", "Matmul", "MatmulAlgoType", "MatmulComputeType", "MatmulEpilog",
+           "MatmulEpilogPreferences", "MatmulOptions", "MatmulPlanPreferences", "matmul", "matrix_qualifiers_dtype"]
+
+_NAMES = ("a", "b", "c")
+
+
+class InvalidMatmulState(RuntimeError):
+    """The object was freed, or an earlier call is missing."""
+
+
+class _Scales(NamedTuple):
+    alpha: Any = 1
+    beta: Any = 0
+
+
+class Matmul:
+    """A product F(alpha op(A) @ op(B) + beta C) of distributed matrices, planned once and executed any number of times.
+
+    a, b, c: this rank's parts: torch tensors, numpy arrays or DTensors of one package, of two dimensions and any
+        strides. a and b have one dtype: float16, bfloat16, float32, float64, complex64, complex128, or on the CPU an
+        integer type. c has the dtype of the result, and needs beta.
+    distributions: of A, B, and of C and the result: each a Distribution, a pair (lower, upper), a list of boxes or a
+        list of placements. None for a DTensor's own placements.
+    alpha, beta: numbers, equal on all ranks. qualifiers: for a, b and c whether they are transposed and conjugated: an
+        array of ``matrix_qualifiers_dtype``. options: MatmulOptions or a dict. stream: accepted and not used. group:
+        None: the context's.
+
+    Collective over the group, as plan, execute and reset_operands are; for one thread at a time. Operands are never
+    written to. An error on any rank is raised on all ranks: TypeError, ValueError, MismatchError where ranks were given
+    different arguments. Differentiable once, in a, b, c and a bias.
+    """
+
+    def __init__(self, a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | None = None,
+                 alpha: Any = None, beta: Any = None, qualifiers: Any = None, options: Any = None, stream: Any = None,
+                 group: Any = None, _epilog: tuple[Any, Any, Any] | None = None) -> None:
+        del stream
+        self._call = "linalg.advanced.Matmul" if _epilog is None else "linalg.advanced.matmul"
+        self._group = _runtime.group_of(group)
+        backend = resolve_backend(self._group)
+        self._ranks, self._rank = global_ranks(backend), _C.rank(backend)
+        self._freed = False
+        self._operands: list[Operand | None] = []
+        self._mesh: Any = None
+        self._epilog = Epilog(MatmulEpilog.DEFAULT, {})
+        facts, error = self._read(a, b, c, distributions, alpha, beta, qualifiers, options, _epilog)
+        everyone = _meeting.exchange(self._group, self._call, facts, error)
+        self._facts = everyone[self._rank]
+        self._key = f"{self._call} {everyone}"
+        kept = None if _epilog is None else _meeting.kept_plans(self._group).get(self._key)
+        if kept is not None:  # all ranks gave the same arguments before, and so have equal plans
+            self._problem: Problem = kept
+            return
+        self._problem = self._settle(everyone)
+        self._everyone = everyone
+        if _epilog is not None:
+            self._settle_result([record["epilog"] for record in everyone])
+
+    # Arguments.
+
+    def _read(self, a: Any, b: Any, c: Any, distributions: Any, alpha: Any, beta: Any, qualifiers: Any, options: Any,
+              epilog: tuple[Any, Any, Any] | None) -> tuple[dict[str, Any], Exception | None]:
+        """This rank's arguments for the other ranks, or the error of this rank."""
+        try:
+            given: MatmulOptions = read_options(MatmulOptions, options)
+            self._logger = given.logger
+            operands = [wrap(value, name) for name, value in zip(_NAMES, (a, b, c)) if name != "c" or c is not None]
+            self._operands = list(operands)
+            first = operands[0].tensor
+            self._check_operands(operands)
+            of_c = operands[2].tensor.dtype if c is not None else None
+            sums, result = given.dtypes_for(first.dtype, of_c)
+            if not (first.dtype.is_floating_point or first.dtype.is_complex) and first.device.type != "cpu":
+                raise TypeError(f"the operands have dtype {first.dtype} and lie on {first.device.type}; torch "
+                                "multiplies matrices of integers on the CPU only")
+            self._qualifiers = read_qualifiers(qualifiers, first.dtype.is_complex)
+            if (c is None) != (beta is None):
+                raise ValueError("c is given, and beta is not; give both or none" if beta is None
+                                 else "beta is given, and c is not; give both or none")
+            self._scales = _Scales(read_scale(alpha, 1, "alpha", sums), read_scale(beta, 0, "beta", sums))
+            self._sides = self._read_sides(distributions, operands)
+            facts = {"dtype": str(first.dtype), "result_type": str(result), "package": operands[0].package,
+                     "device": first.device.type, "operands": list(_NAMES[:len(operands)]),
+                     "alpha": repr(self._scales.alpha), "beta": repr(self._scales.beta),
+                     "qualifiers": [list(item) for item in self._qualifiers], "sums": str(sums),
+                     "grid": None if given.grid is None else list(given.grid), "panels": given.panels,
+                     "wires": host_with_wires(self._group), "of": [operand.facts() for operand in operands],
+                     "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
+                                       for operand in operands],
+                     "distributions": [None if side is None else side.describe() for side in self._sides],
+                     "requires_grad": [tracked(operand).requires_grad for operand in operands[:2]]}
+            if epilog is not None:
+                facts["epilog"] = self._read_epilog(*epilog, dtype=sums, package=operands[0].package)
+            return facts, None
+        except Exception as failure:  # any error is sent: the other ranks wait for this rank
+            return {}, failure
+
+    @staticmethod
+    def _check_operands(operands: Sequence[Operand]) -> None:
+        first = operands[0]
+        for name, operand in zip(_NAMES, operands):
+            if operand.tensor.dim() != 2:
+                raise ValueError(f"{name} has {operand.tensor.dim()} dimensions; a product takes matrices")
+            if operand.package != first.package:
+                raise TypeError(f"{name} is of {operand.package}, a of {first.package}; give all of one package")
+            if operand.tensor.device != first.tensor.device:
+                raise ValueError(f"{name} lies on {operand.tensor.device}, a on {first.tensor.device}; give all on one "
+                                 "device")
+        if operands[1].tensor.dtype != first.tensor.dtype:
+            raise TypeError(f"b has dtype {operands[1].tensor.dtype}, a {first.tensor.dtype}; give both of one dtype")
+
+    def _read_sides(self, distributions: Any, operands: Sequence[Operand]) -> list[Distribution | None]:
+        """The distributions of a, b and the result; None: every rank gets the whole result."""
+        if distributions is None:
+            distributions = (None, None, None)
+        if isinstance(distributions, (str, Mapping)) or not isinstance(distributions, Sequence) or len(
+                distributions) != 3:
+            raise ValueError(f"distributions is {kind_of(distributions)}; give three: of a, of b, and of c and the "
+                             "result")
+        is_dtensor = operands[0].package == "DTensor"
+        sides: list[Distribution | None] = []
+        for index, side in enumerate(distributions):
+            if is_dtensor and (side is None or isinstance(side, (list, tuple))):
+                own = operands[min(index, len(operands) - 1)].given
+                if side is None and index == len(operands):
+                    sides.append(None)
+                    continue
+                side = Placements(own.placements if side is None else side, own.device_mesh)
+            if side is None and index == 2:
+                sides.append(None)
+                continue
+            sides.append(_ends.read_distribution(side, f"distributions[{index}]", self._ranks))
+        if is_dtensor:
+            target = sides[2]
+            if target is not None and not isinstance(target, Placements):
+                raise TypeError(f"the operands are DTensors, and the result one too: give placements for it, not "
+                                f"{target}")
+            mesh = operands[0].given.device_mesh
+            self._mesh = mesh if target is None or target.mesh is None else target.mesh
+        return sides
+
+    def _read_epilog(self, kind: Any, inputs: Any, preferences: Any, dtype: torch.dtype,
+                     package: str) -> dict[str, Any]:
+        given: MatmulPlanPreferences = read_options(MatmulPlanPreferences, preferences)
+        self._epilog = read_epilog(kind, inputs, package, dtype.is_complex)
+        aux = given.epilog.aux_type if given.epilog is not None else None
+        return {**self._epilog.facts, "aux_type": None if aux is None else str(read_dtype(aux, "aux_type"))}
+
+    # Settling: pure, so an error is raised on all ranks alike.
+
+    def _settle(self, facts: Sequence[dict[str, Any]]) -> Problem:
+        call = self._call
+        _ends.agree(facts, call, ("dtype", "operands", "package", "device", "alpha", "beta", "qualifiers",
+                                  "result_type", "sums", "grid", "panels", "global_shapes", "requires_grad"))
+        mine = facts[0]
+        ends = [self._end_of(index, facts) for index in range(2)]
+        a, b = (transposed(end) if item.transpose else end for end, item in zip(ends, self._qualifiers))
+        if a.global_shape[1] != b.global_shape[0]:
+            said = [f"{name} is {end.global_shape[0]} x {end.global_shape[1]}{' transposed' * item.transpose}"
+                    for name, end, item in zip(_NAMES, ends, self._qualifiers)]
+            raise ValueError(f"{call}: {' and '.join(said)}; the {a.global_shape[1]} columns of the first and the "
+                             f"{b.global_shape[0]} rows of the second must be as many")
+        size = len(self._ranks)
+        grid = mine["grid"]
+        if grid is not None and grid[0] * grid[1] * grid[2] != size:
+            raise ValueError(f"{call}: grid is {grid}, and there are {size} ranks; give three numbers whose product is "
+                             "the number of ranks")
+        settings = Settings(None if grid is None else (grid[0], grid[1], grid[2]), mine["panels"],
+                            are_between_hosts([record["wires"] for record in facts]))
+        dtypes = tuple(read_dtype(mine[key].partition(".")[2], key) for key in ("dtype", "sums", "result_type"))
+        return Problem(self._group, self._rank, a, b, (dtypes[0], dtypes[1], dtypes[2]), settings,
+                       mine["package"] != "DTensor", call)
+
+    def _end_of(self, index: int, facts: Sequence[dict[str, Any]]) -> _ends.End:
+        """The end of a or b as stored."""
+        call, name = self._call, _NAMES[index]
+        what = f"the distribution of {name}"
+        own = self._sides[index]
+        assert own is not None
+        side = _ends.resolve(call, what, own, [record["distributions"][index] for record in facts], len(self._ranks))
+        of = [record["of"][index] for record in facts]
+        shapes = [record["shape"] for record in of]
+        given = facts[0]["global_shapes"][index]
+        if side.ndim not in (None, 2):
+            raise ValueError(f"{call}: {what} has {side.ndim} dimensions; a product takes matrices")
+        if isinstance(side, Boxes) and given is None:
+            side, _ = _ends.at_origin(side)
+        dims = _ends.global_shape_of(call, side, shapes, given)
+        end = _ends.make_end(call, what, side, dims, len(self._ranks))
+        _ends.check_shapes(call, name, end, shapes)
+        _ends.check_pieces(call, name, end, [record["pieces"] for record in of])
+        return end
+
+    def _settle_result(self, facts: Sequence[dict[str, Any]]) -> None:
+        """Checks the epilog and c of all ranks, and compiles. Collective."""
+        call, size, dims, problem = self._call, len(self._ranks), self._problem.shape, self._problem
+        _ends.agree(facts, call, ("epilog", "epilog_inputs", "aux_type"))
+        described = [record["distributions"][2] for record in self._everyone]
+        if any((item is None) != (described[0] is None) for item in described):
+            raise _ends.MismatchError(f"{call}: the distribution of the result is given on some ranks only; give it on "
+                                      "all ranks")
+        own = self._sides[2]
+        if self._epilog.sums_all:
+            mesh = own.mesh if isinstance(own, Placements) else None
+            layers = len(own.placements) if isinstance(own, Placements) else 1
+            side: Distribution = Placements([Replicate()] * layers, mesh).grouped(self._ranks)
+        elif own is None:
+            raise ValueError(f"{call}: distributions[2] is None; give the distribution of the result")
+        else:
+            side = _ends.resolve(call, "the distribution of the result", own, described, size)
+        if side.ndim not in (None, 2):
+            raise ValueError(f"{call}: the distribution of the result has {side.ndim} dimensions; a product is a "
+                             "matrix")
+        end = _ends.make_end(call, "the distribution of the result", side, dims, size, overlaps=True)
+        if len(self._everyone[0]["of"]) == 3:
+            of = [record["of"][2] for record in self._everyone]
+            _ends.check_shapes(call, "c", end, [record["shape"] for record in of])
+            _ends.check_pieces(call, "c", end, [record["pieces"] for record in of])
+        for rank, record in enumerate(facts):
+            check_inputs(call, self._epilog, rank, record["inputs"], end.shares[rank].local_shape, str(problem.sums),
+                         str(problem.result))
+        if facts[0]["aux_type"] not in (None, str(problem.result)):
+            raise ValueError(f"{call}: aux_type is {facts[0]['aux_type']}; an auxiliary output has the dtype of the "
+                             f"result, {problem.result}")
+        self._end = end
+        self._compile()
+
+    def _compile(self) -> None:
+        is_plain = self._epilog.kind <= MatmulEpilog.ALLREDUCE and len(self._operands) == 2 and self._scales.alpha == 1
+        self._problem.compile(self._end, self._epilog.kind, not is_plain,
+                              self._epilog.sums_all and len(self._operands) == 3)
+        if self._logger is not None:
+            self._logger.info("shardwire.distributed: %s", self.explain())
+
+    # Operations.
+
+    def plan(self, *, preferences: Any = None, epilog: Any = None, epilog_inputs: Any = None,
+             stream: Any = None) -> None:
+        """Chooses what moves, and compiles the moves. A further call may give another epilog. Collective.
+
+        epilog: a MatmulEpilog. epilog_inputs: a dict: "bias" (an entry for each row of the local result), "relu_aux" or
+            "gelu_aux" (from an earlier product). preferences: MatmulPlanPreferences or a dict.
+        """
+        del stream
+        self._check_alive()
+        error: Exception | None = None
+        facts: dict[str, Any] = {}
+        try:
+            facts = self._read_epilog(epilog, epilog_inputs, preferences, self._problem.sums, self._facts["package"])
+        except Exception as failure:
+            error = failure
+        self._settle_result(_meeting.exchange(self._group, f"{self._call}.plan", facts, error))
+
+    def execute(self, *, release_workspace: bool = False, stream: Any = None) -> Any:
+        """This rank's part of the result; with an epilog that has auxiliary outputs, a pair: the result, and a dict of
+        these outputs. Collective.
+
+        Results are new memory, in Fortran order where a and b are in Fortran order, else in C order.
+        release_workspace: frees the memory for parts that travel.
+        """
+        del stream
+        problem = self._planned()
+        operands = [None if operand is None else wrap(operand.given) for operand in self._operands]
+        if None in operands:
+            raise InvalidMatmulState("execute() needs operands, and reset_operands() took them away; give others by "
+                                     "reset_operands(...)")
+        a, b, *rest = [tracked(operand) for operand in operands if operand is not None]
+        order = "F" if order_of(a) == order_of(b) == "F" else "C"
+        if self._epilog.sums_all and rest and rest[0].requires_grad and torch.is_grad_enabled():
+            raise ValueError("c requires grad, and ALLREDUCE adds c over the ranks without a gradient; give c.detach()")
+        a, b = (as_multiplied(tensor, item) for tensor, item in zip((a, b), self._qualifiers))
+        value, aux = problem.run(a, b, rest[0] if rest else None, *self._scales, self._epilog, order)
+        if release_workspace:
+            problem.release()
+        assert problem.c is not None
+        package, size = self._facts["package"], len(self._ranks)
+
+        def given(tensor: torch.Tensor) -> Any:
+            if tensor.dim() == 1 and package == "DTensor":
+                return tensor
+            assert problem.c is not None
+            return unwrap(tensor, package, self._mesh, problem.c.distribution, problem.shape, size)
+        return (given(value), {name: given(tensor) for name, tensor in aux.items()}) if aux else given(value)
+
+    def reset_operands(self, a: Any = None, b: Any = None, c: Any = None, *, alpha: Any = None, beta: Any = None,
+                       epilog_inputs: Any = None, stream: Any = None) -> None:
+        """Takes other operands of the same shapes, dtype, package and device, and other factors; what is None stays.
+        Without arguments: as release_operands. Collective: an error on one rank is raised on all ranks, and everything
+        stays as it was."""
+        del stream
+        self._check_alive()
+        values = (a, b, c)
+        error: Exception | None = None
+        fresh = None
+        try:
+            fresh = self._fitting(values, alpha, beta, epilog_inputs)
+        except Exception as failure:
+            error = failure
+        said = ([name for name, value in zip(_NAMES, values) if value is not None]
+                + ["epilog_inputs"] * (epilog_inputs is not None))
+        facts = {"operands": said, "alpha": repr(alpha), "beta": repr(beta)}
+        call = f"{self._call}.reset_operands"
+        _ends.agree(_meeting.exchange(self._group, call, facts, error), call, ("operands", "alpha", "beta"))
+        assert fresh is not None
+        if said or alpha is not None or beta is not None:
+            self._operands, self._scales, self._epilog = fresh
+            if self._problem.product is not None and not self._problem.is_wide and self._scales.alpha != 1:
+                self._compile()
+        else:
+            self.release_operands()
+
+    def reset_operands_unchecked(self, a: Any = None, b: Any = None, c: Any = None, *, epilog_inputs: Any = None,
+                                 stream: Any = None) -> None:
+        """As reset_operands, without communication: an error is raised on this rank only, and the other ranks' execute
+        waits for this rank."""
+        del stream
+        self._check_alive()
+        self._operands, _, self._epilog = self._fitting((a, b, c), None, None, epilog_inputs)
+
+    def release_operands(self) -> None:
+        """Drops the operands, without communication."""
+        self._check_alive()
+        self._operands = [None] * len(self._operands)
+
+    def _fitting(self, values: Sequence[Any], alpha: Any, beta: Any,
+                 inputs: Any) -> tuple[list[Operand | None], _Scales, Epilog]:
+        if (values[2] is not None or beta is not None) and len(self._operands) == 2:
+            raise ValueError("c or beta is given, and this product has no c; make another Matmul")
+        operands = list(self._operands)
+        for index, value in enumerate(values[:len(operands)]):
+            if value is None:
+                continue
+            fresh = wrap(value, _NAMES[index])
+            former = self._facts["of"][index]
+            for key, found in fresh.facts().items():
+                if found != former[key]:
+                    raise (TypeError if key in ("package", "dtype") else ValueError)(
+                        f"the {key} of {_NAMES[index]} was {former[key]}, the new one's is {found}")
+            if index < 2 and tracked(fresh).requires_grad != self._facts["requires_grad"][index]:
+                raise ValueError(f"{_NAMES[index]} {'required no' if tracked(fresh).requires_grad else 'required'} "
+                                 "grad, and the new one differs; give a tensor like the former one")
+            operands[index] = fresh
+        sums, scales = self._problem.sums, self._scales
+        scales = _Scales(read_scale(alpha, scales.alpha, "alpha", sums), read_scale(beta, scales.beta, "beta", sums))
+        epilog = self._epilog
+        if inputs is not None:
+            fresh_epilog = read_epilog(epilog.kind, inputs, self._facts["package"], sums.is_complex)
+            if fresh_epilog.facts != epilog.facts:
+                raise ValueError(f"the epilog inputs were {epilog.facts['inputs']}, the new ones are "
+                                 f"{fresh_epilog.facts['inputs']}")
+            epilog = fresh_epilog
+        return operands, scales, epilog
+
+    def explain(self) -> str:
+        """The algorithm, and the bytes between each pair of ranks, as text. After plan()."""
+        product = self._planned().product
+        assert product is not None
+        return product.explain()
+
+    def free(self) -> None:
+        """Frees plan and operands; the object cannot be used any more. A second call does nothing."""
+        self._freed = True
+        self._operands = []
+        del self._problem
+
+    def _planned(self) -> Problem:
+        self._check_alive()
+        if self._problem.product is None:
+            raise InvalidMatmulState("this comes after plan()")
+        return self._problem
+
+    def _check_alive(self) -> None:
+        if self._freed:
+            raise InvalidMatmulState("this Matmul was freed; make another one")
+
+    def __enter__(self) -> Matmul:
+        self._check_alive()
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.free()
+
+
+def matmul(a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | None = None, alpha: Any = None,
+           beta: Any = None, epilog: Any = None, epilog_inputs: Any = None, qualifiers: Any = None, options: Any = None,
+           preferences: Any = None, stream: Any = None, group: Any = None) -> Any:
+    """This rank's part of F(alpha op(A) @ op(B) + beta C). Arguments and errors as in :class:`Matmul` and
+    :meth:`Matmul.plan`. Collective.
+
+    Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks
+    exchanges a few hundred bytes and multiplies.
+    """
+    del stream
+    one = Matmul(a, b, c, distributions=distributions, alpha=alpha, beta=beta, qualifiers=qualifiers, options=options,
+                 group=group, _epilog=(epilog, epilog_inputs, preferences))
+    _meeting.keep_plan(one._group, one._key, one._problem)
+    return one.execute()
+
+
+def as_multiplied(tensor: torch.Tensor, qualifier: Qualifier) -> torch.Tensor:
+    """The view of a stored matrix that is multiplied."""
+    view = tensor.t() if qualifier.transpose else tensor
+    return view.conj() if qualifier.conjugate else view
+
+
+def read_scale(value: Any, default: Any, what: str, dtype: torch.dtype) -> Any:
+    """A factor as Python's number. TypeError or ValueError where it does not fit ``dtype``."""
+    if value is None:
+        return default
+    try:
+        number = complex(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} is {kind_of(value)}; give a number") from None
+    if dtype.is_complex:
+        return number
+    if number.imag:
+        raise ValueError(f"{what} is {value}, and the operands are real")
+    if dtype.is_floating_point:
+        return number.real
+    if number.real != int(number.real):
+        raise ValueError(f"{what} is {value}, and the operands are integers")
+    return int(value.real)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "matrix_qualifiers_dtype":  # numpy is imported only by programs that name the dtype
+        from . import _options
+        return _options.matrix_qualifiers_dtype
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
