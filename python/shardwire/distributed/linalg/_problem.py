@@ -21,11 +21,12 @@ from ._tiling import Indices, indices_of, share_of
 
 class Problem:
     """a, b: the ends of the factors as multiplied. dtype: of the operands; sums, result: of the sums and the result.
-    adds: whether gradients of several copies of an element are added."""
+    adds: whether gradients of several copies of an element are added. The group is not kept: kept problems end with
+    their group."""
 
-    def __init__(self, group: Any, rank: int, a: End, b: End, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    def __init__(self, rank: int, a: End, b: End, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
                  settings: Settings, adds: bool, name: str) -> None:
-        self._group, self._rank, self._settings, self._adds, self._name = group, rank, settings, adds, name
+        self._rank, self._settings, self._adds, self._name = rank, settings, adds, name
         self.a, self.b = a, b
         self.dtype, self.sums, self.result = dtypes
         self.shape: Dims = (a.global_shape[0], b.global_shape[1])
@@ -36,21 +37,21 @@ class Problem:
         self._vector: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         self._sum_of_c: CustomOp | None = None
 
-    def compile(self, c: End, kind: MatmulEpilog, is_wide: bool, adds_c: bool) -> None:
+    def compile(self, group: Any, c: End, kind: MatmulEpilog, is_wide: bool, adds_c: bool) -> None:
         """Compiles the moves. Collective. is_wide: the result is rounded after further operations. adds_c: C is added
         to a result that every rank gets."""
         self.c, self.is_wide, self._backward = c, is_wide, None
-        self.product = Product(self._group, self._rank, self.a, self.b, c, Types(
+        self.product = Product(group, self._rank, self.a, self.b, c, Types(
             self.dtype, self.dtype, self.sums, self.sums if is_wide else self.result), self._settings, self._name)
-        self._compile_vector(c, kind)
+        self._compile_vector(group, c, kind)
         self._sum_of_c = None
         if adds_c and 0 not in self.shape:
             whole = [Pieces(self.shape, [((0, 0), self.shape, (0, 0))])]
-            self._sum_of_c = compile_op(self._group, shape=self.shape, dtype=self.result, output_dtype=self.sums,
+            self._sum_of_c = compile_op(group, shape=self.shape, dtype=self.result, output_dtype=self.sums,
                                         inputs=whole, outputs=whole, reduction="sum",  # type: ignore[arg-type]
                                         name=f"shardwire.distributed.{self._name}, c")
 
-    def _compile_vector(self, c: End, kind: MatmulEpilog) -> None:
+    def _compile_vector(self, group: Any, c: End, kind: MatmulEpilog) -> None:
         """The product with ones whose result is the vector of sums of the epilog. Each rank gets the entries of its
         rows of the result, or of its columns."""
         name = vector(kind)
@@ -70,10 +71,10 @@ class Problem:
         matrix = {"bgrada": self.a, "bgradb": self.b}.get(name, c)
         types = Types(self.dtype if name.startswith("bgrad") else self.result, self.dtype, self.sums, self.result)
         pair = (matrix, ones) if of_rows else (ones, matrix)
-        made = Product(self._group, self._rank, *pair, sums,
+        made = Product(group, self._rank, *pair, sums,
                        types if of_rows else types._replace(a=types.b, b=types.a),
                        self._settings._replace(grid=None), f"{self._name}, {name}")
-        filled = torch.ones(ones.global_shape, dtype=self.dtype)
+        filled = torch.ones(ones.global_shape, dtype=self.dtype, device="cpu")
 
         def run(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
             given = a if name == "bgrada" else b if name == "bgradb" else d
@@ -81,12 +82,12 @@ class Problem:
             return made.run(*((given, other) if of_rows else (other, given))).reshape(-1)
         self._vector = run
 
-    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any, epilog: Epilog,
-            order: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def run(self, group: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any,
+            epilog: Epilog, order: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """This rank's part of F(alpha a @ b + beta c), and the auxiliary outputs. Collective."""
         assert self.product is not None
         if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-            value = Multiply.apply(a, b, self.product, self._made, order)
+            value = Multiply.apply(a, b, self.product, lambda: self._made(group), order)
         else:
             value = self.product.run(a.detach(), b.detach(), order)
         if alpha != 1:
@@ -105,10 +106,10 @@ class Problem:
         self._sum_of_c([c.detach()], [result]).wait()
         return result
 
-    def _made(self) -> Backward:
+    def _made(self, group: Any) -> Backward:
         assert self.product is not None
         if self._backward is None:
-            self._backward = Backward(self._group, self._rank, self.product, self._adds)
+            self._backward = Backward(group, self._rank, self.product, self._adds)
         return self._backward
 
     def release(self) -> None:

@@ -66,7 +66,7 @@ class _Factor:
         shape = self.shapes[number]
         buffer = self.buffers[number % 2]
         if buffer is None or buffer.shape != shape or buffer.device != local.device:
-            buffer = _runtime.empty(shape, self.dtype, local.device)
+            buffer = _kept(shape, self.dtype, local.device)
             self.buffers[number % 2] = buffer
         raw = local.conj() if local.is_conj() else local  # bytes move as they lie in memory
         return self.ops[number]([raw] if self.held else [], [buffer] if math.prod(shape) else [])
@@ -84,7 +84,7 @@ class Product:
 
     def __init__(self, group: Any, rank: int, a: End, b: End, c: End, types: Types, settings: Settings,
                  name: str) -> None:
-        self._group, self._rank, self.name, self.settings = group, rank, name, settings
+        self._rank, self.name, self.settings = rank, name, settings
         self.a, self.b, self.c, self.types = a, b, c, types
         self._is_zero = 0 in (*c.global_shape, a.global_shape[1])
         self._buffer: torch.Tensor | None = None
@@ -93,7 +93,7 @@ class Product:
         self.panels = 1
         if self._is_zero:
             return
-        items = [torch.empty(0, dtype=dtype).element_size() for dtype in types]
+        items = [torch.empty(0, dtype=dtype, device="cpu").element_size() for dtype in types]
         sides = Sides(a, b, c, (items[0], items[1], items[2]))
         tiling = choose(sides, settings.grid)
         moves_a, moves_b, self._moves_c = moved(sides, tiling)
@@ -103,16 +103,16 @@ class Product:
         self.panels = self._count(sides, moves_a, moves_b)
         panels = [[self._panel(tile, number) for tile in tiling.tiles] for number in range(self.panels)]
         if moves_a:
-            self._factors[0] = self._factor(a, [[_share(tile.rows, tile.inner, tile) for tile in of_rank]
+            self._factors[0] = self._factor(group, a, [[_share(tile.rows, tile.inner, tile) for tile in of_rank]
                                                 for of_rank in panels], types.a, "a")
         if moves_b:
-            self._factors[1] = self._factor(b, [[_share(tile.inner, tile.cols, tile) for tile in of_rank]
+            self._factors[1] = self._factor(group, b, [[_share(tile.inner, tile.cols, tile) for tile in of_rank]
                                                 for of_rank in panels], types.b, "b")
         if self._moves_c:
-            self._compile_out()
+            self._compile_out(group)
 
-    def _factor(self, end: End, shares: list[list[Share]], dtype: torch.dtype, which: str) -> _Factor:
-        return _Factor(self._group, self._rank, end, shares, dtype, f"{self.name}, {which}")
+    def _factor(self, group: Any, end: End, shares: list[list[Share]], dtype: torch.dtype, which: str) -> _Factor:
+        return _Factor(group, self._rank, end, shares, dtype, f"{self.name}, {which}")
 
     def _count(self, sides: Sides, moves_a: bool, moves_b: bool) -> int:
         """The number of panels: at most as many as the largest tile has indices along the axis."""
@@ -131,22 +131,22 @@ class Product:
         axes[self._axis] = part(tile[self._axis], number, self.panels)
         return Tile(*axes)
 
-    def _compile_out(self) -> None:
+    def _compile_out(self, group: Any) -> None:
         """The ops that bring the parts of the result to its ranks, and sum them where ranks share the addends."""
         source = End(self.c.distribution, self.c.global_shape,
                      tuple(_share(tile.rows, tile.cols, tile) for tile in self.tiling.tiles))
         name = f"{self.name}, result"
         if self.tiling.grid[2] == 1:
-            self._out = [move(self._group, self._rank, source, self.c, self.types.result, name)]
+            self._out = [move(group, self._rank, source, self.c, self.types.result, name)]
             return
         sums = exact_end(self.c) if is_two_steps(self.c, self.tiling) else self.c
         self._middle = sums.shares[self._rank]
         self._out = [compile_op(
-            self._group, shape=self.c.global_shape, dtype=self.types.sums, output_dtype=self.types.result,
+            group, shape=self.c.global_shape, dtype=self.types.sums, output_dtype=self.types.result,
             inputs=_regions(source.shares[self._rank]), outputs=_regions(self._middle), reduction="sum",
             name=f"shardwire.distributed.{name}")]
         if sums is not self.c:
-            self._out.append(move(self._group, self._rank, sums, self.c, self.types.result, name))
+            self._out.append(move(group, self._rank, sums, self.c, self.types.result, name))
 
     # Execution.
 
@@ -177,7 +177,7 @@ class Product:
         if not self._moves_c:
             return _runtime.empty(shape, self.types.sums, device, order)
         if self._buffer is None or self._buffer.device != device:
-            self._buffer = _runtime.empty(shape, self.types.sums, device)
+            self._buffer = _kept(shape, self.types.sums, device)
         return self._buffer
 
     def _multiply(self, a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor) -> None:
@@ -245,6 +245,11 @@ def exact_end(end: End) -> End:
     size, dims = len(end.shares), end.global_shape
     slab = Slab(0 if dims[0] >= size else 1)
     return End(slab, dims, tuple(slab.share(rank, dims, size) for rank in range(size)))
+
+
+def _kept(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):  # a later run may be outside of inference mode
+        return _runtime.empty(shape, dtype, device)
 
 
 def _share(rows: Indices, cols: Indices, tile: Tile) -> Share:

@@ -16,7 +16,7 @@ from ...compiler.layout import Replicate, kind_of
 from ...groups.lookup import global_ranks, resolve_backend
 from .. import _ends, _meeting, _runtime
 from .._fft_chunks import are_between_hosts, host_with_wires
-from .._operand import Operand, order_of, unwrap, wrap
+from .._operand import Operand, unwrap, wrap
 from ..distribution import Boxes, Distribution, Placements
 from ..reshape import read_options
 from ._epilogs import Epilog, check_inputs, read_epilog, tracked
@@ -195,7 +195,7 @@ class Matmul:
         settings = Settings(None if grid is None else (grid[0], grid[1], grid[2]), mine["panels"],
                             are_between_hosts([record["wires"] for record in facts]))
         dtypes = tuple(read_dtype(mine[key].partition(".")[2], key) for key in ("dtype", "sums", "result_type"))
-        return Problem(self._group, self._rank, a, b, (dtypes[0], dtypes[1], dtypes[2]), settings,
+        return Problem(self._rank, a, b, (dtypes[0], dtypes[1], dtypes[2]), settings,
                        mine["package"] != "DTensor", call)
 
     def _end_of(self, index: int, facts: Sequence[dict[str, Any]]) -> _ends.End:
@@ -254,7 +254,7 @@ class Matmul:
 
     def _compile(self) -> None:
         is_plain = self._epilog.kind <= MatmulEpilog.ALLREDUCE and len(self._operands) == 2 and self._scales.alpha == 1
-        self._problem.compile(self._end, self._epilog.kind, not is_plain,
+        self._problem.compile(self._group, self._end, self._epilog.kind, not is_plain,
                               self._epilog.sums_all and len(self._operands) == 3)
         if self._logger is not None:
             self._logger.info("shardwire.distributed: %s", self.explain())
@@ -292,11 +292,12 @@ class Matmul:
             raise InvalidMatmulState("execute() needs operands, and reset_operands() took them away; give others by "
                                      "reset_operands(...)")
         a, b, *rest = [tracked(operand) for operand in operands if operand is not None]
-        order = "F" if order_of(a) == order_of(b) == "F" else "C"
+        is_fortran = all(tensor.t().is_contiguous() for tensor in (a, b))
+        order = "F" if is_fortran and not (a.is_contiguous() and b.is_contiguous()) else "C"
         if self._epilog.sums_all and rest and rest[0].requires_grad and torch.is_grad_enabled():
             raise ValueError("c requires grad, and ALLREDUCE adds c over the ranks without a gradient; give c.detach()")
         a, b = (as_multiplied(tensor, item) for tensor, item in zip((a, b), self._qualifiers))
-        value, aux = problem.run(a, b, rest[0] if rest else None, *self._scales, self._epilog, order)
+        value, aux = problem.run(self._group, a, b, rest[0] if rest else None, *self._scales, self._epilog, order)
         if release_workspace:
             problem.release()
         assert problem.c is not None
@@ -386,9 +387,10 @@ class Matmul:
 
     def free(self) -> None:
         """Frees plan and operands; the object cannot be used any more. A second call does nothing."""
-        self._freed = True
-        self._operands = []
-        del self._problem
+        if not self._freed:
+            self._freed = True
+            self._operands = []
+            del self._problem
 
     def _planned(self) -> Problem:
         self._check_alive()

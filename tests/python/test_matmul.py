@@ -1,0 +1,508 @@
+"""Products of distributed matrices: against torch's product of the whole matrices in one process, and every misuse as
+one error on all ranks."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import weakref
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from ranks import error_of, group, run_ranks
+from test_reshape import check_misuse, random_distribution, take
+
+import shardwire
+import shardwire.distributed as swd
+from shardwire.distributed.distribution import Block, BlockCyclic, Box, Boxes, Placements, ProcessGrid, Slab
+from shardwire.distributed.linalg.advanced import (InvalidMatmulState, Matmul, MatmulComputeType, MatmulEpilog,
+                                                   MatmulOptions, matmul, matrix_qualifiers_dtype)
+
+SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261125"))
+CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "60"))
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+# The rounding of the operands' dtype; sums of the 16-bit types are in float32.
+ROUNDING = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12,
+            torch.complex64: 1e-5, torch.complex128: 1e-12}
+
+
+def data_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return torch.randint(0, 100, shape, generator=generator).to(dtype)
+    parts = [torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5 for _ in range(2)]
+    return (torch.complex(*parts) if dtype.is_complex else parts[0]).to(dtype)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.dtype.is_complex else
+                     torch.float64 if tensor.dtype.is_floating_point else torch.int64)
+
+
+def check(got: torch.Tensor, wanted: torch.Tensor, said: str) -> None:
+    """wanted: the wide result of the naive model."""
+    assert got.shape == wanted.shape, said
+    if got.dtype in INTEGERS:
+        assert torch.equal(got, wanted.to(got.dtype)), said
+        return
+    limit = ROUNDING[got.dtype] * (1 + float(wanted.abs().max() if wanted.numel() else 0))
+    assert torch.allclose(wide(got), wanted, rtol=ROUNDING[got.dtype], atol=limit), said
+
+
+def stored(whole: torch.Tensor, qualifier: Any) -> torch.Tensor:
+    """The matrix whose op() is ``whole``."""
+    whole = whole.conj().resolve_conj() if qualifier["is_conjugate"] else whole
+    return whole.t().contiguous() if qualifier["is_transpose"] else whole
+
+
+def in_order(local: torch.Tensor, fortran: bool) -> torch.Tensor:
+    return local.t().contiguous().t() if fortran else local
+
+
+def random_grid(rng: random.Random, ranks: int) -> list[int] | None:
+    grids = [[first, second, ranks // first // second] for first in range(1, ranks + 1) if ranks % first == 0
+             for second in range(1, ranks + 1) if ranks // first % second == 0]
+    return rng.choice([None, *grids])
+
+
+def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
+    rng = random.Random(seed)
+    for case in range(cases):
+        m, n, k = (rng.randint(1, 14) for _ in range(3))
+        dtype = rng.choice(FLOATS + INTEGERS)
+        qualifiers = numpy.zeros((3,), dtype=matrix_qualifiers_dtype)
+        for index in range(2):
+            qualifiers[index]["is_transpose"] = rng.random() < 0.4
+            qualifiers[index]["is_conjugate"] = dtype.is_complex and rng.random() < 0.4
+        a, b, c = (data_of(shape, dtype, seed + case) for shape in ((m, k), (k, n), (m, n)))
+        of_a, of_b = stored(a, qualifiers[0]), stored(b, qualifiers[1])
+        cuts = [random_distribution(rng, tuple(whole.shape), ranks) for whole in (of_a, of_b, c)]
+        has_c, scaled = rng.random() < 0.3, rng.random() < 0.3
+        number = (2 - 1j if dtype.is_complex else 2) if dtype not in INTEGERS else 3
+        orders = [rng.random() < 0.4 for _ in range(2)]
+        use_numpy = rng.random() < 0.3 and dtype != torch.bfloat16
+        options = {"grid": random_grid(rng, ranks), "panels": rng.choice([None, 1, 2, 5])}
+        locals_ = [in_order(take(cuts[0], of_a, rank, ranks), orders[0]),
+                   in_order(take(cuts[1], of_b, rank, ranks), orders[1]), take(cuts[2], c, rank, ranks)]
+        said = (f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {m} x {k} x {n} {dtype} {cuts} "
+                f"{qualifiers} c {has_c} alpha {scaled} {options}")
+        if use_numpy:
+            locals_ = [local.numpy() for local in locals_]
+
+        def multiply() -> torch.Tensor:
+            result = matmul(*locals_[:2], locals_[2] if has_c else None, distributions=cuts, group=group(),
+                            alpha=number if scaled else None, beta=number if has_c else None,
+                            qualifiers=qualifiers, options=options)
+            assert isinstance(result, numpy.ndarray if use_numpy else torch.Tensor), said
+            return torch.from_numpy(result) if use_numpy else result
+        got = multiply()
+        wanted = wide(a) @ wide(b) * (number if scaled else 1) + (number * wide(c) if has_c else 0)
+        assert got.dtype == dtype, said
+        check(got, take(cuts[2], wanted, rank, ranks), said)
+        assert torch.equal(multiply(), got), said  # the same bits
+    return cases
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_random_cases(ranks: int) -> None:
+    assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
+
+
+def known_algorithms(rank: int, ranks: int) -> dict[str, str]:
+    """Large enough that bytes count more than the number of messages. Only the plans are made."""
+    grid = Block(ProcessGrid(shape=(2, ranks // 2), layout=ProcessGrid.Layout.ROW_MAJOR))
+    cyclic = BlockCyclic(ProcessGrid(shape=(2, ranks // 2), layout=ProcessGrid.Layout.COL_MAJOR), [16, 16])
+    everywhere = Placements([shardwire.Replicate()])
+    found = {}
+    for name, cuts, dims in (("gather", [Slab.X, Slab.X, Slab.X], (512, 512, 512)),
+                             ("columns", [Slab.Y, Slab.Y, Slab.Y], (512, 512, 512)),
+                             ("nothing", [Slab.X, everywhere, Slab.X], (512, 512, 512)),
+                             ("scatter", [Slab.Y, Slab.X, Slab.X], (128, 128, 4096)),
+                             ("reduce", [Slab.Y, Slab.X, everywhere], (128, 128, 4096)),
+                             ("grid", [grid, grid, grid], (512, 512, 512)),
+                             ("cyclic", [cyclic, cyclic, cyclic], (512, 512, 512))):
+        m, n, k = dims
+        a = torch.zeros(cuts[0].shape(rank, (m, k), ranks))
+        b = torch.zeros(cuts[1].shape(rank, (k, n), ranks))
+        with Matmul(a, b, distributions=cuts, group=group()) as product:
+            product.plan()
+            found[name] = product.explain().partition("torch.float32: ")[2].partition(" panel")[0]
+    return found
+
+
+def test_the_algorithm_follows_from_the_bytes() -> None:
+    for found in run_ranks(4, known_algorithms, 4):
+        assert found == {
+            "gather": "all-gather + product; 4 x 1 parts of the result, 1 of the addends; 1",
+            "columns": "all-gather + product; 1 x 4 parts of the result, 1 of the addends; 1",
+            "nothing": "product; 4 x 1 parts of the result, 1 of the addends; 1",
+            "scatter": "product + reduce-scatter; 1 x 1 parts of the result, 4 of the addends; 1",
+            "reduce": "product + all-reduce; 1 x 1 parts of the result, 4 of the addends; 1",
+            "grid": "SUMMA; 2 x 2 parts of the result, 1 of the addends; 1",
+            "cyclic": "SUMMA; 2 x 2 parts of the result, 1 of the addends; 1"}
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x ** 3)))
+
+
+def epilog_cases(rank: int, ranks: int) -> None:
+    m, n, k = 7, 9, 11
+    a, b = data_of((m, k), torch.float64, 1), data_of((k, n), torch.float64, 2)
+    bias = data_of((m,), torch.float64, 3)
+    rows = Boxes([Box((0, 0), (4, n))] + [Box((4, 0), (m, n)) if number == 1 else Box((0, 0), (0, 0))
+                                          for number in range(1, ranks)]) if ranks > 1 else Slab.X
+    for cut, dtype in itertools.product((Slab.X, Slab.Y, rows, BlockCyclic(ProcessGrid(shape=(ranks, 1)), [2, 3])),
+                                        (torch.float64, torch.bfloat16)):
+        whole = wide(a.to(dtype)) @ wide(b.to(dtype))
+        parts = (take(Slab.Y, a.to(dtype), rank, ranks), take(Slab.X, b.to(dtype), rank, ranks))
+        share = cut.share(rank, (m, n), ranks)
+        ones = torch.ones((1, n), dtype=torch.float64)
+        of_rows = take(cut, bias[:, None] * ones, rank, ranks)[:, 0] if share.local_shape[1] else bias[:0]
+        if not share.local_shape[1]:
+            of_rows = torch.zeros(share.local_shape[0], dtype=torch.float64)
+        biased = wide(a.to(dtype)) @ wide(b.to(dtype)) + wide(bias.to(dtype))[:, None]
+
+        def run(kind: MatmulEpilog, **inputs: torch.Tensor) -> Any:
+            return matmul(*parts, distributions=[Slab.Y, Slab.X, cut], epilog=kind, epilog_inputs=inputs or None,
+                          group=group())
+        for kind, model, inputs in (
+                (MatmulEpilog.DEFAULT, whole, {}), (MatmulEpilog.RELU, whole.relu(), {}),
+                (MatmulEpilog.GELU, gelu(whole), {}), (MatmulEpilog.BIAS, biased, {"bias": of_rows.to(dtype)}),
+                (MatmulEpilog.RELU_BIAS, biased.relu(), {"bias": of_rows.to(dtype)[:, None]}),
+                (MatmulEpilog.GELU_BIAS, gelu(biased), {"bias": of_rows.to(dtype)})):
+            check(run(kind, **inputs), take(cut, model, rank, ranks), f"{kind.name} {cut} {dtype}")
+        given = {"bias": of_rows.to(dtype)}
+        value, aux = run(MatmulEpilog.RELU_AUX_BIAS, **given)
+        check(value, take(cut, biased.relu(), rank, ranks), "RELU_AUX_BIAS")
+        assert aux["relu_aux"].dtype == torch.bool
+        assert torch.equal(run(MatmulEpilog.RELU_AUX)[1]["relu_aux"], take(cut, whole > 0, rank, ranks))
+        check(run(MatmulEpilog.DRELU, relu_aux=aux["relu_aux"]), take(cut, whole * (biased > 0), rank, ranks), "DRELU")
+        value, vector = run(MatmulEpilog.DRELU_BGRAD, relu_aux=aux["relu_aux"])
+        model = whole * (biased > 0)
+        check_rows(vector["drelu_bgrad"], model.sum(1), cut, (m, n), rank, ranks, "DRELU_BGRAD")
+        value, aux = run(MatmulEpilog.GELU_AUX_BIAS, **given)
+        check(aux["gelu_aux"], take(cut, biased, rank, ranks), "gelu_aux")
+        tracked = wide(biased.to(dtype)).requires_grad_()
+        gelu(tracked).backward(whole)
+        check(run(MatmulEpilog.DGELU, gelu_aux=aux["gelu_aux"]), take(cut, tracked.grad, rank, ranks), "DGELU")
+        value, vector = run(MatmulEpilog.DGELU_BGRAD, gelu_aux=aux["gelu_aux"])
+        check_rows(vector["dgelu_bgrad"], tracked.grad.sum(1), cut, (m, n), rank, ranks, "DGELU_BGRAD")
+        check(run(MatmulEpilog.GELU_AUX)[1]["gelu_aux"], take(cut, whole, rank, ranks), "GELU_AUX")
+        value, vector = run(MatmulEpilog.BGRADA)
+        check(value, take(cut, whole, rank, ranks), "BGRADA")
+        check_rows(vector["bgrada"], wide(a.to(dtype)).sum(1), cut, (m, n), rank, ranks, "BGRADA")
+        value, vector = run(MatmulEpilog.BGRADB)
+        sums = wide(b.to(dtype)).sum(0)
+        check(vector["bgradb"], local_columns(sums, cut, (m, n), rank, ranks), "BGRADB")
+        # every rank gets the sum, with the sum of what each rank adds
+        c = torch.full((m, n), 7.0 if rank == 0 else 0.5, dtype=dtype)
+        value = matmul(*parts, c, beta=2, distributions=[Slab.Y, Slab.X, cut], epilog=MatmulEpilog.ALLREDUCE,
+                       group=group())
+        check(value, whole + 2 * (7 + 0.5 * (ranks - 1)), "ALLREDUCE")
+
+
+def check_rows(got: torch.Tensor, whole: torch.Tensor, cut: Any, dims: Any, rank: int, ranks: int, said: str) -> None:
+    """got: an entry for each row of the local part."""
+    local = cut.share(rank, dims, ranks)
+    wanted = torch.zeros(local.local_shape[0], dtype=whole.dtype)
+    for piece in local.pieces:
+        wanted[piece.local_offset[0]:piece.local_offset[0] + piece.shape[0]] = whole[piece.offset[0]:
+                                                                                    piece.offset[0] + piece.shape[0]]
+    check(got, wanted, said)
+
+
+def local_columns(whole: torch.Tensor, cut: Any, dims: Any, rank: int, ranks: int) -> torch.Tensor:
+    local = cut.share(rank, dims, ranks)
+    wanted = torch.zeros(local.local_shape[1], dtype=whole.dtype)
+    for piece in local.pieces:
+        wanted[piece.local_offset[1]:piece.local_offset[1] + piece.shape[1]] = whole[piece.offset[1]:
+                                                                                    piece.offset[1] + piece.shape[1]]
+    return wanted
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_epilogs(ranks: int) -> None:
+    run_ranks(ranks, epilog_cases, ranks)
+
+
+def gradient_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
+    rng = random.Random(seed)
+    for case in range(cases):
+        m, n, k = (rng.randint(1, 9) for _ in range(3))
+        dtype = rng.choice([torch.float64, torch.complex128, torch.bfloat16])
+        qualifiers = [{"is_transpose": rng.random() < 0.4, "is_conjugate": dtype.is_complex and rng.random() < 0.4}
+                      for _ in range(2)] + [{}]
+        a, b, c = (data_of(shape, dtype, seed + case) for shape in ((m, k), (k, n), (m, n)))
+        of_a, of_b = stored(a, qualifiers[0]), stored(b, qualifiers[1])
+        everywhere = rng.random() < 0.3
+        cuts = [random_distribution(rng, tuple(whole.shape), ranks) for whole in (of_a, of_b, c)]
+        if everywhere:
+            cuts[2] = Boxes([Box((0, 0), (m, n))] * ranks)
+        said = f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {m} x {k} x {n} {dtype} {cuts} {qualifiers}"
+        whole = [wide(value).clone().requires_grad_() for value in (of_a, of_b, c)]
+        mine = [take(cut, value, rank, ranks).requires_grad_() for cut, value in zip(cuts, (of_a, of_b, c))]
+        got = matmul(*mine, alpha=0.5, beta=2, distributions=cuts, qualifiers=qualifiers, group=group(),
+                     options={"grid": random_grid(rng, ranks), "panels": 2})
+        weights = data_of((m, n), torch.complex128 if dtype.is_complex else torch.float64, seed - case)
+        (wide(got) * take(cuts[2], weights, rank, ranks)).abs().pow(2).sum().backward()
+        factors = [(value.t() if item.get("is_transpose") else value) for value, item in zip(whole, qualifiers)]
+        factors = [(value.conj() if item.get("is_conjugate") else value) for value, item in zip(factors, qualifiers)]
+        loss = ((factors[0] @ factors[1] * 0.5 + 2 * whole[2]) * weights).abs().pow(2).sum()
+        loss.backward()
+        times = ranks if everywhere else 1  # each rank's copy of the result counts
+        for name, cut, value, local, copies in zip("abc", cuts, whole, mine, (times, times, 1)):
+            check(local.grad, take(cut, value.grad, rank, ranks) * copies, f"{name}: {said}")
+    return cases
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_gradients_are_torchs(ranks: int) -> None:
+    cases = max(1, CASES // 3)
+    assert run_ranks(ranks, gradient_cases, ranks, SEED + ranks, cases, timeout=60 + CASES) == [cases] * ranks
+
+
+def epilog_gradients(rank: int) -> None:
+    """A layer: the gradients of its input, weights and bias."""
+    x, w, bias = (data_of(shape, torch.float64, 9) for shape in ((6, 5), (5, 4), (6,)))
+    whole = [value.clone().requires_grad_() for value in (x, w, bias)]
+    gelu(whole[0] @ whole[1] + whole[2][:, None]).pow(2).sum().backward()
+    mine = [take(Slab.X, value, rank, 2).requires_grad_() for value in (x, w, bias)]
+    for _ in range(2):
+        for value in mine:
+            value.grad = None
+        got = matmul(*mine[:2], distributions=[Slab.X] * 3, epilog=MatmulEpilog.GELU_BIAS,
+                     epilog_inputs={"bias": mine[2]}, group=group())
+        got.pow(2).sum().backward()
+        for value, local in zip(whole, mine):
+            check(local.grad, take(Slab.X, value.grad, rank, 2), "a layer")
+    with torch.inference_mode(), Matmul(x[3 * rank:3 * rank + 3], mine[1].detach(), distributions=[Slab.X] * 3,
+                                        group=group()) as product:
+        product.plan()
+        first = product.execute()
+    check(first, take(Slab.X, x @ w, rank, 2), "in inference mode")
+
+
+def test_gradients_of_a_layer() -> None:
+    run_ranks(2, epilog_gradients)
+
+
+def stateful(rank: int) -> None:
+    a, b = data_of((6, 8), torch.float64, 1), data_of((8, 5), torch.float64, 2)
+    mine = [take(Slab.X, a, rank, 3), take(Slab.Y, b, rank, 3)]
+    cuts = [Slab.X, Slab.Y, Slab.X]
+
+    def wanted(factor: float) -> torch.Tensor:
+        return take(Slab.X, a @ b * factor, rank, 3)
+    with Matmul(*mine, distributions=cuts, group=group(), options={"blocking": True}) as product:
+        with pytest.raises(InvalidMatmulState, match="after plan"):
+            product.execute()
+        product.plan()
+        first = product.execute()
+        check(first, wanted(1), "first")
+        mine[0] *= 2  # operands are read at each execute
+        check(product.execute(release_workspace=True), wanted(2), "in place")
+        check(first, wanted(1), "first")
+        product.reset_operands(mine[0] / 2)
+        check(product.execute(), wanted(1), "another a")
+        product.reset_operands(b=mine[1] * 3, alpha=2)
+        check(product.execute(), wanted(6), "another b and alpha")
+        product.reset_operands()
+        with pytest.raises(InvalidMatmulState, match="needs operands"):
+            product.execute()
+        product.reset_operands_unchecked(*mine)
+        check(product.execute(), wanted(4), "again")
+        with pytest.raises(TypeError, match="rank 1: the dtype of b was torch.float64, the new one's is torch.float32"):
+            product.reset_operands(b=mine[1].float() if rank == 1 else mine[1])
+        with pytest.raises(shardwire.MismatchError, match="alpha differs"):
+            product.reset_operands(alpha=rank)
+        with pytest.raises(ValueError, match="rank 0: c or beta is given"):
+            product.reset_operands(beta=3)
+        check(product.execute(), wanted(4), "as before")
+        product.reset_operands(alpha=1)
+        bias = torch.ones(2, dtype=torch.float64)
+        product.plan(epilog=MatmulEpilog.BIAS, epilog_inputs={"bias": bias})
+        check(product.execute(), wanted(2) + 1, "bias")
+        product.reset_operands(epilog_inputs={"bias": bias * 2})
+        check(product.execute(), wanted(2) + 2, "another bias")
+        product.plan()
+        check(product.execute(), wanted(2), "no bias any more")
+    with pytest.raises(InvalidMatmulState, match="freed"):
+        product.execute()
+    product.free()
+    lines: list[str] = []
+
+    class Logger:
+        def info(self, text: str, *values: Any) -> None:
+            lines.append(text % values)
+    matmul(*mine, distributions=cuts, group=group(), options=MatmulOptions(logger=Logger()))
+    assert len(lines) == 1 and "6 x 8 times 8 x 5" in lines[0] and "parts of the result" in lines[0]
+    fortran = [in_order(value, True) for value in mine]
+    assert matmul(*fortran, distributions=cuts, group=group()).t().is_contiguous()  # as nvmath's results
+    nothing = matmul(torch.zeros(2, 0), torch.zeros(0, 5), distributions=[Slab.X, Slab.X, Slab.X], group=group())
+    assert torch.equal(nothing, torch.zeros(2, 5))
+    half = [value.to(torch.float16) for value in mine]
+    summed = matmul(*half, distributions=cuts, group=group(), options={
+        "result_type": "float32", "compute_type": MatmulComputeType.COMPUTE_32F})
+    assert summed.dtype == torch.float32 and torch.allclose(summed, wanted(2).float(), atol=1e-2)
+
+
+def test_the_class() -> None:
+    run_ranks(3, stateful)
+
+
+def panels(rank: int, ranks: int) -> None:
+    """Sums in panels are the same bits in each run, and cover all addends."""
+    grid = Block(ProcessGrid(shape=(2, 2), layout=ProcessGrid.Layout.ROW_MAJOR))
+    a, b = data_of((33, 47), torch.float32, 1), data_of((47, 29), torch.float32, 2)
+    for cuts, way in itertools.product(([grid] * 3, [Slab.X] * 3, [Slab.Y, Slab.Y, Slab.Y], [Slab.Y, Slab.X, Slab.X]),
+                                       (None, 1, 3, 7, 1000)):
+        with Matmul(take(cuts[0], a, rank, ranks), take(cuts[1], b, rank, ranks), distributions=cuts, group=group(),
+                    options={"panels": way}) as product:
+            product.plan()
+            first = product.execute()
+            check(first, take(cuts[2], wide(a) @ wide(b), rank, ranks), f"{cuts} {way}")
+            assert all(torch.equal(product.execute(), first) for _ in range(3))
+
+
+def test_panels() -> None:
+    run_ranks(4, panels, 4)
+
+
+def sub_group(rank: int) -> None:
+    import torch.distributed as dist
+    few = dist.new_group([1, 3], backend="shardwire")
+    if rank in (1, 3):
+        number = (1, 3).index(rank)
+        a, b = data_of((5, 4), torch.float32, 1), data_of((4, 6), torch.float32, 2)
+        got = matmul(take(Slab.X, a, number, 2), take(Slab.X, b, number, 2), distributions=[Slab.X, Slab.X, Slab.Y],
+                     group=few)
+        check(got, take(Slab.Y, wide(a) @ wide(b), number, 2), "two of four")
+        gone = weakref.ref(few)
+        dist.destroy_process_group(few)
+        del few
+        gc.collect()
+        assert gone() is None, gc.get_referrers(gone())
+
+
+def test_on_some_of_the_ranks() -> None:
+    run_ranks(4, sub_group, default_group=True)
+
+
+def misuse(rank: int) -> list[tuple[str, str]]:
+    a, b = torch.zeros(2, 6), torch.zeros(3, 5)
+    cuts = [Slab.X, Slab.X, Slab.X]
+    g = {"group": group(), "distributions": cuts}
+    bad = numpy.zeros((3,), dtype=matrix_qualifiers_dtype)
+    bad[2]["is_transpose"] = 1
+    turned = [{"is_transpose": True}, {}, {}]
+
+    def call(*operands: Any, **options: Any) -> tuple[str, str]:
+        return error_of(lambda: matmul(*operands, **{**g, **options}))
+    errors = [
+        call(a, "no array" if rank else b), call(a, b.double() if rank else b), call(a, b.double()),
+        call(a[0] if rank else a, b), call(a, b.numpy() if rank else b), call(a.numpy(), b.numpy()[:2]),
+        call(a, b, qualifiers=turned), call(a, b, qualifiers=bad), call(a, b, qualifiers=turned if rank else None),
+        call(a, b, qualifiers=[{"is_conjugate": 1}, {}, {}]), call(a, b, alpha=rank), call(a, b, alpha=1j),
+        call(a, b, alpha="x" if rank else 1), call(a, b, torch.zeros(2, 5)), call(a, b, beta=1),
+        call(a, b, torch.zeros(2, 5 + rank), beta=1), call(a, b, torch.zeros(2, 5).double(), beta=1),
+        call(a, b, distributions=cuts[:2]), call(a, b, distributions=[Slab.X, Slab.X, Slab.Y if rank else Slab.X]),
+        call(a, b, distributions=[Slab.X, Slab.X, None]),
+        call(a, b, distributions=[Slab.X, Slab.X, Boxes([Box((0, 0), (2, 5)), Box((3, 0), (4, 5))])]),
+        call(a, b, epilog=MatmulEpilog.BIAS),
+        call(a, b, epilog=MatmulEpilog.BIAS, epilog_inputs={"bias": torch.zeros(2 + rank)}),
+        call(a, b, epilog=MatmulEpilog.RELU if rank else None), call(a, b, epilog=3),
+        call(a, b, epilog=MatmulEpilog.DRELU, epilog_inputs={"relu_aux": torch.zeros(2, 5)}),
+        call(a.to(torch.complex64), b.to(torch.complex64), epilog=MatmulEpilog.RELU),
+        call(a, b, options={"grid": [2, 2, 1]}), call(a, b, options={"panels": 0} if rank else None),
+        call(a, b, options={"compute_type": MatmulComputeType.COMPUTE_64F}),
+        call(a, b, options={"result_type": "float64"}), call(a.bool(), b.bool()),
+        call(a, b, options={"no such": 1}), call(a.clone().requires_grad_() if rank else a, b),
+        call(a.int(), b.int(), alpha=0.5), call(a, b, preferences={"epilog": {"aux_type": "int8"}}),
+    ]
+    assert torch.equal(matmul(a, b, **g), torch.zeros(2, 5))  # the group goes on
+    return errors
+
+
+EXPECTED = [
+    ("TypeError", "rank 1: b is 'no array'"), ("TypeError", "rank 1: b has dtype torch.float64, a torch.float32"),
+    ("TypeError", "rank 0: b has dtype"), ("ValueError", "rank 1: a has 1 dimensions"),
+    ("TypeError", "rank 1: b is of numpy, a of torch"),
+    ("ValueError", "the 6 columns of the first and the 4 rows of the second"),
+    ("ValueError", "a is 4 x 6 transposed and b is 6 x 5"), ("ValueError", "qualifiers[2] is set"),
+    ("MismatchError", "qualifiers differs"), ("ValueError", "the operands are real"),
+    ("MismatchError", "alpha differs between ranks: 0.0 on rank 0, 1.0 on rank 1"),
+    ("ValueError", "alpha is 1j, and the operands are real"), ("TypeError", "rank 1: alpha is 'x'"),
+    ("ValueError", "c is given, and beta is not"), ("ValueError", "beta is given, and c is not"),
+    ("ValueError", "c has shape [2, 6] on rank 1"), ("TypeError", "the result would have dtype torch.float64"),
+    ("ValueError", "give three"), ("MismatchError", "the distribution of the result differs"),
+    ("ValueError", "distributions[2] is None"), ("GapError", "leaves [2:3, 0:5]"),
+    ("ValueError", "BIAS takes ['bias']"), ("ValueError", "epilog_inputs['bias'] has shape [3] on rank 1"),
+    ("MismatchError", "epilog differs between ranks: DEFAULT on rank 0, RELU on rank 1"),
+    ("ValueError", "3 is not a valid MatmulEpilog"), ("TypeError", "DRELU takes torch.bool"),
+    ("ValueError", "RELU is for real numbers"), ("ValueError", "grid is [2, 2, 1], and there are 2 ranks"),
+    ("ValueError", "rank 1: panels is 0"), ("ValueError", "compute_type is COMPUTE_64F"),
+    ("TypeError", "the result would have dtype torch.float64"), ("TypeError", "the operands have dtype torch.bool"),
+    ("ValueError", "options has 'no such'"), ("MismatchError", "requires_grad differs"),
+    ("ValueError", "alpha is 0.5, and the operands are integers"), ("ValueError", "aux_type is torch.int8"),
+]
+
+
+def test_each_misuse_is_one_error_on_all_ranks() -> None:
+    check_misuse(misuse, EXPECTED)
+
+
+def dtensors(rank: int) -> None:
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    flat, mesh = DeviceMesh("cpu", torch.arange(4)), DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    a, b = data_of((7, 6), torch.float64, 1), data_of((6, 9), torch.float64, 2)
+    for where, placements in ((flat, ([dt.Shard(0)], [dt.Shard(1)], [dt.Shard(0)])),
+                              (mesh, ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(1)],
+                                      [dt.Shard(0), dt.Shard(1)])),
+                              (mesh, ([dt.Shard(0), dt.Shard(1)], [dt.Replicate(), dt.Shard(0)],
+                                      [dt.Shard(0), dt.Replicate()]))):
+        of_a = dt.distribute_tensor(a, where, placements[0]).requires_grad_()
+        of_b = dt.distribute_tensor(b, where, placements[1]).requires_grad_()
+        got = matmul(of_a, of_b, distributions=[None, None, placements[2]])
+        assert got.placements == tuple(placements[2])
+        check(got.detach().full_tensor(), a @ b, f"{placements}")
+        got.pow(2).sum().backward()
+        whole = [value.clone().requires_grad_() for value in (a, b)]
+        (whole[0] @ whole[1]).pow(2).sum().backward()
+        check(of_a.grad.full_tensor(), whole[0].grad, f"a {placements}")
+        check(of_b.grad.full_tensor(), whole[1].grad, f"b {placements}")
+        same = matmul(of_a.detach(), of_b.detach(), got.detach(), beta=1)
+        check(same.full_tensor(), 2 * (a @ b), "c's own placements")
+        every = matmul(of_a.detach(), of_b.detach(), distributions=[None, None, placements[2]],
+                       epilog=MatmulEpilog.ALLREDUCE)
+        check(every.to_local(), a @ b, "ALLREDUCE")
+    kind, text = error_of(lambda: matmul(of_a, of_b, distributions=[None, None, Slab.X]))
+    assert kind == "TypeError" and "give placements" in text
+
+
+def test_dtensors() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(4, dtensors, default_group=True)
+
+
+def by_context(rank: int) -> None:
+    """As in nvmath's documents: a context, no group, and each rank's own box."""
+    swd.initialize(0, group())
+    a, b = numpy.arange(12.0).reshape(4, 3), numpy.arange(15.0).reshape(3, 5)
+    rows = (2 * rank, 2 * rank + 2)
+    got = swd.linalg.advanced.matmul(a[slice(*rows)], b if rank == 0 else b[:0, :0], distributions=[
+        Box((rows[0], 0), (rows[1], 3)), [Box((0, 0), (3, 5)), Box((0, 0), (0, 0))], Box((rows[0], 0), (rows[1], 5))])
+    assert numpy.allclose(got, (a @ b)[slice(*rows)])
+    assert swd.linalg.ComputeType.COMPUTE_32F == 68
+    swd.finalize()
+
+
+def test_by_context() -> None:
+    run_ranks(2, by_context)
