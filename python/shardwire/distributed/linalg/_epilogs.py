@@ -1,4 +1,4 @@
-"""What follows a product: F(alpha A @ B + beta C), as torch's operations on the local part of the result.
+"""Epilogs: the function F of F(alpha A @ B + beta C), as torch's operations on the local part of the result.
 
 A bias has an entry for each row of the local part. So nothing moves, and torch differentiates everything here. Sums
 along rows or columns of the whole matrix (BGRADA, BGRADB, DRELU_BGRAD, DGELU_BGRAD) are products with a vector of ones.
@@ -49,7 +49,7 @@ def vector(kind: MatmulEpilog) -> str | None:
 
 
 def read_epilog(kind: Any, inputs: Any, package: str, is_complex: bool) -> Epilog:
-    """The caller's epilog. TypeError or ValueError where it is none, or its inputs are others than it needs."""
+    """The caller's epilog. TypeError or ValueError for another value, and for inputs that the epilog does not take."""
     if kind is None:
         kind = MatmulEpilog.DEFAULT
     if isinstance(kind, bool) or not isinstance(kind, int):
@@ -87,11 +87,10 @@ def check_inputs(call: str, epilog: Epilog, rank: int, inputs: Mapping[str, Any]
     """ValueError or TypeError where an input of ``rank`` does not fit the local shape of its result."""
     for name, (given, dtype, _) in inputs.items():
         if name == "bias":
-            shapes, dtypes = [[shape[0]], [shape[0], 1]], (sums, result)
-            what = "an entry for each row of the local result"
+            shapes, what = [[shape[0]], [shape[0], 1]], "an entry for each row of the local result"
         else:
             shapes, what = [list(shape)], "the shape of the local result"
-            dtypes = ("torch.bool",) if name == "relu_aux" else (sums, result)
+        dtypes = ["torch.bool"] if name == "relu_aux" else [sums, result]
         if given not in shapes:
             raise ValueError(f"{call}: epilog_inputs[{name!r}] has shape {given} on rank {rank}; it has {what}, here "
                              f"{shapes[0]}")

@@ -13,7 +13,7 @@ from ...compiler.layout import kind_of
 
 
 class MatmulEpilog(IntEnum):
-    """What follows the product: F(alpha A @ B + beta C). The numbers are cuBLASMp's."""
+    """The function F of F(alpha A @ B + beta C). The numbers are cuBLASMp's."""
 
     DEFAULT = 0
     ALLREDUCE = 1

@@ -1,4 +1,4 @@
-"""A product of which all ranks know the same: the ends of its matrices, its dtypes, and the ops made from them."""
+"""The problem that all ranks agreed on: the ends of the matrices, the dtypes, and the compiled products."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ._tiling import Indices, indices_of, share_of
 
 class Problem:
     """a, b: the ends of the factors as multiplied. dtype: of the operands; sums, result: of the sums and the result.
-    adds: whether gradients of several copies of an element are added. The group is not kept: kept problems end with
-    their group."""
+    adds: whether gradients of several copies of an element are added. No reference to the group is
+    kept, since the group keeps problems."""
 
     def __init__(self, rank: int, a: End, b: End, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
                  settings: Settings, adds: bool, name: str) -> None:
@@ -38,8 +38,8 @@ class Problem:
         self._sum_of_c: CustomOp | None = None
 
     def compile(self, group: Any, c: End, kind: MatmulEpilog, is_wide: bool, adds_c: bool) -> None:
-        """Compiles the moves. Collective. is_wide: the result is rounded after further operations. adds_c: C is added
-        to a result that every rank gets."""
+        """Compiles the moves. Collective. is_wide: the result is rounded after further operations. adds_c: all
+        ranks add C, and get the whole result."""
         self.c, self.is_wide, self._backward = c, is_wide, None
         self.product = Product(group, self._rank, self.a, self.b, c, Types(
             self.dtype, self.dtype, self.sums, self.sums if is_wide else self.result), self._settings, self._name)
@@ -52,8 +52,8 @@ class Problem:
                                         name=f"shardwire.distributed.{self._name}, c")
 
     def _compile_vector(self, group: Any, c: End, kind: MatmulEpilog) -> None:
-        """The product with ones whose result is the vector of sums of the epilog. Each rank gets the entries of its
-        rows of the result, or of its columns."""
+        """The product for the epilog's vector of sums: with a matrix of ones. A rank gets an entry for each row of the
+        local result, or for each column."""
         name = vector(kind)
         self._vector = None
         if name is None:

@@ -1,8 +1,9 @@
-"""One distributed product, compiled: the moves as ops, and torch's product of the local parts between them.
+"""One distributed product, compiled: ops that move parts of the matrices, and torch's product of local parts.
 
-A product is cut into panels: while torch multiplies one panel, the next is on its way. Where both factors move, panels
-are parts of the addends (SUMMA); where one moves, parts of its own rows or columns, so that no sum is cut. Every rank
-has the same number of panels, and panel i is part i of each rank's own tile.
+A product is cut into panels. While torch multiplies one panel, the next panel of the factors is on the way, and so is
+the result of the panel before. Where both factors move, panels are parts of the addends (SUMMA). Otherwise panels are
+parts of the rows or columns of the result, and no sum is cut. Every rank has the same number of panels, and panel i is
+part i of each rank's own tile.
 
 Sums are in a fixed order: torch's inside a tile, by panels, then by ranks. So results are the same bits in every run.
 """
@@ -19,10 +20,10 @@ from ...compiler.future import Future
 from ...compiler.spec import Pieces
 from .. import _runtime
 from .._ends import End
-from .._fft_chunks import leave_all
-from ..distribution import Share, Slab
+from .._fft_chunks import leave_all, wait_for_all
+from ..distribution import Piece, Share, Slab
 from ..reshape import move
-from ._tiling import (Indices, Sides, Tile, Tiling, choose, is_two_steps, length, moved, name_of, part,
+from ._tiling import (Indices, Sides, Tile, choose, is_two_steps, joined, length, moved, name_of, part,
                       share_of)
 
 # Between hosts: the panels of a product, and the minimum of bytes of a panel. On one host, the cores that multiply
@@ -50,7 +51,7 @@ class Settings(NamedTuple):
 
 
 class _Factor:
-    """One factor on its way into the tiles: an op for each panel, or none where each rank has what it needs."""
+    """A factor that moves into the tiles: an op for each panel, and two buffers in turns."""
 
     def __init__(self, group: Any, rank: int, end: End, shares: list[list[Share]], dtype: torch.dtype,
                  name: str) -> None:
@@ -62,13 +63,13 @@ class _Factor:
         self.buffers: list[torch.Tensor | None] = [None, None]
 
     def start(self, number: int, local: torch.Tensor) -> Future:
-        """Starts panel ``number``; its buffer is that of the panel before the last one."""
+        """Starts the move of panel ``number``."""
         shape = self.shapes[number]
         buffer = self.buffers[number % 2]
         if buffer is None or buffer.shape != shape or buffer.device != local.device:
             buffer = _kept(shape, self.dtype, local.device)
             self.buffers[number % 2] = buffer
-        raw = local.conj() if local.is_conj() else local  # bytes move as they lie in memory
+        raw = local.conj() if local.is_conj() else local
         return self.ops[number]([raw] if self.held else [], [buffer] if math.prod(shape) else [])
 
     def panel(self, number: int, local: torch.Tensor) -> torch.Tensor:
@@ -76,6 +77,19 @@ class _Factor:
         buffer = self.buffers[number % 2]
         assert buffer is not None
         return buffer.conj() if local.is_conj() else buffer
+
+
+class _Out(NamedTuple):
+    """The op that moves the result of a panel. parts: places in the local part of the result; None: this rank wants
+    nothing."""
+
+    op: CustomOp
+    is_empty: bool
+    parts: tuple[tuple[slice, ...], ...] | None
+
+    def start(self, done: torch.Tensor, result: torch.Tensor) -> Future:
+        """Starts the move of ``done`` into ``result``."""
+        return self.op([] if self.is_empty else [done], [result[part] for part in self.parts or ()])
 
 
 class Product:
@@ -89,7 +103,8 @@ class Product:
         self._is_zero = 0 in (*c.global_shape, a.global_shape[1])
         self._buffer: torch.Tensor | None = None
         self._factors: list[_Factor | None] = [None, None]
-        self._out: list[CustomOp] = []
+        self._out: list[_Out] = []
+        self._spread: CustomOp | None = None
         self.panels = 1
         if self._is_zero:
             return
@@ -99,8 +114,8 @@ class Product:
         moves_a, moves_b, self._moves_c = moved(sides, tiling)
         self.tiling, self.algorithm = tiling, name_of(sides, tiling)
         self._tile = tiling.tiles[rank]
-        self._axis = _INNER if moves_a == moves_b else _ROWS if moves_a else _COLS
-        self.panels = self._count(sides, moves_a, moves_b)
+        self._axis = _INNER if moves_a and moves_b else _COLS if moves_b else _ROWS
+        self.panels = self._count(sides)
         panels = [[self._panel(tile, number) for tile in tiling.tiles] for number in range(self.panels)]
         if moves_a:
             self._factors[0] = self._factor(group, a, [[_share(tile.rows, tile.inner, tile) for tile in of_rank]
@@ -114,11 +129,13 @@ class Product:
     def _factor(self, group: Any, end: End, shares: list[list[Share]], dtype: torch.dtype, which: str) -> _Factor:
         return _Factor(group, self._rank, end, shares, dtype, f"{self.name}, {which}")
 
-    def _count(self, sides: Sides, moves_a: bool, moves_b: bool) -> int:
-        """The number of panels: at most as many as the largest tile has indices along the axis."""
+    def _count(self, sides: Sides) -> int:
+        """The number of panels: at most the number of indices of the largest tile along the axis."""
+        moves_a, moves_b, moves_c = moved(sides, self.tiling)
         extent = max(length(tile[self._axis]) for tile in self.tiling.tiles)
         most = max(moves_a * length(tile.rows) * length(tile.inner) * sides.items[0]
-                   + moves_b * length(tile.inner) * length(tile.cols) * sides.items[1] for tile in self.tiling.tiles)
+                   + moves_b * length(tile.inner) * length(tile.cols) * sides.items[1]
+                   + moves_c * length(tile.rows) * length(tile.cols) * sides.items[2] for tile in self.tiling.tiles)
         if not most:
             return 1
         wanted = self.settings.panels
@@ -132,21 +149,27 @@ class Product:
         return Tile(*axes)
 
     def _compile_out(self, group: Any) -> None:
-        """The ops that bring the parts of the result to its ranks, and sum them where ranks share the addends."""
-        source = End(self.c.distribution, self.c.global_shape,
-                     tuple(_share(tile.rows, tile.cols, tile) for tile in self.tiling.tiles))
-        name = f"{self.name}, result"
-        if self.tiling.grid[2] == 1:
-            self._out = [move(group, self._rank, source, self.c, self.types.result, name)]
-            return
+        """The ops that bring results of tiles to the ranks of the result, and sum where ranks share the addends."""
+        tiles, is_cut = self.tiling.tiles, self._axis != _INNER and self.tiling.is_regular and self.panels > 1
+        adds = self.tiling.grid[2] > 1
         sums = exact_end(self.c) if is_two_steps(self.c, self.tiling) else self.c
-        self._middle = sums.shares[self._rank]
-        self._out = [compile_op(
-            group, shape=self.c.global_shape, dtype=self.types.sums, output_dtype=self.types.result,
-            inputs=_regions(source.shares[self._rank]), outputs=_regions(self._middle), reduction="sum",
-            name=f"shardwire.distributed.{name}")]
+        share = self._middle = sums.shares[self._rank]
+        name = f"shardwire.distributed.{self.name}, result"
+        for number in range(self.panels if is_cut else 1):
+            tile = self._panel(self._tile, number) if is_cut else self._tile
+            boxes = _boxes_of(share, self._axis, joined(sorted(
+                pair for indices in {of_rank[self._axis] for of_rank in tiles if not of_rank.is_empty}
+                for pair in part(indices, number, self.panels)))) if is_cut else []
+            outputs = [{"offset": box.offset, "shape": box.shape} for box in boxes] if is_cut else _regions(share)
+            op = compile_op(
+                group, shape=self.c.global_shape, dtype=self.types.sums, output_dtype=self.types.result,
+                inputs=_regions(_share(tile.rows, tile.cols, self._tile)), outputs=outputs,
+                reduction="sum" if adds else None, overlap=None if adds else "any", name=name)
+            self._out.append(_Out(op, tile.is_empty, tuple(
+                tuple(slice(begin, begin + extent) for begin, extent in zip(box.local_offset, box.shape))
+                for box in boxes) if is_cut else None if not share.pieces else ((slice(None), slice(None)),)))
         if sums is not self.c:
-            self._out.append(move(group, self._rank, sums, self.c, self.types.result, name))
+            self._spread = move(group, self._rank, sums, self.c, self.types.result, f"{self.name}, result")
 
     # Execution.
 
@@ -156,70 +179,70 @@ class Product:
         target = self.c.shares[self._rank]
         if self._is_zero:
             return torch.zeros(target.local_shape, dtype=self.types.result, device=a.device)
-        shape = ((0, 0) if self._tile.is_empty else (length(self._tile.rows), length(self._tile.cols)))
-        partial = self._room(shape if self._moves_c else target.local_shape, a.device, order)
-        self._multiply(a, b, partial[:shape[0], :shape[1]])
+        shape = (0, 0) if self._tile.is_empty else (length(self._tile.rows), length(self._tile.cols))
         if not self._moves_c:
+            partial = _runtime.empty(target.local_shape, self.types.sums, a.device, order)
+            self._multiply(a, b, partial[:shape[0], :shape[1]], None)
             return partial.to(self.types.result)
-        if self.tiling.grid[2] == 1:
-            partial = partial.to(self.types.result)
-        given = [] if self._tile.is_empty else [partial]
+        if self._buffer is None or self._buffer.device != a.device:
+            self._buffer = _kept(shape, self.types.sums, a.device)
         result = _runtime.empty(target.local_shape, self.types.result, a.device, order)
-        if len(self._out) == 2:
-            middle = _runtime.empty(self._middle.local_shape, self.types.result, a.device)
-            self._out[0](given, [middle] if self._middle.pieces else []).wait()
-            given = [middle] if self._middle.pieces else []
-        self._out[-1](given, [result] if target.pieces else []).wait()
+        if self._spread is None:
+            self._multiply(a, b, self._buffer, result)
+            return result
+        middle = _runtime.empty(self._middle.local_shape, self.types.result, a.device)
+        self._multiply(a, b, self._buffer, middle)
+        self._spread([middle] if self._middle.pieces else [], [result] if target.pieces else []).wait()
         return result
 
-    def _room(self, shape: tuple[int, ...], device: torch.device, order: str) -> torch.Tensor:
-        """Memory for the sums: kept between runs where they move on."""
-        if not self._moves_c:
-            return _runtime.empty(shape, self.types.sums, device, order)
-        if self._buffer is None or self._buffer.device != device:
-            self._buffer = _kept(shape, self.types.sums, device)
-        return self._buffer
-
-    def _multiply(self, a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor) -> None:
-        local, moving = (a, b), [factor for factor in self._factors if factor is not None]
-        started: list[list[Future]] = []
-
-        def start(number: int) -> None:
-            started.append([factor.start(number, local[which]) for which, factor in enumerate(self._factors)
-                            if factor is not None])
+    def _multiply(self, a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor, result: torch.Tensor | None) -> None:
+        """Multiplies panel by panel into ``partial``, and moves from there into ``result``."""
+        local, started = (a, b), [self._start(0, a, b)]
+        moving: list[Future] = []
         try:
-            if moving:
-                start(0)
             for number in range(self.panels):
-                if moving:
-                    if number + 1 < self.panels:
-                        start(number + 1)
-                    for future in started[number]:
-                        future.wait()
-                if not self._tile.is_empty:
-                    self._multiply_panel(a, b, partial, number)
+                if number + 1 < self.panels:
+                    started.append(self._start(number + 1, *local))
+                for future in started[number]:
+                    future.wait()
+                done = self._of_panel(partial, number)
+                if not self._tile.is_empty and done.numel():
+                    self._multiply_panel(a, b, done, number)
+                if result is not None and len(self._out) > 1:
+                    moving.append(self._out[number].start(done, result))
+            if result is not None and len(self._out) == 1:
+                moving.append(self._out[0].start(partial, result))
         except BaseException:
-            leave_all([future for futures in started for future in futures])
+            leave_all([future for futures in (*started, moving) for future in futures])
             raise
+        wait_for_all(moving)
 
-    def _multiply_panel(self, a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor, number: int) -> None:
-        first, second = self._factors
-        total = length(self._tile[self._axis])
+    def _start(self, number: int, a: torch.Tensor, b: torch.Tensor) -> list[Future]:
+        return [factor.start(number, local) for factor, local in zip(self._factors, (a, b)) if factor is not None]
+
+    def _of_panel(self, partial: torch.Tensor, number: int) -> torch.Tensor:
+        """The part of ``partial`` that a panel concerns."""
+        if self._axis == _INNER:
+            return partial
+        total = partial.shape[self._axis]
         begin, end = total * number // self.panels, total * (number + 1) // self.panels
-        if begin == end:
+        return partial[begin:end] if self._axis == _ROWS else partial[:, begin:end]
+
+    def _multiply_panel(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, number: int) -> None:
+        first, second = self._factors
+        of_a = first.panel(number, a) if first is not None else self._own_part(a, number, _ROWS)
+        of_b = second.panel(number, b) if second is not None else self._own_part(b, number, _COLS)
+        if not of_a.shape[1]:
             return
-        of_a = first.panel(number, a) if first is not None else a
-        of_b = second.panel(number, b) if second is not None else b
-        out = partial
-        if self._axis == _ROWS:
-            out = partial[begin:end]
-        elif self._axis == _COLS:
-            out = partial[:, begin:end]
         of_a, of_b = of_a.to(self.types.sums), of_b.to(self.types.sums)
-        if self._axis == _INNER and begin:
+        if self._axis == _INNER and length(self._tile.inner) * number // self.panels:
             out.addmm_(of_a, of_b)
         else:
             torch.mm(of_a, of_b, out=out)
+
+    def _own_part(self, local: torch.Tensor, number: int, axis: int) -> torch.Tensor:
+        """The part for a panel of a factor that does not move."""
+        return self._of_panel(local, number) if self._axis == axis else local
 
     def release(self) -> None:
         """Frees the memory that runs keep."""
@@ -234,10 +257,11 @@ class Product:
         if self._is_zero:
             return f"{self.name}: {m} x {k} times {k} x {n}: nothing to multiply"
         rows, cols, inner = self.tiling.grid
-        text = [f"{self.name}: {m} x {k} times {k} x {n}, {self.types.sums}: {self.algorithm}; {rows} x {cols} parts of "
-                f"the result, {inner} of the addends; {self.panels} panel{'s' * (self.panels > 1)}"]
-        ops = [op for factor in self._factors if factor is not None for op in factor.ops] + self._out
-        return "\n".join(text + [op.explain() for op in ops])
+        text = [f"{self.name}: {m} x {k} times {k} x {n}, {self.types.sums}: {self.algorithm}; {rows} x {cols} parts "
+                f"of the result, {inner} of the addends; {self.panels} panel{'s' * (self.panels > 1)}"]
+        ops = ([op for factor in self._factors if factor is not None for op in factor.ops]
+               + [out.op for out in self._out] + [self._spread] * (self._spread is not None))
+        return "\n".join(text + [op.explain() for op in ops if op is not None])
 
 
 def exact_end(end: End) -> End:
@@ -254,6 +278,20 @@ def _kept(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 def _share(rows: Indices, cols: Indices, tile: Tile) -> Share:
     return Share((0, 0), ()) if tile.is_empty else share_of(rows, cols)
+
+
+def _boxes_of(share: Share, axis: int, indices: Indices) -> list[Piece]:
+    """The boxes of a share at these indices along an axis."""
+    boxes = []
+    for piece in share.pieces:
+        for begin, end in indices:
+            low, high = max(begin, piece.offset[axis]), min(end, piece.offset[axis] + piece.shape[axis])
+            if low < high and all(piece.shape):
+                offset, shape, place = (list(field) for field in piece)
+                place[axis] += low - offset[axis]
+                offset[axis], shape[axis] = low, high - low
+                boxes.append(Piece(tuple(offset), tuple(shape), tuple(place)))
+    return boxes
 
 
 def _regions(share: Share) -> list[Any]:

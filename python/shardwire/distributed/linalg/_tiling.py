@@ -8,8 +8,8 @@ rows and columns of the result, and some of the K addends of each element. The k
     product + all-reduce       the same, where every rank wants the whole result
     SUMMA                      ranks share rows and columns; parts of both matrices travel along the grid
 
-Candidates are taken from the distributions of the three matrices and from even grids. Everything here is arithmetic: all
-ranks compute the same tiling.
+Candidates are taken from the distributions of the three matrices and from even grids. Everything here is arithmetic:
+all ranks compute the same tiling.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ class Tile(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """The tiles by rank. grid: how many different parts of the rows, columns and inner indices there are."""
+    """The tiles by rank. grid: how many different parts of the rows, columns and inner indices there are. is_regular:
+    whether the tiles are all combinations of these parts."""
 
     tiles: tuple[Tile, ...]
     grid: tuple[int, int, int]
+    is_regular: bool = True
 
 
 class Sides(NamedTuple):
@@ -141,8 +143,8 @@ def choose(sides: Sides, grid: tuple[int, int, int] | None = None) -> Tiling:
             if price < least:
                 best, least = tiling, price
     if best is None:
-        raise ValueError(f"grid is {list(grid or ())}, and there are {len(sides.c.shares)} ranks; give three factors of "
-                         "this number: parts of the rows, of the columns and of the addends")
+        raise ValueError(f"grid is {list(grid or ())}, and there are {len(sides.c.shares)} ranks; give three factors "
+                         "of this number: parts of the rows, of the columns and of the addends")
     return best
 
 
@@ -156,7 +158,8 @@ def tilings(sides: Sides, grid: tuple[int, int, int] | None = None) -> Iterator[
     cols = [[pair[1] for pair in of_c], [pair[1] for pair in of_b], [whole[1]] * size]
     inner = [[whole[2]] * size, [pair[1] for pair in of_a], [pair[0] for pair in of_b]]
     # Where one matrix is cut in any way at all, each rank can multiply what concerns its part.
-    irregular = {(0, 0, 0): is_exact(sides.c), (1, 2, 1): is_exact(sides.a), (2, 1, 2): is_exact(sides.b)}
+    irregular: dict[tuple[int, ...], bool] = {
+        (0, 0, 0): is_exact(sides.c), (1, 2, 1): is_exact(sides.a), (2, 1, 2): is_exact(sides.b)}
     seen = set()
     for which in itertools.product(range(3), repeat=3):
         tiles = tuple(map(Tile, rows[which[0]], cols[which[1]], inner[which[2]]))
@@ -168,7 +171,7 @@ def tilings(sides: Sides, grid: tuple[int, int, int] | None = None) -> Iterator[
             yield Tiling(tiles, found)
         elif irregular.get(which):
             parts = 1 if which == (0, 0, 0) else size
-            yield Tiling(tiles, (size if which[0] != 2 else 1, size if which[1] != 2 else 1, parts))
+            yield Tiling(tiles, (size if which[0] != 2 else 1, size if which[1] != 2 else 1, parts), False)
     for shape in _factors(size) if grid is None else [grid] if math.prod(grid) == size else []:
         for order in itertools.permutations(range(3)):
             yield Tiling(_even((m, n, k), shape, order), shape)

@@ -29,6 +29,8 @@ from ._product import Settings
 __all__ = ["InvalidMatmulState", "Matmul", "MatmulAlgoType", "MatmulComputeType", "MatmulEpilog",
            "MatmulEpilogPreferences", "MatmulOptions", "MatmulPlanPreferences", "matmul", "matrix_qualifiers_dtype"]
 
+matrix_qualifiers_dtype: Any  # made by __getattr__ below
+
 _NAMES = ("a", "b", "c")
 
 
