@@ -391,6 +391,8 @@ A_TREE = {
     "python/shardwire/run.py": 'if __name__ == "__main__": pass',
     "python/shardwire/distributed/__init__.py": "__all__ = []",
     "python/shardwire/distributed/fft.py": "__all__ = []",
+    "python/shardwire/distributed/linalg/__init__.py": "__all__ = []",
+    "python/shardwire/distributed/linalg/advanced.py": "__all__ = []",
     "python/shardwire/distributed/reshape.py": "__all__ = []",
 }
 
