@@ -3,6 +3,7 @@ one error on all ranks."""
 
 from __future__ import annotations
 
+import datetime
 import gc
 import itertools
 import os
@@ -373,6 +374,34 @@ def panels(rank: int, ranks: int) -> None:
 
 def test_panels() -> None:
     run_ranks(4, panels, 4)
+
+
+def panel_choices(rank: int, store: str, hosts: int) -> list[str]:
+    import torch.distributed as dist
+
+    from shardwire.distributed.linalg import _product
+    os.environ["SHARDWIRE_HOST_ID"] = f"host{rank % hosts}"
+    together = shardwire.create_process_group(dist.FileStore(store, 2), rank, 2, datetime.timedelta(seconds=60))
+    a, b = data_of((64, 64), torch.float32, 1), data_of((64, 64), torch.float32, 2)
+    said = []
+    rows, addends = [Slab.X] * 3, [Slab.Y, Slab.X, Slab.X]
+    for cuts, least, most in ((rows, 1 << 10, 1 << 28), (addends, 1 << 10, 1 << 28), (rows, 1 << 19, 1 << 28),
+                              (rows, 1 << 19, 1 << 11)):
+        _product.LEAST_BYTES, _product.MOST_BYTES = least, most
+        mine = take(cuts[0], a, rank, 2), take(cuts[1], b, rank, 2)
+        with Matmul(*mine, distributions=cuts, group=together) as product:
+            product.plan()
+            check(product.execute(), take(cuts[2], wide(a) @ wide(b), rank, 2), f"{cuts} {least} {most}")
+            said.append(product.explain().partition("\n")[0].rpartition("; ")[2])
+    return said
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_panels_between_hosts_and_for_large_factors(hosts: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "tcp")
+    by_itself = "4 panels" if hosts == 2 else "1 panel"
+    for said in run_ranks(2, panel_choices, str(tmp_path / "store"), hosts, join=False):
+        assert said == [by_itself, by_itself, "1 panel", "8 panels"]
 
 
 def sub_group(rank: int) -> None:
