@@ -1,4 +1,5 @@
-"""Arrays distributed over the ranks of a group: how arrays are cut, moved from one cut to another, and transformed.
+"""Arrays distributed over the ranks of a group: how arrays are cut, moved from one cut to another, transformed, and
+multiplied.
 
 Every rank calls with its own part of the array (torch, numpy or DTensor) and a description of the cut::
 
