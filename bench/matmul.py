@@ -143,7 +143,7 @@ def dtensor_rank(options, size):
         if case not in placements:
             continue
         mesh, cuts = placements[case]
-        # not random: torch 2.13 asserts that a device's random numbers are synchronised
+        # not random: dt.rand raised AssertionError on a mesh of CPUs with torch 2.13
         a, b = (dt.ones(size, size, dtype=getattr(torch, options.dtype), device_mesh=mesh, placements=cut)
                 for cut in cuts[:2])
 
