@@ -40,8 +40,9 @@ class SourceList {
   std::int64_t elemBytes_ = 0;
 };
 
-std::int64_t divisorOf(DType dtype, ReduceOp op, std::size_t numSources) {
-  return op == ReduceOp::kMean && dtype != DType::kBool ? static_cast<std::int64_t>(numSources) : 0;
+bool canReduceRuns(const ReduceKernel& kernel, std::size_t numSources) {
+  return kernel.reduceRuns != nullptr && numSources <= kMostRuns &&
+         (!kernel.runsDivideByPowersOfTwo || std::has_single_bit(numSources));
 }
 
 class BoxReducer {
@@ -54,7 +55,7 @@ class BoxReducer {
         sources_(sources),
         elemBytes_(static_cast<std::int64_t>(elementBytes(dtype))),
         dstElemBytes_(static_cast<std::int64_t>(elementBytes(dstDtype))),
-        divisor_(divisorOf(dtype, op, sources.size())) {
+        divisor_(op == ReduceOp::kMean && dtype != DType::kBool ? static_cast<std::int64_t>(sources.size()) : 0) {
     SW_CHECK(kernel_.encode != nullptr);
     if (dstDtype != dtype) {
       chooseCast(dtype, dstDtype, op);
@@ -121,9 +122,7 @@ class BoxReducer {
       isAnyTransposed = isAnyTransposed || (extent(1) > 1 && steps.row == elemBytes_ && steps.col != elemBytes_);
     }
     const std::int64_t rowBytes = extent(0) * elemBytes_;
-    isFused_ = areAllRuns && sources_.size() <= kMostRuns && kernel_.reduceRuns != nullptr &&
-               (rowBytes >= kFusedRowBytes || extent(1) == 1) &&
-               (!kernel_.runsDivideByPowersOfTwo || std::has_single_bit(sources_.size()));
+    isFused_ = areAllRuns && canReduceRuns(kernel_, sources_.size()) && (rowBytes >= kFusedRowBytes || extent(1) == 1);
     if (isFused_) {
       block_ = {std::min(extent(0), kAheadBytes / elemBytes_), 1};
       return;
@@ -283,39 +282,6 @@ class BoxReducer {
   alignas(kLineBytes) std::byte gathered_[2][kBlockBytes];
 };
 
-// Runs of one block at most, without the loops over a box, which cost more than the reduction of some elements. False:
-// the runs are longer.
-bool reduceShort(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems, DType dtype,
-                 ReduceOp op) {
-  const ReduceKernel& kernel = kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
-  SW_CHECK(kernel.encode != nullptr);
-  const std::size_t numLanes = numElems * kernel.lanesPerElem;
-  if (numLanes * kernel.accBytes > kBlockBytes) {
-    return false;
-  }
-  const std::int64_t divisor = divisorOf(dtype, op, sources.size());
-  if (sources.size() == 2 && kernel.reduceTwo != nullptr) {
-    kernel.reduceTwo(dst, sources[0], sources[1], numLanes, 0, 0, divisor != 0, false);
-    return true;
-  }
-  alignas(kLineBytes) std::byte acc[kBlockBytes];
-  if (kernel.decode == nullptr) {
-    kernel.combineTwo(acc, sources[0], sources[1], numLanes, 0, 0);
-    for (const std::byte* source : sources.subspan(2)) {
-      kernel.combine(acc, source, numLanes, 0);
-    }
-  } else {
-    alignas(kLineBytes) float decoded[kBlockBytes / sizeof(float)];
-    kernel.decode(reinterpret_cast<float*>(acc), sources[0], numLanes, 0);
-    for (const std::byte* source : sources.subspan(1)) {
-      kernel.decode(decoded, source, numLanes, 0);
-      kernel.combine(acc, decoded, numLanes, 0);
-    }
-  }
-  kernel.encode(dst, acc, numLanes, divisor);
-  return true;
-}
-
 }  // namespace
 
 void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox> sources, const Dims& shape,
@@ -341,7 +307,12 @@ void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources,
   if (numElems == 0 || (sources.size() == 1 && sources[0] == dst)) {
     return;
   }
-  if (sources.size() > 1 && hint == StoreHint::kAuto && reduceShort(dst, sources, numElems, dtype, op)) {
+  const std::size_t bytes = numElems * elementBytes(dtype);
+  const ReduceKernel& kernel = kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+  if (sources.size() > 1 && bytes <= kBlockBytes && canReduceRuns(kernel, sources.size())) {
+    // Setting up the loops over a box costs more than the reduction of some elements.
+    static constexpr std::int64_t kNoAheads[kMostRuns] = {};
+    kernel.reduceRuns(dst, sources.data(), sources.size(), kNoAheads, bytes, false);
     return;
   }
   const StridedBox to{dst, {elemBytes}};
