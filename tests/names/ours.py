@@ -3,8 +3,8 @@ writes the tables into the page.
 
 A name of a peer's module is the same name in our module (MODULES), with the peer's own name replaced (SPELLED), or the
 name in RENAMED. A name in NEEDS_A_DEVICE is missing in shardwire for the one reason given there; "Class" stands for the
-class with all its members, "Class.__init__" for the calls of the constructor alone. The names of the modules in OPEN
-may be missing until our module exists.
+class with all its members, "Class.__init__" for the calls of the constructor alone. A name in NOT_YET is missing too,
+and a later change will add the name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ PARAMETERS = {"neff_path": "path"}
 # Functions with two orders of positional arguments, by the arguments' types, which a signature cannot say.
 # tests/python/test_moodist_names.py calls these by position.
 BY_TYPE = (("moodist", "compile_op"), ("moodist", "Queue.__init__"))
-OPEN = ("shardwire.distributed.linalg",)
 
 _MODULES_OF_CUDA = "a module of device code is loaded into a CUDA context"
 _KERNEL_CHOICE = "chooses kernels, copy engines and chunks of the CUDA algorithms"
@@ -69,6 +68,16 @@ NEEDS_A_DEVICE = {
     ("nkipy.runtime", "is_neuron_compatible"): "says whether a Neuron core is there",
     ("nkipy.runtime", "DeviceKernel.__init__"): "takes a model that is loaded on a Neuron core",
 }
+_SOLVER = "solvers of linear systems"
+_FP8 = "products of FP8 matrices"
+NOT_YET = {
+    ("nvmath.distributed.linalg", "DirectSolver"): _SOLVER,
+    ("nvmath.distributed.linalg", "DirectSolverOptions"): _SOLVER,
+    ("nvmath.distributed.linalg", "InvalidDirectSolverState"): _SOLVER,
+    ("nvmath.distributed.linalg", "direct_solver"): _SOLVER,
+    ("nvmath.distributed.linalg.advanced", "MatmulQuantizationScales"): _FP8,
+    ("nvmath.distributed.linalg.advanced", "helpers"): _FP8,
+}
 
 
 def peers() -> list[dict[str, Any]]:
@@ -92,10 +101,11 @@ def ours(module: str, name: str) -> tuple[str, str]:
 
 
 def reason(module: str, name: str) -> str | None:
-    """The reason of a name that needs a device; None for any other name."""
+    """Why the name is missing; None for a name that must resolve."""
+    missing = NEEDS_A_DEVICE | NOT_YET
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
-        found = NEEDS_A_DEVICE.get((module, ".".join(parts[:count])))
+        found = missing.get((module, ".".join(parts[:count])))
         if found is not None:
             return found
     return None
@@ -103,16 +113,16 @@ def reason(module: str, name: str) -> str | None:
 
 def tables() -> str:
     """The tables of docs/names.md."""
-    rows = ["| package | module | in shardwire | names, with members | of these need a device |",
+    rows = ["| package | module | in shardwire | names, with members | of these missing |",
             "|---|---|---|---|---|"]
     for peer in peers():
         for module, found in peer["modules"].items():
-            device = sum(reason(module, name) is not None for name in found)
+            missing = sum(reason(module, name) is not None for name in found)
             rows.append(f"| {peer['package']} {peer['version']} | `{module}` | `{MODULES[module]}` | {len(found)} | "
-                        f"{device or ''} |")
-    rows += ["", *(f"`{module}` is open: its names may be missing until the module is there." for module in OPEN), "",
-             "| needs a device | reason |", "|---|---|"]
+                        f"{missing or ''} |")
+    rows += ["", "| missing | reason |", "|---|---|"]
     rows += [f"| `{module}.{name}` | needs a device: {why} |" for (module, name), why in NEEDS_A_DEVICE.items()]
+    rows += [f"| `{module}.{name}` | not there yet: {why} |" for (module, name), why in NOT_YET.items()]
     return "\n".join(rows)
 
 

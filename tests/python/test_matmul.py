@@ -352,6 +352,11 @@ def stateful(rank: int) -> None:
     summed = matmul(*half, distributions=cuts, group=group(), options={
         "result_type": "float32", "compute_type": MatmulComputeType.COMPUTE_32F})
     assert summed.dtype == torch.float32 and torch.allclose(summed, wanted(2).float(), atol=1e-2)
+    for order in (False, True):
+        c = in_order(torch.ones_like(mine[0] @ torch.zeros(8, 5, dtype=torch.float64)), order)
+        got = matmul(*mine, c, beta=3, distributions=cuts, group=group(), options={"inplace": True})
+        assert got.data_ptr() == c.data_ptr() and torch.equal(got, c)
+        check(c, matmul(*mine, distributions=cuts, group=group()) + 3, "in place of c")
 
 
 def test_the_class() -> None:
@@ -454,6 +459,9 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         call(a, b, options={"result_type": "float64"}), call(a.bool(), b.bool()),
         call(a, b, options={"no such": 1}), call(a.clone().requires_grad_() if rank else a, b),
         call(a.int(), b.int(), alpha=0.5), call(a, b, preferences={"epilog": {"aux_type": "int8"}}),
+        call(a, b, quantization_scales={"a": 1}), call(a, b, options={"block_scaling": True} if rank else None),
+        call(a, b, preferences={"epilog": {"aux_amax": True}}), call(a, b, options={"inplace": True}),
+        call(a, b, torch.zeros(2, 5), beta=1, options={"inplace": bool(rank)}),
     ]
     assert torch.equal(matmul(a, b, **g), torch.zeros(2, 5))  # the group goes on
     return errors
@@ -469,7 +477,7 @@ EXPECTED = [
     ("MismatchError", "alpha differs between ranks: 0.0 on rank 0, 1.0 on rank 1"),
     ("ValueError", "alpha is 1j, and the operands are real"), ("TypeError", "rank 1: alpha is 'x'"),
     ("ValueError", "c is given, and beta is not"), ("ValueError", "beta is given, and c is not"),
-    ("ValueError", "c has shape [2, 6] on rank 1"), ("TypeError", "the result would have dtype torch.float64"),
+    ("BindDistributionError", "c has shape [2, 6] on rank 1"), ("TypeError", "the result would have dtype torch.float64"),
     ("ValueError", "give three"), ("MismatchError", "the distribution of the result differs"),
     ("ValueError", "distributions[2] is None"), ("GapError", "leaves [2:3, 0:5]"),
     ("ValueError", "BIAS takes ['bias']"), ("ValueError", "epilog_inputs['bias'] has shape [3] on rank 1"),
@@ -480,6 +488,9 @@ EXPECTED = [
     ("TypeError", "the result would have dtype torch.float64"), ("TypeError", "the operands have dtype torch.bool"),
     ("ValueError", "options has 'no such'"), ("MismatchError", "requires_grad differs"),
     ("ValueError", "alpha is 0.5, and the operands are integers"), ("ValueError", "aux_type is torch.int8"),
+    ("ValueError", "quantization_scales is given, which is for operands of FP8"),
+    ("ValueError", "rank 1: block_scaling is True"), ("ValueError", "aux_amax is set"),
+    ("ValueError", "inplace writes the result to c, which is not given"), ("MismatchError", "inplace differs"),
 ]
 
 

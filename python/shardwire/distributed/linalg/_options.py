@@ -81,6 +81,8 @@ class MatmulOptions:
         in float32, other sums in the operands' dtype.
     scale_type: the dtype of alpha and beta: that of the sums, or None. result_type: the dtype of the result; None: C's,
         else the operands'. A dtype is a torch.dtype, numpy's, a name, or a CudaDataType of nvmath.
+    inplace: the result is written to c, and c is returned. result_amax, block_scaling: of FP8, which a product does not
+        take: False.
     algo_type, sm_count_communication: hints for GPUs, checked and not used.
     logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written
         for nvmath; the result is complete when a call returns.
@@ -89,10 +91,13 @@ class MatmulOptions:
         travel while others are multiplied; None: by size and transport. Both equal on all ranks.
     """
 
+    inplace: bool = False
     compute_type: int | None = None
     scale_type: Any = None
     result_type: Any = None
     algo_type: int | None = None
+    result_amax: bool = False
+    block_scaling: bool = False
     sm_count_communication: int | None = None
     logger: Any = None
     blocking: Any = "auto"
@@ -102,6 +107,11 @@ class MatmulOptions:
     def check(self) -> None:
         """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
         the construction of the options would leave the other ranks waiting."""
+        for name in ("result_amax", "block_scaling"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is {kind_of(getattr(self, name))}, which is for FP8; a product takes no FP8")
+        if not isinstance(self.inplace, bool):
+            raise TypeError(f"inplace is {kind_of(self.inplace)}; give True or False")
         if self.compute_type is not None:
             MatmulComputeType(self.compute_type)
         if self.algo_type is not None:
@@ -138,9 +148,11 @@ class MatmulOptions:
 
 @dataclass
 class MatmulEpilogPreferences:
-    """aux_type: the dtype of an auxiliary output: that of the result, or None."""
+    """aux_type: the dtype of an auxiliary output: that of the result, or None. aux_amax: of FP8, which a product does
+    not take: False."""
 
     aux_type: Any = None
+    aux_amax: bool = False
 
 
 @dataclass
@@ -156,6 +168,8 @@ class MatmulPlanPreferences:
             raise TypeError(f"preferences.epilog is {kind_of(given)}; give a MatmulEpilogPreferences or a dict")
         if isinstance(given, Mapping):
             self.epilog = MatmulEpilogPreferences(**given)
+        if self.epilog is not None and self.epilog.aux_amax:
+            raise ValueError("preferences.epilog.aux_amax is set, which is for FP8; a product takes no FP8")
 
 
 class Qualifier(NamedTuple):

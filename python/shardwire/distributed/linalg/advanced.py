@@ -53,16 +53,17 @@ class Matmul:
         list of placements. None for a DTensor's own placements.
     alpha, beta: numbers, equal on all ranks. qualifiers: for a, b and c whether they are transposed and conjugated: an
         array of ``matrix_qualifiers_dtype``. options: MatmulOptions or a dict. stream: accepted and not used. group:
-        None: the context's.
+        None: the context's. quantization_scales: of FP8 operands, which a product does not take: None.
 
-    Collective over the group, as plan, execute and reset_operands are; for one thread at a time. Operands are never
-    written to. An error on any rank is raised on all ranks: TypeError, ValueError, MismatchError where ranks were given
+    Collective over the group, as plan, execute and reset_operands are; for one thread at a time. Operands are not
+    written to, except c with the option inplace. An error on any rank is raised on all ranks: TypeError, ValueError, MismatchError where ranks were given
     different arguments. Differentiable once, in a, b, c and a bias.
     """
 
     def __init__(self, a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | None = None,
-                 alpha: Any = None, beta: Any = None, qualifiers: Any = None, options: Any = None, stream: Any = None,
-                 group: Any = None, _epilog: tuple[Any, Any, Any] | None = None) -> None:
+                 alpha: Any = None, beta: Any = None, qualifiers: Any = None, quantization_scales: Any = None,
+                 options: Any = None, stream: Any = None, group: Any = None,
+                 _epilog: tuple[Any, Any, Any] | None = None) -> None:
         del stream
         self._call = "linalg.advanced.Matmul" if _epilog is None else "linalg.advanced.matmul"
         self._group = _runtime.group_of(group)
@@ -72,7 +73,7 @@ class Matmul:
         self._operands: list[Operand | None] = []
         self._mesh: Any = None
         self._epilog = Epilog(MatmulEpilog.DEFAULT, {})
-        facts, error = self._read(a, b, c, distributions, alpha, beta, qualifiers, options, _epilog)
+        facts, error = self._read(a, b, c, distributions, alpha, beta, qualifiers, quantization_scales, options, _epilog)
         everyone = _meeting.exchange(self._group, self._call, facts, error)
         self._facts = everyone[self._rank]
         self._key = f"{self._call} {everyone}"
@@ -87,12 +88,13 @@ class Matmul:
 
     # Arguments.
 
-    def _read(self, a: Any, b: Any, c: Any, distributions: Any, alpha: Any, beta: Any, qualifiers: Any, options: Any,
-              epilog: tuple[Any, Any, Any] | None) -> tuple[dict[str, Any], Exception | None]:
+    def _read(self, a: Any, b: Any, c: Any, distributions: Any, alpha: Any, beta: Any, qualifiers: Any,
+              quantization_scales: Any, options: Any, epilog: tuple[Any, Any, Any] | None) -> tuple[dict[str, Any], Exception | None]:
         """This rank's arguments for the other ranks, or the error of this rank."""
         try:
             given: MatmulOptions = read_options(MatmulOptions, options)
-            self._logger = given.logger
+            self._logger, self._is_inplace = given.logger, given.inplace
+            _refuse_scales(quantization_scales)
             operands = [wrap(value, name) for name, value in zip(_NAMES, (a, b, c)) if name != "c" or c is not None]
             self._operands = list(operands)
             first = operands[0].tensor
@@ -106,6 +108,8 @@ class Matmul:
             if (c is None) != (beta is None):
                 raise ValueError("c is given, and beta is not; give both or none" if beta is None
                                  else "beta is given, and c is not; give both or none")
+            if given.inplace and c is None:
+                raise ValueError("inplace writes the result to c, which is not given")
             self._scales = _Scales(read_scale(alpha, 1, "alpha", sums), read_scale(beta, 0, "beta", sums))
             self._sides = self._read_sides(distributions, operands)
             facts = {"dtype": str(first.dtype), "result_type": str(result), "package": operands[0].package,
@@ -113,6 +117,7 @@ class Matmul:
                      "alpha": repr(self._scales.alpha), "beta": repr(self._scales.beta),
                      "qualifiers": [list(item) for item in self._qualifiers], "sums": str(sums),
                      "grid": None if given.grid is None else list(given.grid), "panels": given.panels,
+                     "inplace": given.inplace,
                      "wires": host_with_wires(self._group), "of": [operand.facts() for operand in operands],
                      "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
                                        for operand in operands],
@@ -180,7 +185,7 @@ class Matmul:
     def _settle(self, facts: Sequence[dict[str, Any]]) -> Problem:
         call = self._call
         _ends.agree(facts, call, ("dtype", "operands", "package", "device", "alpha", "beta", "qualifiers",
-                                  "result_type", "sums", "grid", "panels", "global_shapes", "requires_grad"))
+                                  "result_type", "sums", "grid", "panels", "inplace", "global_shapes", "requires_grad"))
         mine = facts[0]
         ends = [self._end_of(index, facts) for index in range(2)]
         a, b = (transposed(end) if item.transpose else end for end, item in zip(ends, self._qualifiers))
@@ -298,8 +303,12 @@ class Matmul:
         order = "F" if is_fortran and not (a.is_contiguous() and b.is_contiguous()) else "C"
         if self._epilog.sums_all and rest and rest[0].requires_grad and torch.is_grad_enabled():
             raise ValueError("c requires grad, and ALLREDUCE adds c over the ranks without a gradient; give c.detach()")
+        if self._is_inplace and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, *rest)):
+            raise ValueError("inplace overwrites c, which has no gradient; give tensors without grad, or no inplace")
         a, b = (as_multiplied(tensor, item) for tensor, item in zip((a, b), self._qualifiers))
         value, aux = problem.run(self._group, a, b, rest[0] if rest else None, *self._scales, self._epilog, order)
+        if self._is_inplace:
+            value = rest[0].copy_(value)
         if release_workspace:
             problem.release()
         assert problem.c is not None
@@ -313,7 +322,7 @@ class Matmul:
         return (given(value), {name: given(tensor) for name, tensor in aux.items()}) if aux else given(value)
 
     def reset_operands(self, a: Any = None, b: Any = None, c: Any = None, *, alpha: Any = None, beta: Any = None,
-                       epilog_inputs: Any = None, stream: Any = None) -> None:
+                       quantization_scales: Any = None, epilog_inputs: Any = None, stream: Any = None) -> None:
         """Takes other operands of the same shapes, dtype, package and device, and other factors; what is None stays.
         Without arguments: as release_operands. Collective: an error on one rank is raised on all ranks, and everything
         stays as it was."""
@@ -323,6 +332,7 @@ class Matmul:
         error: Exception | None = None
         fresh = None
         try:
+            _refuse_scales(quantization_scales)
             fresh = self._fitting(values, alpha, beta, epilog_inputs)
         except Exception as failure:
             error = failure
@@ -333,19 +343,24 @@ class Matmul:
         _ends.agree(_meeting.exchange(self._group, call, facts, error), call, ("operands", "alpha", "beta"))
         assert fresh is not None
         if said or alpha is not None or beta is not None:
-            self._operands, self._scales, self._epilog = fresh
-            if self._problem.product is not None and not self._problem.is_wide and self._scales.alpha != 1:
-                self._compile()
+            self._take(fresh)
         else:
             self.release_operands()
 
-    def reset_operands_unchecked(self, a: Any = None, b: Any = None, c: Any = None, *, epilog_inputs: Any = None,
+    def reset_operands_unchecked(self, a: Any = None, b: Any = None, c: Any = None, *, alpha: Any = None,
+                                 beta: Any = None, quantization_scales: Any = None, epilog_inputs: Any = None,
                                  stream: Any = None) -> None:
-        """As reset_operands, without communication: an error is raised on this rank only, and the other ranks' execute
-        waits for this rank."""
+        """As reset_operands, without communication, except that the first alpha other than 1 may compile other moves:
+        an error is raised on this rank only, and the other ranks' execute waits for this rank."""
         del stream
         self._check_alive()
-        self._operands, _, self._epilog = self._fitting((a, b, c), None, None, epilog_inputs)
+        _refuse_scales(quantization_scales)
+        self._take(self._fitting((a, b, c), alpha, beta, epilog_inputs))
+
+    def _take(self, fresh: tuple[list[Operand | None], _Scales, Epilog]) -> None:
+        self._operands, self._scales, self._epilog = fresh
+        if self._problem.product is not None and not self._problem.is_wide and self._scales.alpha != 1:
+            self._compile()
 
     def release_operands(self) -> None:
         """Drops the operands, without communication."""
@@ -408,13 +423,14 @@ class Matmul:
         self._check_alive()
         return self
 
-    def __exit__(self, *_error: Any) -> None:
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         self.free()
 
 
 def matmul(a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | None = None, alpha: Any = None,
-           beta: Any = None, epilog: Any = None, epilog_inputs: Any = None, qualifiers: Any = None, options: Any = None,
-           preferences: Any = None, stream: Any = None, group: Any = None) -> Any:
+           beta: Any = None, epilog: Any = None, epilog_inputs: Any = None, qualifiers: Any = None,
+           quantization_scales: Any = None, options: Any = None, preferences: Any = None, stream: Any = None,
+           group: Any = None) -> Any:
     """This rank's part of F(alpha op(A) @ op(B) + beta C). Arguments and errors as in :class:`Matmul` and
     :meth:`Matmul.plan`. Collective.
 
@@ -422,10 +438,16 @@ def matmul(a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | N
     exchanges a few hundred bytes and multiplies.
     """
     del stream
-    one = Matmul(a, b, c, distributions=distributions, alpha=alpha, beta=beta, qualifiers=qualifiers, options=options,
-                 group=group, _epilog=(epilog, epilog_inputs, preferences))
+    one = Matmul(a, b, c, distributions=distributions, alpha=alpha, beta=beta, qualifiers=qualifiers,
+                 quantization_scales=quantization_scales, options=options, group=group,
+                 _epilog=(epilog, epilog_inputs, preferences))
     _meeting.keep_plan(one._group, one._key, one._problem)
     return one.execute()
+
+
+def _refuse_scales(quantization_scales: Any) -> None:
+    if quantization_scales is not None:
+        raise ValueError("quantization_scales is given, which is for operands of FP8; a product takes no FP8")
 
 
 def as_multiplied(tensor: torch.Tensor, qualifier: Qualifier) -> torch.Tensor:
