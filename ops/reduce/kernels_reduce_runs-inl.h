@@ -276,19 +276,24 @@ inline void combineAccs(Accs<Format>& acc, const Accs<Format>& next) {
 // (a + bi)(c + di) of neighbouring lanes, by the plain formula. The shuffles take the real or the imaginary part
 // twice, or exchange the two. A negated product is added, so that no instruction set subtracts otherwise.
 struct ComplexProd {
+  // Lane i of the result is lane (i | kSet) ^ kTurned.
+  template <std::size_t kSet, std::size_t kTurned, typename V, std::size_t... kLane>
+  static V shuffled(V a, std::index_sequence<kLane...>) {
+    return __builtin_shufflevector(a, a, static_cast<int>((kLane | kSet) ^ kTurned)...);
+  }
+
   template <typename V>
   static V of(V a, V b) {
     using Lane = std::remove_cvref_t<decltype(b[0])>;
     using Bits = std::conditional_t<sizeof(Lane) == 4, std::uint32_t, std::uint64_t>;
-    Vector<Bits> even, odd, exchanged, negated;
-    for (std::size_t i = 0; i < kVectorBytes / sizeof(Lane); ++i) {
-      even[i] = static_cast<Bits>(i & ~std::size_t{1});
-      odd[i] = static_cast<Bits>(i | 1);
-      exchanged[i] = static_cast<Bits>(i ^ 1);
+    constexpr std::size_t kNumLanes = kVectorBytes / sizeof(Lane);
+    constexpr std::make_index_sequence<kNumLanes> kLanes{};
+    Vector<Bits> negated;
+    for (std::size_t i = 0; i < kNumLanes; ++i) {
       negated[i] = i % 2 == 0 ? Bits{1} << (8 * sizeof(Bits) - 1) : 0;
     }
-    const V straight = __builtin_shuffle(a, even) * b;
-    const V crossed = __builtin_shuffle(a, odd) * __builtin_shuffle(b, exchanged);
+    const V straight = shuffled<1, 1>(a, kLanes) * b;
+    const V crossed = shuffled<1, 0>(a, kLanes) * shuffled<0, 1>(b, kLanes);
     return straight + __builtin_bit_cast(V, __builtin_bit_cast(Vector<Bits>, crossed) ^ negated);
   }
 };

@@ -56,8 +56,8 @@ class Matmul:
         None: the context's. quantization_scales: of FP8 operands, which a product does not take: None.
 
     Collective over the group, as plan, execute and reset_operands are; for one thread at a time. Operands are not
-    written to, except c with the option inplace. An error on any rank is raised on all ranks: TypeError, ValueError, MismatchError where ranks were given
-    different arguments. Differentiable once, in a, b, c and a bias.
+    written to, except c with the option inplace. An error on any rank is raised on all ranks: TypeError, ValueError,
+    MismatchError where ranks were given different arguments. Differentiable once, in a, b, c and a bias.
     """
 
     def __init__(self, a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | None = None,
@@ -73,7 +73,8 @@ class Matmul:
         self._operands: list[Operand | None] = []
         self._mesh: Any = None
         self._epilog = Epilog(MatmulEpilog.DEFAULT, {})
-        facts, error = self._read(a, b, c, distributions, alpha, beta, qualifiers, quantization_scales, options, _epilog)
+        facts, error = self._read(a, b, c, distributions, alpha, beta, qualifiers, quantization_scales, options,
+                                  _epilog)
         everyone = _meeting.exchange(self._group, self._call, facts, error)
         self._facts = everyone[self._rank]
         self._key = f"{self._call} {everyone}"
@@ -89,7 +90,8 @@ class Matmul:
     # Arguments.
 
     def _read(self, a: Any, b: Any, c: Any, distributions: Any, alpha: Any, beta: Any, qualifiers: Any,
-              quantization_scales: Any, options: Any, epilog: tuple[Any, Any, Any] | None) -> tuple[dict[str, Any], Exception | None]:
+              quantization_scales: Any, options: Any,
+              epilog: tuple[Any, Any, Any] | None) -> tuple[dict[str, Any], Exception | None]:
         """This rank's arguments for the other ranks, or the error of this rank."""
         try:
             given: MatmulOptions = read_options(MatmulOptions, options)
