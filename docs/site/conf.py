@@ -21,6 +21,7 @@ highlight_language = "none"  # of blocks without a language: pictures of charact
 smartquotes = False
 autodoc_typehints = "none"  # the docstrings give the types in words, and signatures stay short
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # torch's docstrings refer to torch's own pages
 nitpicky = True  # a :func:`name` without a target is an error
 
 

@@ -49,11 +49,11 @@ def api(app, text):
 
 
 def described(point):
-    """The docstring of the name in a point; the point itself where the name has no docstring: a module, whose names
-    follow, or a value."""
+    """The docstring of the name in a point; the point itself where the name has no docstring of its own: a module,
+    whose names follow, a value, or another name of a class."""
     path, _, name = f"shardwire.{point[1]}".rpartition(".")
     named = getattr(importlib.import_module(path), name)
-    if inspect.ismodule(named) or not callable(named):
+    if inspect.ismodule(named) or not callable(named) or inspect.isclass(named) and named.__name__ != name:
         return point[0]
     if inspect.isclass(named):
         kind = "exception" if issubclass(named, BaseException) else "class"

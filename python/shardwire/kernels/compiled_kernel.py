@@ -14,8 +14,9 @@ class CompiledKernel:
     """A kernel and the file that it was compiled into: ``DeviceKernel.path`` of an earlier compile_and_load.
 
     traced_kernel: the function, or anything else that names the kernel; kept. compiled_artifact: the file;
-    FileNotFoundError where it is missing, :class:`KernelError` for any file but a kernel's. ir: the file's contents:
-    name, key, forms of inputs and outputs. ``DeviceKernel.load_from_file(kernel.compiled_artifact)`` loads the kernel.
+    FileNotFoundError where the file is missing, :class:`shardwire.KernelError` for any file but a kernel's. ir: the
+    file's contents: name, key, forms of inputs and outputs. ``DeviceKernel.load_from_file(kernel.compiled_artifact)``
+    loads the kernel.
     """
 
     def __init__(self, traced_kernel: Any, compiled_artifact: str | os.PathLike[str]) -> None:

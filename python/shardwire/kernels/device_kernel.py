@@ -67,7 +67,7 @@ class DeviceKernel:
             ``torch.export.ExportedProgram``, whose own example tensors serve where none are given. The kernel is
             compiled for inference: results carry no gradients.
         args, kwargs: example tensors, by position or by the names of the kernel's parameters; numpy arrays and
-            :class:`DeviceTensor` too. Shapes, dtypes, strides and kind of device count; values do not.
+            :class:`kernels.DeviceTensor` too. Shapes, dtypes, strides and kind of device count; values do not.
         name: for messages; None: the kernel's own.
         additional_compiler_args: settings of torch's inductor, ``{"max_autotune": True}`` or ``"max_autotune=True"``;
             part of the key.
@@ -136,7 +136,7 @@ class DeviceKernel:
                  outputs: Mapping[str, Any] | None = None, save_trace: bool = False,
                  ntff_name: str | None = None) -> Result | Mapping[str, Any]:
         """Runs the kernel: ``k(a, b)``, or ``k(inputs={"a": a, "b": b})``, or ``k({"a": a, "b": b})``. Tensors, or
-        numpy arrays and :class:`DeviceTensor`.
+        numpy arrays and :class:`kernels.DeviceTensor`.
 
         outputs: tensors by name ("output0", "output1", ..., or the keys of the dict that the kernel returns). The
             results are copied into these tensors, and the call returns the same tensors. Without outputs, and with

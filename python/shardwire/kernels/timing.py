@@ -24,8 +24,8 @@ class BenchmarkResult:
 
 
 class KernelTimes(BenchmarkResult):
-    """Seconds of each timed call, and statistics, which are in milliseconds too, as :class:`BenchmarkResult`. mode:
-    "host", the whole call as the caller sees it; "device", the compiled code alone."""
+    """Seconds of each timed call, and statistics, which are in milliseconds too, as :class:`kernels.BenchmarkResult`.
+    mode: "host", the whole call as the caller sees it; "device", the compiled code alone."""
 
     def __init__(self, mode: str, warmup: int, iterations: int, seconds: tuple[float, ...]) -> None:
         self.mode, self.warmup, self.seconds = mode, warmup, seconds
