@@ -180,10 +180,13 @@ def test_objects_by_moodists_names_of_arguments():
 def profile_body(rank, folder):
     import os
     os.chdir(folder)
+    named = shardwire.create_process_group(dist.FileStore(f"{folder}/store", 2), rank, 2, 30, "profiled")
     dist.all_reduce(torch.ones(2))  # before
     shardwire.enable_profiling(True)
     dist.all_reduce(torch.ones(7))
-    dist.barrier()
+    named.barrier().wait()
+    message = torch.zeros(3)
+    dist.send(message, 1) if rank == 0 else dist.recv(message, 0)
     shardwire.enable_profiling(False)
     dist.all_reduce(torch.ones(5))  # after
     shardwire.enable_profiling(False)  # nothing to write
@@ -193,7 +196,9 @@ def profile_body(rank, folder):
     assert any("float32[7]" in span["name"] for span in spans), spans
     assert not any(f"float32[{count}]" in span["name"] for span in spans for count in (2, 5))
     assert all(span["dur"] >= 0 and span["pid"] == os.getpid() for span in spans)
-    assert {span["tid"] for span in spans} <= {event["tid"] for event in events if event["ph"] == "M"}
+    lines = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {span["tid"] for span in spans} == set(lines) and "group profiled" in lines.values(), lines
+    assert any(span["name"].startswith(("send", "recv")) for span in spans), spans
 
 
 def test_profiling_writes_the_operations_of_its_time(tmp_path):

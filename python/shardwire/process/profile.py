@@ -35,13 +35,14 @@ def enable_profiling(enabled: bool) -> None:
 def _events(recorded: dict[str, Any], begin_ns: int) -> list[dict[str, Any]]:
     """The recorder's operations from ``begin_ns`` on, in Chrome's format: one line for each group."""
     pid = os.getpid()
+    entries = [entry for entry in recorded["entries"] if entry["time_created_ns"] >= begin_ns]
+    # A message has the name of its pair of ranks: a collective of the same group counts.
+    groups = {entry["pg_id"]: entry["process_group"][0] for entry in sorted(entries, key=lambda one: not one["is_p2p"])}
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": pid, "tid": int(number), "args": {"name": f"group {group['name']}"}}
-        for number, group in recorded["pg_config"].items()]
-    for entry in recorded["entries"]:
-        created = entry["time_created_ns"]
-        if created >= begin_ns:
-            ended = entry["time_discovered_completed_ns"] or time.time_ns()
-            events.append({"ph": "X", "name": entry["operation"], "pid": pid, "tid": entry["pg_id"],
-                           "ts": created / 1e3, "dur": (ended - created) / 1e3})
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": number, "args": {"name": f"group {name}"}}
+        for number, name in groups.items()]
+    for entry in entries:
+        created, ended = entry["time_created_ns"], entry["time_discovered_completed_ns"] or time.time_ns()
+        events.append({"ph": "X", "name": entry["operation"], "pid": pid, "tid": entry["pg_id"],
+                       "ts": created / 1e3, "dur": (ended - created) / 1e3})
     return events
