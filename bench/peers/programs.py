@@ -94,8 +94,11 @@ def mpi(name, build, folder):
     if None in tools:
         raise Missing("there is no mpicc or no mpirun (Debian: libopenmpi-dev and openmpi-bin)")
     program = folder / "mpi_peer"
-    run_or_miss("mpicc", [tools[0], "-O2", "-Wall", str(HERE / "mpi_peer.c"), "-o", str(program), f"-L{build}",
+    # Another comparison may be running the program of this name: a rename replaces it whole.
+    fresh = folder / f"mpi_peer.{os.getpid()}"
+    run_or_miss("mpicc", [tools[0], "-O2", "-Wall", str(HERE / "mpi_peer.c"), "-o", str(fresh), f"-L{build}",
                           "-lpeer_loop", f"-Wl,-rpath,{build}"], environment)
+    fresh.replace(program)
     before, after = [tools[1], "-n"], [str(program)]
     if name.startswith("openmpi"):
         before[1:1] = ["--oversubscribe", "--bind-to", "none"]

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <fstream>
 #include <string>
 #include <thread>
 
@@ -306,18 +305,9 @@ TEST_P(LateLinks, AnIdleRankAnswers) {
 
 // ---- processes
 
-// Returns when the process is stopped: the signal takes a while to reach all threads.
 void stop(pid_t pid) {
   ::kill(pid, SIGSTOP);
-  while (true) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-    std::string line;
-    std::getline(file, line);
-    if (line.find(") T ") != std::string::npos) {
-      return;
-    }
-    std::this_thread::sleep_for(milliseconds(1));
-  }
+  testing::awaitStopped(pid);
 }
 
 // Runs `body` on ranks that are processes, over one group whose links are made when operations need them.

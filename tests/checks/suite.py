@@ -152,7 +152,9 @@ def junit(path, where=None):
         failures = [*case.findall("failure"), *case.findall("error")]
         if failures:
             counted = add([counted, FAIL])
-            text = "\n".join(failure.text or failure.get("message") or "" for failure in failures)
+            # ctest puts what a program printed beside the failure.
+            text = "\n".join([*(failure.text or failure.get("message") or "" for failure in failures),
+                              case.findtext("system-out") or ""])
             failed.append(name + "".join(f"\n      {line}" for line in text.splitlines()[-25:]))
         elif skip is not None or case.get("status") == "notrun":
             counted = add([counted, SKIP])
@@ -255,9 +257,8 @@ def cpp(folder, env, options, *more, target="all", only="."):
     # A program that died or hung has written no report, or a report without a failure: the program counts as one
     # failure.
     if status != 0:
-        ended_badly = [name.splitlines()[0].rpartition(".")[2]
-                       for name in (junit(programs)[1] if programs.exists() else [])]
-        dead = [name for name in ended_badly if name not in with_failures]
+        ended_badly = [name.partition(".")[2] for name in (junit(programs)[1] if programs.exists() else [])]
+        dead = [name for name in ended_badly if name.splitlines()[0] not in with_failures]
         if not failed and not dead:
             dead = ["ctest"]
         failed += [f"the program itself: {name}" for name in dead]

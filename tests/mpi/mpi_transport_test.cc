@@ -5,13 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 
 #include "backend/transport/endpoint.h"
 #include "backend/transport/mpi/mpi_process.h"
 #include "tests/backend/transport/contract.h"
 #include "tests/backend/transport/contract_fetch.h"
+#include "tests/support/fork_ranks.h"
 
 namespace shardwire::testing {
 namespace {
@@ -27,15 +27,6 @@ Options smallLanes() {
   options.ringBytes = std::size_t{16} << 10;
   options.inlineBytes = 0;
   return options;
-}
-
-void awaitStopped(pid_t process) {
-  std::string stat;
-  for (const auto start = Clock::now(); stat.find(") T") == std::string::npos; std::this_thread::yield()) {
-    ASSERT_LT(Clock::now() - start, std::chrono::seconds(20)) << "process " << process << " does not stop";
-    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
-    std::getline(file, stat);
-  }
 }
 
 const auto kFixtures = ::testing::Values(TransportFixture{"Mpi", false, overMpi(), true},
@@ -139,7 +130,7 @@ TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
         ASSERT_EQ(frame.size(), sizeof(reader));
         std::memcpy(&reader, frame.data(), sizeof(reader));
         connection.release(Lane::kControl);
-        awaitStopped(reader);
+        testing::awaitStopped(reader);
         pollFor(std::chrono::milliseconds(50));  // takes the request, and starts to answer
         static_cast<void>(connection.stopFetches());
         std::fill(memory.begin(), memory.end(), std::byte{2});

@@ -25,6 +25,7 @@
 namespace shardwire::internal {
 namespace {
 
+using shardwire::testing::awaitStopped;
 using shardwire::testing::meetOutside;
 using shardwire::testing::runRanksAsProcesses;
 using shardwire::testing::SharedValue;
@@ -231,6 +232,7 @@ TEST(StoppedRank, MakesTheTimeoutHoldAndIsNamed) {
                         while (*stopped == 0) {
                           std::this_thread::yield();
                         }
+                        awaitStopped(*stopped);
                         std::vector<float> values(10);
                         const auto before = Clock::now();
                         auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {10}),

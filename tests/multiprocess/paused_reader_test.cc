@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -22,6 +21,7 @@
 namespace shardwire::internal {
 namespace {
 
+using shardwire::testing::awaitStopped;
 using shardwire::testing::meetOutside;
 using shardwire::testing::runRanksAsProcesses;
 using shardwire::testing::SharedValue;
@@ -50,14 +50,6 @@ void pauseHere(int) {
   sharedByReader->isPaused = true;
   kill(getpid(), SIGSTOP);
   mprotect(lockedPages, kLocked, PROT_READ | PROT_WRITE);
-}
-
-bool isStopped(int pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  std::getline(stat, text);
-  const auto end = text.rfind(')');
-  return end != std::string::npos && end + 2 < text.size() && text[end + 2] == 'T';
 }
 
 using Move = std::function<Result<WorkPtr>(Communicator&, TensorView, CallOptions)>;
@@ -95,10 +87,11 @@ void ownAndGiveUp(Communicator& group, Shared& shared, const Move& move) {
                    {.timeout = seconds(1)});
   ASSERT_TRUE(work.isOk());
   const auto giveUp = Clock::now() + seconds(20);
-  while ((!shared.isPaused || !isStopped(shared.reader)) && Clock::now() < giveUp) {
+  while (!shared.isPaused && Clock::now() < giveUp) {
     std::this_thread::sleep_for(milliseconds(1));
   }
-  EXPECT_TRUE(shared.isPaused) << "the reader never came to the locked pages";
+  ASSERT_TRUE(shared.isPaused) << "the reader never came to the locked pages";
+  awaitStopped(shared.reader);
   EXPECT_EQ((*work)->wait().code(), StatusCode::kTimeout);
   std::memset(memory->get(), 2, kBytes);
   kill(shared.reader, SIGCONT);

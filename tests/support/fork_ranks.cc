@@ -15,6 +15,8 @@
 
 #include <condition_variable>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -147,6 +149,23 @@ void judge(const Child& child, Rank rank, bool mayDie, Duration limit) {
   }
 }
 
+// False also while a thread comes or goes: the caller looks again.
+bool areAllThreadsStopped(pid_t process) {
+  std::error_code error;
+  std::size_t threads = 0;
+  std::filesystem::directory_iterator entries(fmt::format("/proc/{}/task", process), error);
+  for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
+    std::ifstream file(entries->path() / "stat");
+    std::string line;
+    std::getline(file, line);
+    if (line.find(") T ") == std::string::npos) {
+      return false;
+    }
+    ++threads;
+  }
+  return !error && threads > 0;
+}
+
 }  // namespace
 
 void runRanksAsThreads(int numRanks, const RankFunction& function, Duration limit) {
@@ -213,6 +232,13 @@ void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration li
     if (child.pid > 0) {
       judge(child, rank, mayDie.contains(rank), limit);
     }
+  }
+}
+
+void awaitStopped(pid_t process) {
+  for (const auto start = Clock::now(); !areAllThreadsStopped(process);
+       std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    ASSERT_LT(Clock::now() - start, std::chrono::seconds(20)) << "process " << process << " does not stop";
   }
 }
 

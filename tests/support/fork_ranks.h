@@ -3,6 +3,8 @@
 // ranks fail the running test.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <functional>
 #include <set>
@@ -21,5 +23,8 @@ void runRanksAsThreads(int numRanks, const RankFunction& function, Duration limi
 // part of the test. Results of a child stay in the child: check them there, or hand them over in memory mapped before.
 void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit,
                          const std::set<Rank>& mayDie = {});
+
+// Returns when SIGSTOP has reached every thread of the process: until then a thread of the process may still answer.
+void awaitStopped(pid_t process);
 
 }  // namespace shardwire::testing

@@ -597,6 +597,7 @@ TEST_P(OwnerGone, StopEndsByTheTimeoutAndIsNamed) {
                                  while (stopped->load() == 0) {
                                    ::usleep(100);
                                  }
+                                 testing::awaitStopped(stopped->load());
                                  if (rank == 0) {
                                    const Status status = callOf(GetParam(), **group, block);
                                    EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();

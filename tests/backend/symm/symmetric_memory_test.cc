@@ -464,6 +464,7 @@ TEST(SymmetricWait, StoppedRankIsNamedAtTheTimeout) {
         while (stopped->load() == 0) {
           ::usleep(100);
         }
+        testing::awaitStopped(stopped->load());
         for (const bool isBarrier : {false, true}) {
           const Status status =
               isBarrier ? block->barrier(0, milliseconds(200))
