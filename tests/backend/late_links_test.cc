@@ -445,7 +445,7 @@ TEST_P(LateLinks, AStoppedRankHoldsUpOnlyThoseThatNeedIt) {
   });
 }
 
-// The ranks that gave up had no link to the stopped rank: the rank receives the error when it arrives.
+// The ranks that gave up had no link to the stopped rank: this rank receives the error when the links are made.
 TEST_P(LateLinks, ALatePeerReceivesThatAnOperationWasGivenUp) {
   withProcesses(3, [](Communicator& group, Shared& shared) {
     const bool isLate = group.rank() == 2;
