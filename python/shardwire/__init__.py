@@ -62,6 +62,8 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from .compiler.shards import (ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards,
                                   specs_from_dtensor)
     from .groups.mpi import create_process_group_from_mpi
+    from .survive.reconfigure import (Agreement, agree, reconfigure, reconfigure_handle, reconfigure_handles,
+                                     shrink)
     from .groups.standalone import ShardwireBackend, ShardwireProcessGroup, create_shardwire_backend
     from .groups.tcp_store import TcpStore
     from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache
@@ -76,6 +78,7 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 _MODULE_OF = {name: module for module, names in {
     "groups.mpi": ("create_process_group_from_mpi",),
+    "survive.reconfigure": ("Agreement", "agree", "reconfigure", "reconfigure_handle", "reconfigure_handles", "shrink"),
     "groups.standalone": ("ShardwireBackend", "ShardwireProcessGroup", "create_shardwire_backend"),
     "groups.tcp_store": ("TcpStore",),
     "process.profile": ("enable_profiling",),
@@ -94,20 +97,21 @@ _MODULE_OF = {name: module for module, names in {
 __version__ = _build_info.VERSION
 
 __all__ = [
-    "AbortedError", "BoundOp", "CheckpointError", "ClosedError", "CustomOp", "DeviceKernel", "Empty", "FusedLayout",
-    "Future", "GapError", "InternalError", "KernelError", "KernelTimes", "Layout", "MismatchError", "NameMap",
-    "OfflinePlan", "Options", "Part", "Partial", "PeerFailedError", "Publication", "Queue", "QueueWork",
+    "AbortedError", "Agreement", "BoundOp", "CheckpointError", "ClosedError", "CustomOp", "DeviceKernel", "Empty",
+    "FusedLayout", "Future", "GapError", "InternalError", "KernelError", "KernelTimes", "Layout", "MismatchError",
+    "NameMap", "OfflinePlan", "Options", "Part", "Partial", "PeerFailedError", "Publication", "Queue", "QueueWork",
     "Replicate", "Shard", "ShardInfo", "ShardwireBackend", "ShardwireError", "ShardwireProcessGroup",
     "StridedShard", "Subscription", "SystemFailure", "TcpStore", "TensorRegion", "TimeoutError", "Topology",
-    "Transaction", "TransactionContextManager", "UnsupportedError", "WeightSync", "apply_local_reshard", "cat",
-    "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard", "compute_shards",
-    "cpu_allocator_debug", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group",
+    "Transaction", "TransactionContextManager", "UnsupportedError", "WeightSync", "agree", "apply_local_reshard",
+    "cat", "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard",
+    "compute_shards", "cpu_allocator_debug", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group",
     "create_process_group_from_mpi", "create_shardwire_backend", "cuda_copy", "describe_collectives",
     "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator",
     "enable_profiling", "end_process_group", "errors", "find_process_group", "fused", "global_ranks",
-    "in_shared_heap", "load", "name_process_group", "nvshmem", "plan", "publish", "redistribute", "register",
-    "register_plain", "resolve_backend", "save", "serialize", "specs_from_dtensor", "stand_in_for", "status",
-    "subscribe", "symm", "sync", "trace", "unfused", "weights",
+    "in_shared_heap", "load", "name_process_group", "nvshmem", "plan", "publish", "reconfigure",
+    "reconfigure_handle", "reconfigure_handles", "redistribute", "register", "register_plain", "resolve_backend",
+    "save", "serialize", "shrink", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync",
+    "trace", "unfused", "weights",
 ]
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Iterator, List, Tuple
 
-__all__ = ["Finding", "examine_wires"]
+__all__ = ["Finding", "chosen_interfaces", "examine_wires"]
 
 # (level, name, text, fix): doctor.Check's fields; a tuple, so that neither file needs the other.
 Finding = Tuple[str, str, str, str]
@@ -82,12 +82,22 @@ def _is_chosen(name: str, wanted: str) -> bool:
     return hit != excludes
 
 
+def _choosing_variable() -> str:
+    return next((name for name in ("SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+                 if os.environ.get(name)), "")
+
+
+def chosen_interfaces() -> List[_Interface]:
+    """The interfaces with an address that are up, and that SHARDWIRE_SOCKET_IFNAME chooses where it is set."""
+    source = _choosing_variable()
+    return [each for each in _interfaces() if not source or _is_chosen(each.name, os.environ[source])]
+
+
 def _network_interfaces() -> Iterator[Finding]:
     every = _interfaces()
-    source = next((name for name in ("SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-                   if os.environ.get(name)), "")
+    source = _choosing_variable()
     if source:
-        chosen = [each for each in every if _is_chosen(each.name, os.environ[source])]
+        chosen = chosen_interfaces()
         if not chosen:
             names = ", ".join(each.name for each in every) or "none"
             yield ("FAIL", "interfaces",

@@ -141,7 +141,8 @@ def findings_of_include(path, room, quote, name):
 TRUNK = ["groups", "process", "compiler", "plain"]
 PYTHON_ROOMS = {
     "process": [], "plain": [], "groups": ["process"], "compiler": ["groups", "plain"],
-    **{feature: TRUNK for feature in ("distributed", "kernels", "offline", "queues", "status", "symm", "weights")},
+    **{feature: TRUNK for feature in ("distributed", "kernels", "offline", "queues", "status", "symm")},
+    "records": ["process"], "weights": [*TRUNK, "records"], "survive": [*TRUNK, "records"],
     "nvshmem": [*TRUNK, "symm"], "adapters": [*TRUNK, "weights"], "demo": [*TRUNK, "weights"],
 }
 

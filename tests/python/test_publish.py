@@ -28,7 +28,7 @@ from shardwire.groups.mpi import tcp_store
 from shardwire.launch import free_port
 from shardwire.weights.meeting_place import Address, FolderPlace, RecordPlace, signed
 from shardwire.weights.publishing import Publication
-from shardwire.weights.record_server import RecordServer
+from shardwire.records.server import RecordServer
 from shardwire.weights.versions import Versions
 
 F32 = torch.float32

@@ -12,7 +12,7 @@ from test_publish import ANOTHER, in_a_child, raised, url_of
 import shardwire
 from shardwire.weights.finding import _record, closed_key
 from shardwire.weights.meeting_place import Address, signed
-from shardwire.weights.record_server import RecordServer
+from shardwire.records.server import RecordServer
 
 
 @in_a_child

@@ -20,10 +20,10 @@ import pytest
 from test_publish import in_a_child, raised
 
 from shardwire.launch import free_port
-from shardwire.weights import record_server
+from shardwire.records import server as record_server
 from shardwire.weights.meeting_place import Address, RecordPlace
-from shardwire.weights.record_server import BANNER, NONCE_BYTES, RecordServer, listen_for
-from shardwire.weights.records import RecordClient
+from shardwire.records.server import BANNER, NONCE_BYTES, RecordServer, listen_for
+from shardwire.records.client import RecordClient
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def test_nothing_is_answered_before_the_token(tmp_path: Path) -> None:
 
 def client_token(token: str, port: int, text: str) -> None:
     """The error in a process of another job, while the server's thread answers for our job."""
-    from shardwire.weights import records
+    from shardwire.records import client as records
     real = records.proof
     records.proof = lambda role, body: real(role, body + token) if token else ""  # type: ignore[assignment]
     differs = records.how_it_differs

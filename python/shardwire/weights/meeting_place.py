@@ -21,9 +21,9 @@ import torch.distributed as dist
 from ..compiler.layout import kind_of
 from ..process.log import log
 from ..errors import CheckpointError, MismatchError, SystemFailure
-from .job_token import how_it_differs, is_proof, proof
-from .record_server import RecordServer
-from .records import RecordClient, RecordStore
+from ..records.job_token import how_it_differs, is_proof, proof
+from ..records.server import RecordServer
+from ..records.client import RecordClient, RecordStore
 from .regular_file import read_regular
 
 _LOOK_S = 0.02

@@ -1,9 +1,9 @@
-"""The client of a small store of records, for jobs that meet by ``tcp://``: rank 0 of the publisher runs the server
-(``record_server.py``), all others are clients.
+"""The client of a small store of records: one process runs the server (``server.py``), such as rank 0 of a publisher
+whose other jobs meet by ``tcp://``, and all others are clients.
 
 Torch's TCPStore does not fit: on torch 1.13 a client's process ends when the server dies in the middle of an exchange,
 and on all versions a client waits for ever for a stopped server. Here every answer has a time limit, and each error is
-an exception. Records also contain a proof of the job's token (``meeting_place``).
+an exception. Records also contain a proof of the job's token (weights/meeting_place.py).
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ import torch.distributed as dist
 
 from ..errors import MismatchError
 from .job_token import how_it_differs, proof
-from .record_server import BANNER, MAX_FRAME, NONCE_BYTES
+from .server import BANNER, MAX_FRAME, NONCE_BYTES
 
 _ANSWER_S = 5.0
 
 
+class SilentServerError(ConnectionError):
+    """The server gives no answer, and has not closed the connection: its process is stopped or very busy, or what
+    listens there is no server of records."""
+
+
 class RecordClient:
     """One connection. OSError for any failure, after which the connection is unusable. MismatchError for another token
-    of the server's job. Any thread, one at a time.
+    of the server's job. Any thread, one at a time. seconds: for the connection; answer_s: for each answer.
     """
 
-    def __init__(self, host: str, port: int, seconds: float) -> None:
+    def __init__(self, host: str, port: int, seconds: float, answer_s: float = _ANSWER_S) -> None:
         self._lock = threading.Lock()
         self._seen = 0
         self._socket = socket.create_connection((host, port), timeout=min(max(seconds, 0.2), _ANSWER_S))
@@ -48,12 +53,12 @@ class RecordClient:
                 raise MismatchError(f"the store at {host}:{port} {how_it_differs(said == 'token')}")
         except TimeoutError:
             self._socket.close()
-            raise ConnectionError("what listens there is stopped, or is no store of shardwire.publish (a TCPStore is "
+            raise SilentServerError("what listens there is stopped, or is no store of shardwire.publish (a TCPStore is "
                                   "given as an object)") from None
         except BaseException:
             self._socket.close()
             raise
-        self._socket.settimeout(_ANSWER_S)
+        self._socket.settimeout(answer_s)
 
     def ask(self, *request: Any) -> Any:
         with self._lock:

@@ -1,0 +1,1 @@
+"""Groups that go on after the death of a rank, or with other processes."""

@@ -1,0 +1,105 @@
+"""Agreement of the surviving processes: each gives a flag, and all get one verdict with the same dead processes.
+
+The lowest living process coordinates. The coordinator collects the flags at the own store, waits for each process until
+the process answers or ends, and puts the verdict into the store. Each process keeps the verdict in the own store before
+returning. After the end of a coordinator the next process coordinates, and looks for a verdict at each process before
+waiting for the process: a verdict known to any living process stays the verdict.
+
+The group of the processes may have failed: nothing here goes through the group, nor through the group's store.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import PeerFailedError
+from .handles import OtherProcess, OwnStore, ProcessHandle, own_store
+
+# Between two looks of a waiting process for the end of the others; answers end the wait at once.
+LOOK_S = 0.005
+
+
+class Verdict(NamedTuple):
+    """flag: whether each living process gave True. dead: numbers of the ended processes, and of processes without an
+    answer in time. why: the first text given with a False."""
+
+    flag: bool
+    dead: tuple[int, ...]
+    why: str
+
+
+def agree_on(members: Sequence[ProcessHandle], dead_before: Sequence[int], key: str, flag: bool, why: str,
+             seconds: float) -> Verdict:
+    """The verdict of ``members`` under ``key``, a name of this agreement alone.
+
+    Collective among the living processes, except ``dead_before``: the dead of an earlier verdict. A process without an
+    answer within ``seconds`` counts as dead. PeerFailedError when the others have counted this process as dead.
+    """
+    store = own_store()
+    me = members.index(store.handle)
+    others = [OtherProcess(each) for each in members]
+    given = Verdict(flag, (), why)
+    dead = set(dead_before)
+    verdict = None if me not in dead else Verdict(False, tuple(sorted(dead)), "")
+    while verdict is None:
+        coordinator = min(set(range(len(members))) - dead)
+        if coordinator == me:
+            verdict = _collect(store, others, me, key, given, dead, seconds)
+        else:
+            verdict = _ask(others[coordinator], me, key, given,
+                           2 * seconds + len(members))
+            if verdict is None:
+                dead.add(coordinator)
+    store.ask("put", f"{key}/verdict", json.dumps(verdict))
+    if me in verdict.dead:
+        raise PeerFailedError(f"the other processes of the group go on without this one ({store.handle}), which did "
+                              f"not answer within {seconds:g} s")
+    return verdict
+
+
+def _read(text: str | None) -> Verdict | None:
+    if text is None:
+        return None
+    flag, dead, why = json.loads(text)
+    return Verdict(flag, tuple(dead), why)
+
+
+def _ask(coordinator: OtherProcess, me: int, key: str, given: Verdict, seconds: float) -> Verdict | None:
+    """The coordinator's verdict; None when the coordinator has ended, or after ``seconds``."""
+    end = time.monotonic() + seconds
+    is_given = False
+    while not coordinator.is_gone and time.monotonic() < end:
+        is_given = is_given or coordinator.ask("put", f"{key}/{me}", json.dumps(given)) is not None
+        verdict = _read(coordinator.ask("peek", f"{key}/verdict"))
+        if verdict is not None:
+            return verdict
+        coordinator.rest(0.2)
+    return None
+
+
+def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str, given: Verdict, dead: set[int],
+             seconds: float) -> Verdict:
+    """The coordinator's part."""
+    end = time.monotonic() + seconds
+    flags = {me: given}
+    missing = [number for number in range(len(others)) if number != me and number not in dead]
+    while missing:
+        for number in list(missing):
+            answer = _read(store.ask("peek", f"{key}/{number}"))
+            earlier = _read(others[number].ask("peek", f"{key}/verdict")) if answer is None else None
+            if earlier is not None:
+                return earlier
+            if answer is not None:
+                flags[number] = answer
+            elif others[number].is_gone or time.monotonic() >= end:
+                dead.add(number)
+            else:
+                continue
+            missing.remove(number)
+        if missing:
+            store.rest(LOOK_S)
+    refused = [flags[number] for number in sorted(flags) if not flags[number].flag]
+    return Verdict(not refused, tuple(sorted(dead)), refused[0].why if refused else "")

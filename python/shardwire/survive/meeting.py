@@ -1,0 +1,108 @@
+"""The meeting of the processes that make a group: at the store of the first process, which becomes rank 0.
+
+Each process says that it is there, and with which list of handles. Rank 0 waits for all, looks for processes that end
+meanwhile, and answers: all get the store of the new group, or all raise the same error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import MismatchError, PeerFailedError, TimeoutError
+from ..records.client import RecordClient, RecordStore
+from .agreement import LOOK_S
+from .handles import OtherProcess, ProcessHandle, own_store
+
+
+def digest_of(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def meet(uuid: str, members: Sequence[ProcessHandle], seconds: float) -> Any:
+    """The store of the new group, which the first process serves. The error names ``uuid``, and the process that has
+    ended (PeerFailedError), did not come in time (TimeoutError), or has another list (MismatchError)."""
+    store, place = own_store(), _place(uuid)
+    rank = members.index(store.handle)
+    digest = digest_of(*(each.text for each in members))
+    end = time.monotonic() + seconds
+    others = [OtherProcess(each) for each in members]
+    first = others[0]
+    if rank == 0:
+        answer = _await_all(others, place, digest, end)
+        store.ask("put", f"{place}/answer", answer)
+    else:
+        answer = _answer_of(first, place, digest, end)
+    if answer != "all":
+        name, _, text = answer.partition(" ")
+        raise {each.__name__: each for each in (MismatchError, PeerFailedError, TimeoutError)}[name](
+            f"reconfigure {uuid!r}: {text}")
+    client = first.connect()
+    if client is None:
+        raise PeerFailedError(f"reconfigure {uuid!r}: rank 0 ({members[0]}) has ended")
+    return _GroupStore(client, f"{place}/group/", others)
+
+
+def forget_meeting(uuid: str) -> None:
+    """Rank 0's part of the end of a group: removes the group's store."""
+    own_store().ask("remove", _place(uuid))
+
+
+def _place(uuid: str) -> str:
+    # A digest: what is removed with one place begins no other place.
+    return f"meet/{digest_of(uuid)}"
+
+
+class _GroupStore(RecordStore):
+    """The store of a group. Torch 1.13 ends init_process_group with a barrier that asks the store again and again for
+    the number of ranks: PeerFailedError instead of the timeout when one has ended."""
+
+    def __init__(self, client: RecordClient, prefix: str, others: Sequence[OtherProcess]) -> None:
+        super().__init__(client, prefix)
+        self._others = others
+
+    def add(self, key: str, amount: int) -> int:
+        for rank, other in enumerate(self._others if amount == 0 else ()):
+            other.ask("peek", "")
+            if other.is_gone:
+                raise PeerFailedError(f"rank {rank} ({other.handle}) has ended")
+        return super().add(key, amount)
+
+
+def _answer_of(first: OtherProcess, place: str, digest: str, end: float) -> str:
+    """The answer of rank 0: "all", or the name of an error's class and a text, which all ranks raise."""
+    is_here = False
+    while time.monotonic() < end:
+        is_here = is_here or first.ask("put", f"{place}/{own_store().handle.process}", digest) is not None
+        answer = first.ask("peek", f"{place}/answer")
+        if answer is not None:
+            return str(answer)
+        if first.is_gone:
+            return f"PeerFailedError rank 0 ({first.handle}) has ended, or cannot be reached"
+        first.rest(0.2)
+    return f"TimeoutError rank 0 ({first.handle}) did not come in time"
+
+
+def _await_all(others: Sequence[OtherProcess], place: str, digest: str, end: float) -> str:
+    """Rank 0's part of _answer_of."""
+    store = own_store()
+    missing = list(range(1, len(others)))
+    while missing:
+        for rank in list(missing):
+            here = store.ask("peek", f"{place}/{others[rank].handle.process}")
+            if here is not None and here != digest:
+                return (f"MismatchError rank 0 and {others[rank].handle} gave different handles, or in another order")
+            if here is not None:
+                missing.remove(rank)
+                continue
+            others[rank].ask("peek", "")
+            if others[rank].is_gone:
+                return f"PeerFailedError rank {rank} ({others[rank].handle}) has ended, or cannot be reached"
+        if missing and time.monotonic() > end:
+            names = ", ".join(f"rank {rank} ({others[rank].handle})" for rank in missing)
+            return f"TimeoutError {names} did not come in time"
+        if missing:
+            store.rest(LOOK_S)
+    return "all"

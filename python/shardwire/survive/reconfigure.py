@@ -1,0 +1,269 @@
+"""Groups that go on after the death of a rank, or with other processes: ``reconfigure`` and ``shrink``.
+
+1. Each process has a handle (handles.py), which no death of another process makes worthless.
+2. ``reconfigure`` ends the old group here, meets the processes of the given handles (meeting.py), and makes the group
+   anew: the ranks follow the order of the handles.
+3. ``agree`` and ``shrink`` know the handles of a group since ``reconfigure_handles``: the survivors agree on the dead
+   ranks (agreement.py), and ``shrink`` reconfigures without them until the remaining ranks all have the new group.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from .. import _C
+from ..errors import ShardwireError
+from ..groups.create import as_timeout
+from ..groups.lookup import create_over_fresh_store, end_process_group, find_process_group, resolve_backend
+from .agreement import Verdict, agree_on
+from .handles import ProcessHandle, own_store, parse_handle
+from .meeting import digest_of, forget_meeting, meet
+
+_lock = threading.Lock()
+_used: set[str] = set()  # of this process
+# By torch's group object. Weak: a group is not kept alive.
+_members: weakref.WeakKeyDictionary[Any, Members] = weakref.WeakKeyDictionary()
+
+
+class Members:
+    """The processes of one group. uuid: the same on all ranks, and of no other group. round: agreements until now.
+    dead: by the last one. store: of the group; torch keeps only the C++ half of it."""
+
+    def __init__(self, handles: Sequence[ProcessHandle], uuid: str) -> None:
+        self.handles = tuple(handles)
+        self.uuid = uuid
+        self.name = f"agree/{digest_of(uuid)}"
+        self.round = 0
+        self.dead: tuple[int, ...] = ()
+        self.store: Any = None
+
+    def agree(self, flag: bool, why: str, seconds: float) -> Verdict:
+        self.round += 1
+        # Each process that lives has the verdict before the last one.
+        self._forget(self.round - 2)
+        verdict = agree_on(self.handles, self.dead, f"{self.name}/{self.round}", flag, why, seconds)
+        self.dead = verdict.dead
+        return verdict
+
+    def forget(self) -> None:
+        """To be called when all living processes have the last verdict, and make no other agreement here."""
+        self._forget(self.round - 1)
+        self._forget(self.round)
+
+    def _forget(self, number: int) -> None:
+        if number > 0:
+            own_store().ask("remove", f"{self.name}/{number}")
+
+
+class Agreement(NamedTuple):
+    """The answer of :func:`agree`. flag: whether each living rank gave True. dead: ranks in the group, ascending.
+    handles: of the living ranks, in the order of their ranks."""
+
+    flag: bool
+    dead: tuple[int, ...]
+    handles: list[str]
+
+
+class _Kind(NamedTuple):
+    """The properties of the old group that the new one keeps. timeout: of operations; None: torch's default."""
+
+    is_default: bool
+    backend: str
+    timeout: timedelta | None
+    name: str | None
+    is_standalone: bool
+
+
+def reconfigure_handle() -> str:
+    """This process's handle for :func:`reconfigure`: an opaque string, the same until the process ends. Needs no group.
+
+    The first call opens a port on which this process serves a store of small records, to callers that prove the job's
+    token (SHARDWIRE_JOB_TOKEN). Any thread. OSError where no port can be had.
+    """
+    return own_store().handle.text
+
+
+def reconfigure_handles(group: Any = None) -> list[str]:
+    """The handles of the group's ranks, by rank. Collective at the first call for a group; a group that
+    :func:`reconfigure` or :func:`shrink` made knows them already.
+
+    Call it while all ranks live: :func:`agree` and :func:`shrink` need the handles after a death.
+    """
+    group = _group_object(group)
+    members = _members.get(group)
+    if members is None:
+        words = [own_store().handle.text, secrets.token_hex(8)]
+        answers = [blob.decode().split(" ")
+                   for blob in _C.exchange(resolve_backend(group), "reconfigure_handles", "", " ".join(words).encode())]
+        members = _members[group] = Members([parse_handle(text) for text, _ in answers], answers[0][1])
+    return [each.text for each in members.handles]
+
+
+def agree(flag: bool = True, group: Any = None, timeout: timedelta | float | None = None) -> Agreement:
+    """The living ranks of ``group`` agree on the dead ranks, and on the "and" of their flags, though the group may have
+    failed. Collective among the living ranks, which all get the same answer.
+
+    Needs an earlier :func:`reconfigure_handles` of the group (ValueError). ``timeout``: a rank that neither answers nor
+    ends within this time counts as dead; None: the group's timeout. PeerFailedError on a rank that the others have
+    counted as dead. One agreement at a time.
+    """
+    members = _members_of(group)
+    verdict = members.agree(bool(flag), "", _seconds(group, timeout))
+    return Agreement(verdict.flag, verdict.dead, [each.text for number, each in enumerate(members.handles)
+                                                  if number not in verdict.dead])
+
+
+def reconfigure(group: Any, uuid: str, handles: Sequence[str], timeout: timedelta | float | None = None,
+                backend: str | None = None) -> Any:
+    """Makes ``group`` anew of the processes with these handles; their order gives the ranks. Returns the new group.
+
+    Collective: each process of ``handles`` calls, with the same ``uuid`` and ``handles``. Members of the old group that
+    are not in ``handles`` do not call; processes without a group call with None. So a group loses ranks, gets new ones,
+    is split, or is joined with another one.
+
+    group: None: the default group; ``dist.get_rank()`` and ``dist.get_world_size()`` then return new values. The old
+        group ends on this rank, failed or not: its pending operations fail with AbortedError. Of the default group all
+        other groups of torch end too, as in ``dist.destroy_process_group()``: make sub-groups, DeviceMeshes, compiled
+        ops, queues and symmetric memory anew.
+    uuid: a name of this call; a name that this process used before is refused ("already used").
+    timeout: for the meeting; None: the old group's timeout, else 30 minutes. The new group keeps the old one's timeout.
+    backend: as in ``init_process_group``, for a default group that did not exist here; None: "shardwire".
+
+    ValueError, with the old group untouched, for handles without this process's, or with one twice. Afterwards the old
+    group has ended in any case: PeerFailedError when a process of ``handles`` ended, TimeoutError when one did not
+    come, MismatchError when lists differ. Call again with a new ``uuid``.
+    """
+    kind = _kind_of(group, backend)
+    members = [parse_handle(text) for text in handles]
+    own = own_store().handle
+    if not isinstance(uuid, str) or not uuid:
+        raise TypeError("uuid must be a str that is not empty")
+    if own not in members:
+        raise ValueError(f"the handles are of {', '.join(map(str, members)) or 'no process'}, and this is {own}: a "
+                         "process that leaves the group does not call reconfigure")
+    if len(set(members)) < len(members):
+        twice = next(each for each in members if members.count(each) > 1)
+        raise ValueError(f"the handle of {twice} stands twice in the list; give each process once")
+    with _lock:
+        if uuid in _used:
+            raise ValueError(f"uuid {uuid!r} was already used in this process; give each reconfiguration its own")
+        _used.add(uuid)
+    seconds = as_timeout(kind.timeout if timeout is None else timeout).total_seconds()
+    _end(group)
+    return _remake(kind, Members(members, uuid), seconds)
+
+
+def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | float | None = None) -> Any:
+    """The living ranks of ``group`` go on without the dead ranks and without ``ranks``. Returns the new group, in which
+    the ranks keep their order; None on a rank of ``ranks``, where the group has ended.
+
+    Collective among the living ranks, ``ranks`` too. Needs an earlier :func:`reconfigure_handles` of the group
+    (ValueError). Ranks that die meanwhile are left out as well. ``timeout``: how long a rank that neither answers nor
+    ends is waited for; None: the group's timeout. :func:`reconfigure` says which objects end with the old group.
+    """
+    members = _members_of(group)
+    seconds = _seconds(group, timeout)
+    leaving = {int(rank) for rank in ranks}
+    if not leaving <= set(range(len(members.handles))):
+        raise ValueError(f"ranks {sorted(leaving)} are not all in a group of {len(members.handles)} ranks")
+    kind = _kind_of(group, None)
+    own = own_store().handle
+    verdict = members.agree(True, "", seconds)
+    made, former = group, [members]
+    while True:
+        dead = leaving | set(verdict.dead)
+        rest = [each for number, each in enumerate(members.handles) if number not in dead]
+        _end(made)
+        if own not in rest:
+            return None
+        why, leaving = "", set()
+        members = Members(rest, f"shrink {digest_of(members.uuid, str(members.round))}")
+        try:
+            made = _remake(kind, members, seconds)
+        except RuntimeError as error:  # ShardwireError, and what torch's stores raise
+            made, why = _NONE, f"{own}: {error}"
+        # Which of the ranks have the new group is agreed on too: a rank may have died in between. A rank may come from
+        # the meeting, and then from making the group, at its timeout.
+        verdict = members.agree(made is not _NONE, why, 3 * seconds)
+        if verdict.flag and not verdict.dead:
+            for each in former:
+                each.forget()
+            return made
+        if not verdict.dead:
+            _end(made)
+            raise ShardwireError(f"the living ranks could not make the group anew: {verdict.why}")
+        former.append(members)
+
+
+_NONE = object()  # no group at all, where None is the default group
+
+
+def _end(group: Any) -> None:
+    if group is _NONE or group is None and not dist.is_initialized():
+        return
+    members = _members.get(_group_object(group))
+    end_process_group(group)
+    if members is not None and members.store is not None and members.handles[0] == own_store().handle:
+        forget_meeting(members.uuid)
+
+
+def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
+    handles = members.handles
+    store = meet(members.uuid, handles, seconds)
+    rank, size = handles.index(own_store().handle), len(handles)
+    if kind.is_default:
+        try:
+            dist.init_process_group(kind.backend, store=store, rank=rank, world_size=size,
+                                    timeout=as_timeout(kind.timeout))
+        except Exception:
+            _end(None)  # torch may have entered the group already
+            raise
+        made = c10d._get_default_group()
+    else:
+        made = create_over_fresh_store(store, rank, size, kind.timeout, kind.name, kind.is_standalone)
+    members.store, _members[made] = store, members
+    return made
+
+
+def _group_object(group: Any) -> Any:
+    """torch's object of the group."""
+    if isinstance(group, str):
+        return find_process_group(group)
+    if group is None:
+        resolve_backend(None)  # ValueError where there is none
+        return c10d._get_default_group()
+    return group
+
+
+def _members_of(group: Any) -> Members:
+    members = _members.get(_group_object(group))
+    if members is None:
+        raise ValueError("the group's ranks do not know each other's handles; call "
+                         "shardwire.reconfigure_handles(group) on all ranks when the group is made")
+    return members
+
+
+def _seconds(group: Any, timeout: timedelta | float | None) -> float:
+    return (as_timeout(timeout) if timeout is not None else resolve_backend(group).options._timeout).total_seconds()
+
+
+def _kind_of(group: Any, backend: str | None) -> _Kind:
+    if group is None and not dist.is_initialized():
+        return _Kind(True, backend or "shardwire", None, None, False)
+    native = resolve_backend(group)
+    found = _group_object(group)
+    timeout = native.options._timeout
+    if dist.is_initialized() and found is c10d._get_default_group():
+        configured = getattr(dist, "get_backend_config", dist.get_backend)(found)
+        return _Kind(True, backend or str(configured), timeout, None, False)
+    world: Any = getattr(c10d, "_world", None)
+    known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
+    return _Kind(False, "shardwire", timeout, _C.group_name(native), found not in known)

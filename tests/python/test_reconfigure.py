@@ -1,0 +1,271 @@
+"""Groups that go on: reconfigure by handles, agree and shrink after deaths, also of rank 0 and of several ranks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardwire
+from conftest import raises
+
+
+@pytest.fixture
+def run_ranks(run_ranks):
+    """As usual, with a barrier outside of all groups: after a group's barrier the death of a rank may still fail the
+    other ranks in the same barrier."""
+    def run(size, *args, **more):
+        global _barrier
+        _barrier = multiprocessing.get_context("fork").Barrier(size)
+        return run_ranks(size, *args, **more)
+
+    return run
+
+
+def _exchange_handles(group=None):
+    handles = shardwire.reconfigure_handles(group)
+    _barrier.wait(30)
+    return handles
+
+
+def _sum(group=None):
+    """An all_reduce of ones: the number of ranks."""
+    ones = torch.ones(3)
+    dist.all_reduce(ones, group=group)
+    return ones[0].item()
+
+
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _until_it_fails(group=None):
+    try:
+        for _ in range(100_000):
+            _sum(group)
+    except shardwire.PeerFailedError as error:
+        return error
+    raise AssertionError("the group did not fail")
+
+
+def _survive(rank, size, dying):
+    _exchange_handles()
+    if rank in dying:
+        _kill()
+    _until_it_fails()
+    begin = time.monotonic()
+    shardwire.shrink()
+    took = time.monotonic() - begin
+    living = [each for each in range(size) if each not in dying]
+    assert (dist.get_rank(), dist.get_world_size(), _sum()) == (living.index(rank), len(living), len(living))
+    assert len(shardwire.reconfigure_handles()) == len(living)
+    return took
+
+
+@pytest.mark.parametrize("dying", [{2}, {0}, {1, 3}, {0, 1, 2}])
+def test_survivors_go_on(run_ranks, dying):
+    run_ranks(4, _survive, dying, may_die=dying)
+
+
+def _die_one_after_another(rank, size):
+    _exchange_handles()
+    for dead in range(size - 1):
+        if rank == dead:  # always the present rank 0
+            _kill()
+        _until_it_fails()
+        shardwire.shrink()
+        assert (dist.get_rank(), _sum()) == (rank - dead - 1, size - dead - 1)
+
+
+def test_rank_0_dies_again_and_again(run_ranks):
+    run_ranks(4, _die_one_after_another, may_die={0, 1, 2})
+
+
+def _die_within_shrink(rank, size, dying, seconds):
+    _exchange_handles()
+    if rank == 0:
+        _kill()
+    _until_it_fails()
+    if rank == dying:
+        threading.Timer(seconds, _kill).start()
+    shardwire.shrink()
+    if rank == dying:
+        time.sleep(20)
+    # The rank died before or after the making of the group.
+    if dist.get_world_size() == size - 1:
+        _until_it_fails()
+        shardwire.shrink()
+    assert _sum() == dist.get_world_size() == size - 2
+
+
+def test_a_rank_dies_while_the_others_shrink(run_ranks):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for dying in (1, 2, 3):
+        run_ranks(4, _die_within_shrink, dying, draw.uniform(0, 0.03), may_die={0, dying})
+
+
+def _leave(rank, size):
+    _exchange_handles()
+    made = shardwire.shrink(ranks=[1])
+    assert (made is None) == (rank == 1) == (not dist.is_initialized())
+    if rank != 1:
+        assert _sum() == size - 1
+
+
+def test_living_ranks_leave(run_ranks):
+    run_ranks(3, _leave)
+
+
+def _agree(rank, size):
+    _exchange_handles()
+    handle = shardwire.reconfigure_handle()
+    raises(ValueError, shardwire.shrink, None, [7], contains="ranks [7]")
+    assert shardwire.agree() == (True, (), shardwire.reconfigure_handles())
+    assert not shardwire.agree(rank != 1).flag
+    if rank == 2:
+        _kill()
+    verdict = shardwire.agree(flag=True)
+    assert (verdict.flag, verdict.dead, verdict.handles.index(handle)) == (True, (2,), [0, 1, None, 2][rank])
+    shardwire.shrink()
+    assert _sum() == size - 1
+
+
+def test_agreement(run_ranks):
+    run_ranks(4, _agree, may_die={2})
+
+
+def _stopped(rank, size):
+    from shardwire.survive.handles import parse_handle
+    pid = parse_handle(_exchange_handles()[1]).pid
+    if rank == 1:
+        os.kill(pid, signal.SIGSTOP)
+        raises(shardwire.PeerFailedError, shardwire.agree, contains="go on without this one")
+        return
+    verdict = shardwire.agree(timeout=0.5)
+    assert verdict.dead == (1,)
+    assert shardwire.agree(timeout=0.5).dead == (1,)  # without a second timeout
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_a_stopped_rank_counts_as_dead_after_the_timeout(run_ranks):
+    run_ranks(3, _stopped, init=True)
+
+
+def _handles_by_file(folder, rank, size):
+    """Every process finds the others' handles, without a group."""
+    (folder / f"{rank}.new").write_text(shardwire.reconfigure_handle())
+    (folder / f"{rank}.new").rename(folder / str(rank))
+    while len([each for each in folder.iterdir() if not each.suffix]) < size:
+        time.sleep(0.002)
+    return [(folder / str(each)).read_text() for each in range(size)]
+
+
+def _move(rank, size, folder):
+    handles = _handles_by_file(folder, rank, size)
+    # Late join of processes without a group: 0 and 1, then all four, in another order.
+    if rank < 2:
+        shardwire.reconfigure(None, "two", handles[:2])
+        assert (dist.get_rank(), _sum()) == (rank, 2)
+    shardwire.reconfigure(None, "four", handles[::-1], timeout=20)
+    assert (dist.get_rank(), _sum()) == (3 - rank, 4)
+    # Split, and join the halves again.
+    half = [0, 2] if rank % 2 == 0 else [1, 3]
+    shardwire.reconfigure(None, f"half {rank % 2}", [handles[each] for each in half])
+    assert (dist.get_rank(), _sum()) == (half.index(rank), 2)
+    error = raises(ValueError, shardwire.reconfigure, None, f"half {rank % 2}", handles, contains="already used")
+    assert _sum() == 2, error  # the group is untouched
+    shardwire.reconfigure(None, "all", handles)
+    assert (dist.get_rank(), _sum()) == (rank, 4)
+    shardwire.reconfigure(None, "identity", handles)
+    assert (dist.get_rank(), _sum()) == (rank, 4)
+    shardwire.reconfigure(None, f"alone {rank}", [handles[rank]])
+    assert (dist.get_rank(), _sum()) == (0, 1)
+
+
+def test_processes_join_split_and_merge(run_ranks, tmp_path):
+    run_ranks(4, _move, tmp_path, init=False)
+
+
+def _standalone(rank, size):
+    from torch.distributed.distributed_c10d import _get_default_store
+    group = shardwire.create_process_group(dist.PrefixStore("own", _get_default_store()), rank, size, timeout=20,
+                                           name="mine", standalone=True)
+    handles = _exchange_handles(group)
+    assert handles == shardwire.reconfigure_handles("mine")
+    if rank == 1:
+        _kill()
+    with pytest.raises(shardwire.PeerFailedError):
+        while True:
+            shardwire.resolve_backend(group).barrier().wait()
+    made = shardwire.shrink(group)
+    ones = torch.ones(2)
+    shardwire.resolve_backend(made).allreduce([ones]).wait()
+    assert ones[0] == size - 1 and shardwire.find_process_group("mine") is made
+    dist.destroy_process_group()
+
+
+def test_a_standalone_group_keeps_its_name(run_ranks):
+    run_ranks(3, _standalone, may_die={1})
+
+
+def _wrong(rank, size, folder):
+    handles = _handles_by_file(folder, rank, size)
+    raises(ValueError, shardwire.reconfigure, None, "a", handles[:rank] + handles[rank + 1:], contains="a process that "
+           "leaves the group does not call")
+    raises(ValueError, shardwire.reconfigure, None, "a", handles + handles[:1], contains="twice")
+    raises(ValueError, shardwire.reconfigure, None, "a", ["shardwire-process:e30="], contains="is no handle")
+    raises(TypeError, shardwire.reconfigure, None, "a", [7], contains="no int")
+    raises(TypeError, shardwire.reconfigure, None, "", handles, contains="uuid")
+    raises(ValueError, shardwire.shrink, contains="no default process group")
+    # The lists differ
+    mine = handles if rank < 2 else [handles[0], handles[2], handles[1]]
+    raises(shardwire.MismatchError, shardwire.reconfigure, None, "b", mine, contains="different handles")
+    # A process is missing
+    if rank < 2:
+        error = raises(shardwire.TimeoutError, shardwire.reconfigure, None, "c", handles, 0.3)
+        assert f"rank 2 (pid {_pid_of(handles[2])} on host" in str(error) or "rank 0" in str(error)
+    raises(ValueError, shardwire.reconfigure, None, "c" if rank < 2 else "b", handles, contains="already used")
+    shardwire.reconfigure(None, "d", handles)
+    assert _sum() == size
+
+
+def _pid_of(handle):
+    from shardwire.survive.handles import parse_handle
+    return parse_handle(handle).pid
+
+
+def test_wrong_calls_are_refused_by_name(run_ranks, tmp_path):
+    run_ranks(3, _wrong, tmp_path, init=False)
+
+
+def _ended(rank, size, folder):
+    handles = _handles_by_file(folder, rank, size)
+    if rank == 1:
+        _kill()
+    while True:  # until the process has ended
+        error = raises(shardwire.PeerFailedError, shardwire.reconfigure, None, f"a {time.monotonic()}",
+                       handles[rank:] + handles[:rank], 10)
+        if f"pid {_pid_of(handles[1])}" in str(error):
+            return
+
+
+def test_an_ended_process_is_named(run_ranks, tmp_path):
+    run_ranks(2, _ended, tmp_path, init=False, may_die={1})
+
+
+def _without_handles(rank, size):
+    raises(ValueError, shardwire.shrink, contains="shardwire.reconfigure_handles(group)")
+    raises(ValueError, shardwire.agree, contains="shardwire.reconfigure_handles(group)")
+
+
+def test_shrink_without_handles_says_what_is_missing(run_ranks):
+    run_ranks(2, _without_handles)
