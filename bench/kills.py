@@ -8,6 +8,7 @@ take turns in one run. --seed S --trial N repeats a trial.
   ./run bench kills                              # 50 trials over shm, tcp and gloo
   ./run bench kills --trials 500 --ways shm,tcp  # over mpi: --ways mpi, one mpirun for each trial
   ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, after a rank published its address
+  ./run bench kills --ways survive-shm,survive-tcp   # the living ranks shrink the group, and reduce in the new one
   ./run bench kills --ways pause --trials 60     # SIGSTOP in the middle of a copy, instead of kills
   ./run bench kills --beside 12                  # beside so many programs that only compute
 """
@@ -39,7 +40,7 @@ from campaigns.busy import busy_loops
 from campaigns.stream import Setting, Stream, WrongBytes, prepare
 from campaigns.trial import READY, Rank, Trial, print_table, quantile, rank_main
 
-WAYS = ("shm", "tcp", "mpi", "gloo", "init-shm", "init-tcp", "pause")
+WAYS = ("shm", "tcp", "mpi", "gloo", "init-shm", "init-tcp", "survive-shm", "survive-tcp", "pause")
 START_SECONDS, GROUP_TIMEOUT = 180.0, 60.0  # mpirun's ranks import torch each
 # The environment of the ranks for each way.
 ENVIRONMENT: dict[str, dict[str, str]] = {way: {} if way == "gloo" else {"SHARDWIRE_TRANSPORTS": way.split("-")[-1]}
@@ -61,6 +62,9 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
                    "operation": "init_process_group", "part": False, "rank": me.rank})
         return me.linger()
     rank = dist.get_rank()
+    behaviour = setting.behaviour[rank]
+    if behaviour == "survive":
+        shardwire.reconfigure_handles()
     stream = Stream(setting, rank, lambda number: me.page.set(rank, "step", number))
     me.publish("state", READY)
     report: dict[str, Any] = {"wrong": [], "rank": rank}
@@ -81,15 +85,27 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
         except Exception:  # noqa: S110: failed like the first
             pass
     report["finished"] = stream.finished
-    behaviour = setting.behaviour[rank]
     if behaviour == "leave":
         me.report(report)
         os._exit(0)
     stream.scribble()
+    if behaviour == "survive":
+        report.update(again())
     me.report(report)
     if behaviour == "destroy":
         dist.destroy_process_group()
     me.linger()
+
+
+def again() -> dict[str, Any]:
+    """The first reduction of the living ranks in the new group, and the time of its end."""
+    try:
+        shardwire.shrink()
+        ones = torch.ones(1000)
+        dist.all_reduce(ones)
+    except Exception as error:
+        return {"again": f"{type(error).__name__}: {error}"}
+    return {"again": ones.min().item() if ones.min() == ones.max() else -1.0, "again_at": time.monotonic()}
 
 
 # ---- the campaign
@@ -101,6 +117,8 @@ def plan(seed: int, number: int, way: str) -> tuple[Setting, int, float]:
     size = rng.randint(2, 4 if way == "mpi" else 6)
     part = sorted(rng.sample(range(size), rng.randint(2, size - 1))) if size > 2 and rng.random() < 0.4 else []
     kinds = rng.choice((["stay"], ["leave"], ["stay", "leave", "destroy"]))
+    if way.startswith("survive"):
+        kinds = ["survive"]
     setting = Setting(f"{seed}/{number}", size, "gloo" if way == "gloo" else "shardwire", part,
                       rng.choice((-1, -1, 0, 1, 3)), rng.choice((1 << 12, 1 << 18, 1 << 22, 1 << 24)),
                       {rank: rng.choice(kinds) for rank in range(size)})
@@ -168,6 +186,10 @@ def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
             numbers = {victim, part.index(victim)} if report["part"] and victim in part else {victim}
             whom = [rf"rank {number}\b" for number in numbers] + [rf"rank \d+ \(pid {outcome['victim_pid']}\b"]
             verdict["named"] = any(re.search(who + DEATH, report["text"]) for who in whom)
+            if "again" in report:
+                verdict["again"] = report.get("again_at", math.inf) - outcome["killed"]
+                if report["again"] != outcome["setting"]["size"] - 1:
+                    verdict["kind"] = "wrong"
         verdicts.append(verdict)
     return verdicts
 
@@ -181,21 +203,25 @@ def print_outcome(outcome: dict[str, Any], seed: int, verdict: dict[str, Any]) -
           f"--trial {outcome['number']}")
     print(f"  part {setting['part']}, depth {setting['depth']}, up to {setting['max_bytes']} bytes, behaviour "
           f"{setting['behaviour']}, steps {outcome.get('steps')}")
-    for name in ("operation", "type", "text", "wrong", "broken", "ended", "stacks", "log"):
+    for name in ("operation", "type", "text", "again", "wrong", "broken", "ended", "stacks", "log"):
         if report.get(name):
             print(f"  {name}: {report[name]}")
     sys.stdout.flush()
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    rows = [["way", "kills", "survivors", "raised", "hung", "wrong", "broken", "dead rank named", "p50", "p99", "max"]]
+    # again: from the kill to the first reduction in the new group
+    rows = [["way", "kills", "survivors", "raised", "hung", "wrong", "broken", "dead rank named", "p50", "p99", "max",
+             "again p50", "p99", "max"]]
     for way, outcomes in results.items():
         verdicts = [verdict for outcome in outcomes for verdict in judge(outcome)]
         count = {kind: sum(verdict["kind"] == kind for verdict in verdicts) for kind in ("raised", "hung", "broken")}
         wrong = sum(bool(verdict["wrong"]) or verdict["kind"] == "wrong" for verdict in verdicts)
         named = sum(verdict["named"] for verdict in verdicts)
         seconds = [verdict["seconds"] for verdict in verdicts if "seconds" in verdict]
-        times = [f"{quantile(seconds, part) * 1e3:.1f} ms" for part in (0.5, 0.99, 1.0)]
+        later = [verdict["again"] for verdict in verdicts if "again" in verdict]
+        times = [f"{quantile(each, part) * 1e3:.1f} ms" if each else "" for each in (seconds, later)
+                 for part in (0.5, 0.99, 1.0)]
         share = f"{named} ({100 * named / max(1, len(verdicts)):.1f} %)"
         rows.append([way, str(len(outcomes)), str(len(verdicts)), str(count["raised"]), str(count["hung"]), str(wrong),
                      str(count["broken"]), share, *times])
