@@ -48,7 +48,7 @@ ProgressThread::ProgressThread(std::shared_ptr<ProgressBell> bell) {
 }
 
 ProgressThread::~ProgressThread() {
-  state_->stop.store(true, std::memory_order_release);
+  state_->stop.store(true, std::memory_order_seq_cst);
   state_->bell->ring();
   state_->role.stop();
   std::vector<std::thread> threads;
@@ -139,7 +139,7 @@ void ProgressThread::State::leave(Entry& entry) {
 
 // Until the end, or until another thread took the lead.
 void ProgressThread::State::lead() {
-  while (!stop.load(std::memory_order_acquire)) {
+  while (!stop.load(std::memory_order_seq_cst)) {
     const std::uint32_t ticket = bell->ticket();
     std::shared_ptr<const Entries> all;
     {
@@ -161,7 +161,7 @@ void ProgressThread::State::lead() {
       moved |= look.moved;
       nextLook = std::min(nextLook, look.nextLook);
     }
-    if (!moved && !stop.load(std::memory_order_acquire)) {
+    if (!moved && !stop.load(std::memory_order_seq_cst)) {
       bell->sleep(ticket, nextLook);
     }
   }

@@ -18,6 +18,8 @@ class ProgressBell {
   virtual std::uint32_t ticket() const = 0;
   // Returns when rung since `ticket`, at `until`, after longestSleep() (100 ms), or spuriously.
   virtual void sleep(std::uint32_t ticket, Deadline until) = 0;
+  // The caller stored its change seq_cst before, and the progress thread loads the change seq_cst behind ticket(): so
+  // no ring is lost while the bell moves (ProcessBell::moveTo).
   virtual void ring() = 0;
 };
 

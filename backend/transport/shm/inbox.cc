@@ -263,16 +263,17 @@ bool Inbox::ownerLeft() const {
   return state.load(std::memory_order_relaxed) == kLeft && state.load(std::memory_order_acquire) == kLeft;
 }
 
-// The reader copies the data, then loads `withdrawn`. The owner stores `withdrawn`, then returns the tensors. The
-// exchange is a full barrier, so later non-temporal stores of the owner's caller cannot pass it; the fence keeps the
-// reader's copies before the load.
+// The reader copies the data, then loads `withdrawn`. The owner stores `withdrawn`, then returns the tensors. Each side
+// has a fence between the two: a store of the owner's caller that a copy saw comes behind the mark. Without the owner's
+// fence that store may come first on Arm: a sequentially consistent store or exchange does not hold back later stores.
 bool Inbox::ownerWithdrew() const {
   fullFence();
-  return header().withdrawn.load(std::memory_order_seq_cst) != 0;
+  return header().withdrawn.load(std::memory_order_relaxed) != 0;
 }
 
 void Inbox::markWithdrawn() {
-  header().withdrawn.exchange(1, std::memory_order_seq_cst);
+  header().withdrawn.store(1, std::memory_order_relaxed);
+  fullFence();
   const std::lock_guard noMoreReaders(readers_);  // later readers see the mark
 }
 
@@ -283,11 +284,11 @@ void Inbox::leaveWord(const Status& why) {
 }
 
 std::optional<Status> Inbox::lastWord() const {
-  const auto code = static_cast<StatusCode>(header().wordCode);
-  if (!ownerLeft() || code == StatusCode::kOk) {
-    return std::nullopt;
+  if (!ownerLeft()) {
+    return std::nullopt;  // until then the owner may be writing
   }
-  return Status(code, readText(header().word));
+  const auto code = static_cast<StatusCode>(header().wordCode);
+  return code == StatusCode::kOk ? std::nullopt : std::optional<Status>({code, readText(header().word)});
 }
 
 void Inbox::markLeft() {
