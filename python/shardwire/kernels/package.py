@@ -71,7 +71,7 @@ def decode(data: bytes) -> Package:
     try:
         head = json.loads(data[_START.size:_START.size + head_bytes])
         return Package(code=data[_START.size + head_bytes:end], **_fields(head))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Broken(f"its head cannot be read: {error}") from None
 
 

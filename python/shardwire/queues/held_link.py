@@ -80,9 +80,8 @@ class HeldLink:
         try:
             outside = wire.head_outside(self.frame)
             if outside:  # the head follows separately, under the request's tag
-                request = wire.decode(self.frame, torch.zeros(outside, dtype=torch.uint8, device="cpu")).request
                 rest = torch.empty(outside, dtype=torch.uint8, device="cpu")
-                self._receive(rest, wire.tag_of(request), lambda: self._on_message(rest))
+                self._receive(rest, wire.tag_of(wire.request_of(self.frame)), lambda: self._on_message(rest))
                 return
         except Exception as error:
             self._end(error)

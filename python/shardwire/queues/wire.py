@@ -96,6 +96,10 @@ def head_outside(frame: torch.Tensor) -> int:
     return size if size > ROOM else 0
 
 
+def request_of(frame: torch.Tensor) -> int:
+    return int(_unpack(frame)[5])
+
+
 def decode(frame: torch.Tensor, rest: torch.Tensor | None) -> Message:
     _, _, op, flags, queue, request, value, size, count = _unpack(frame)
     head = bytes(frame.numpy()[_FIELDS.size:_FIELDS.size + size] if rest is None else rest.numpy())

@@ -223,7 +223,7 @@ class RecordServer:
             self._selector.modify(caller.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if caller.outbox else 0),
                                   caller)
         # The caller is gone, or no client of shardwire
-        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
             self._drop(caller)
 
     def _read(self, caller: _Caller) -> None:

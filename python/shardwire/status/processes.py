@@ -93,10 +93,13 @@ def _receive(connection: socket.socket, path: Path, deadline: float) -> dict[str
         text += part
         if len(text) > _MOST_BYTES:
             raise ValueError(f"{path} sends more than {_MOST_BYTES} bytes")
-    status = json.loads(text)
-    if status.get("version") != VERSION:
+    try:
+        status = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path} sends JSON of too many levels") from None
+    if not isinstance(status, dict) or status.get("version") != VERSION:
         raise ValueError(f"{path} is of another version of shardwire")
-    return dict(status)
+    return status
 
 
 def state_of(pid: int) -> str:

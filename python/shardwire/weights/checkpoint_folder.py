@@ -147,6 +147,6 @@ def read_index(index: Path) -> dict[str, str]:
     for file in dict.fromkeys(wanted.values()):
         if file != os.path.basename(file) or file in ("", ".", ".."):
             raise CheckpointError(f"{index}: names the shard {file!r}, which is not in its folder")
-        if not (index.parent / file).is_file():
+        if not os.path.isfile(index.parent / file):  # also where no file can have the name
             raise CheckpointError(f"{index}: the shard {file} is missing")
     return wanted

@@ -246,7 +246,7 @@ def verified(role: str, data: bytes, what: str) -> dict[str, Any]:
         record = json.loads(body)
         if not isinstance(record, dict) or not isinstance(given, str):
             raise ValueError("it is of another form")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{what} cannot be read: {error}") from None
     if not is_proof(given, role, body):
         raise MismatchError(f"{what} {how_it_differs(bool(given))}")

@@ -21,6 +21,7 @@ _STORAGES = {"FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage
              "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16",
              "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
              "ComplexDoubleStorage": "complex128"}
+_ENCRYPTED = 1  # a flag of a member
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class _Window(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.length}[whence]
         if base + offset < 0:
-            raise OSError(22, "before the beginning")
+            raise ValueError("a place before the beginning")
         self.at = base + offset
         return self.at
 
@@ -69,15 +70,18 @@ def find_elements(descriptor: int, chunk: Chunk, dtype_name: str, where: str) ->
     try:
         archive = zipfile.ZipFile(io.BufferedReader(_Window(descriptor, chunk.begin, chunk.length)))
         members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+        if any(member.compress_type != zipfile.ZIP_STORED or member.flag_bits & _ENCRYPTED
+               for member in members.values()):
+            raise UnsupportedError(f"{where}: is compressed or encrypted")
         if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
             raise UnsupportedError(f"{where}: was written by a big-endian machine")
         key, strides = _read_tensor(unpickle(archive.read(members["data.pkl"]), where), chunk, dtype_name, where)
         member = members[f"data/{key}"]
-    except (zipfile.BadZipFile, KeyError, EOFError, struct.error) as error:
+    except (CheckpointError, UnsupportedError):
+        raise
+    except (zipfile.BadZipFile, NotImplementedError, KeyError, EOFError, ValueError, struct.error) as error:
         raise CheckpointError(f"{where}: is no archive of torch.save ({type(error).__name__}: "
                               f"{str(error)[:100]})") from None
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise UnsupportedError(f"{where}: is compressed")
     header = os.pread(descriptor, 30, chunk.begin + member.header_offset)
     if len(header) < 30 or header[:4] != b"PK\3\4":
         raise CheckpointError(f"{where}: its archive has no member at byte {chunk.begin + member.header_offset}")

@@ -1,0 +1,123 @@
+"""Bytes of other processes that once ended a thread, took memory, or raised another error than the documented one. The
+fuzz targets (tests/fuzz) found most of them.
+"""
+
+import io
+import json
+import os
+import pickle
+import resource
+import socket
+import threading
+import zipfile
+
+import pytest
+import torch
+
+from shardwire.errors import CheckpointError, UnsupportedError
+from shardwire.kernels import package
+from shardwire.queues import wire
+from shardwire.status import processes
+from shardwire.weights.checkpoint_folder import read_index
+from shardwire.weights.meeting_place import verified
+from shardwire.weights.pickles import unpickle
+from shardwire.weights.record_server import RecordServer
+from shardwire.weights.records import RecordClient
+from shardwire.weights.torch_archive import Chunk, find_elements
+
+DEEP = b"[" * 100_000
+
+
+def test_a_request_with_an_infinite_number_ends_the_caller_and_not_the_records() -> None:
+    server = RecordServer("127.0.0.1", 0)
+    port = server._listener.getsockname()[1]
+    first = RecordClient("127.0.0.1", port, 5)
+    first.ask("put", "a", "1")
+    for request in (("add", "n", float("inf")), ("rest", float("inf"), 0.1)):
+        with pytest.raises(OSError):
+            RecordClient("127.0.0.1", port, 5).ask(*request)
+    assert first.ask("peek", "a") == "1"
+    server.close()
+
+
+def test_a_record_of_many_levels_is_one_that_cannot_be_read() -> None:
+    for data in (DEEP, json.dumps({"body": DEEP.decode(), "proof": ""}).encode()):
+        with pytest.raises(ValueError, match="the record cannot be read"):
+            verified("publisher", data, "the record")
+
+
+def test_an_index_may_name_no_file_that_cannot_be(tmp_path) -> None:
+    for name in ("x" * 5000, "a\0b"):
+        (tmp_path / "index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+        with pytest.raises(CheckpointError, match="is missing"):
+            read_index(tmp_path / "index.json")
+
+
+def test_a_pickle_of_a_few_bytes_takes_little_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert unpickle(pickle.PROTO + b"\x02]r\xff\xff\xff\x04.", "the pickle") == []  # place 83,886,079 of the memo
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def archive_error(folder, data: bytes) -> pytest.ExceptionInfo:
+    (folder / "archive").write_bytes(data)
+    descriptor = os.open(folder / "archive", os.O_RDONLY)
+    try:
+        with pytest.raises((CheckpointError, UnsupportedError)) as raised:
+            find_elements(descriptor, Chunk((0,), (3,), "f", 0, len(data)), "float32", "the archive")
+    finally:
+        os.close(descriptor)
+    return raised
+
+
+def test_a_compressed_or_encrypted_archive_is_refused_before_it_is_read(tmp_path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 20))
+    assert archive_error(tmp_path, packed.getvalue()).match("is compressed or encrypted")
+    plain = io.BytesIO()
+    torch.save(torch.ones(3), plain)
+    data = bytearray(plain.getvalue())
+    entry = data.index(b"PK\1\2")
+    data[entry + 8] |= 1
+    assert archive_error(tmp_path, data).match("is compressed or encrypted")
+
+
+def test_a_member_before_the_beginning_of_an_archive_is_an_error_of_the_file(tmp_path) -> None:
+    plain = io.BytesIO()
+    with zipfile.ZipFile(plain, "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+    data = bytearray(plain.getvalue())
+    end = data.rindex(b"PK\5\6")
+    data[end + 16:end + 20] = (1000).to_bytes(4, "little")
+    assert archive_error(tmp_path, data).match("a place before the beginning")
+
+
+def test_a_kernel_with_a_head_of_many_levels_is_broken() -> None:
+    whole = package._START.pack(package._MAGIC, package.SCHEMA, len(DEEP)) + DEEP
+    with pytest.raises(package.Broken, match="its head cannot be read"):
+        package.decode(whole + package.hashlib.blake2b(whole, digest_size=package._DIGEST).digest())
+
+
+@pytest.mark.parametrize("answer", [b"[1]", b"7", DEEP, b'{"version": 2}', b"", b"\xff"],
+                         ids=["list", "number", "deep", "version", "nothing", "no text"])
+def test_a_process_that_answers_anything_else_is_silent(tmp_path, answer) -> None:
+    path = tmp_path / "1.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with listener.accept()[0] as connection:
+                connection.sendall(answer)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        assert processes.ask(os.getpid(), path) == processes.Process(os.getpid(), "silent")
+        server.join()
+
+
+def test_the_request_of_a_long_head_is_known_without_the_head() -> None:
+    message = wire.Message(wire.PUT, request=77, head=bytes(5000))
+    frame, rest, _ = wire.encode(message, [])
+    assert (wire.head_outside(frame), rest.numel(), wire.request_of(frame)) == (5000, 5000, 77)
