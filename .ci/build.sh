@@ -72,15 +72,15 @@ suite_needs() {  # suite_needs ARGS OF ./run test
   done
   if [ -z "$only" ]; then
     only=checks,cpp,python
-    [ "$quick" = yes ] || only=$only,docs,alone,asan,tsan,mpi,rdma,torch-suite,example,pip-install
+    [ "$quick" = yes ] || only=$only,docs,alone,asan,fuzz,tsan,mpi,rdma,torch-suite,example,pip-install
   fi
   suite_groups='' suite_torch=no
   for part in ${only//,/ }; do
     case "$part" in
       checks|cpp|mpi|rdma|tidy|cuda-torch) suite_groups+=" $part" ;;
       alone|asan|tsan) suite_groups+=" cpp" ;;
-      python|docs|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
-      *) die "./run test --only $part: the parts are checks, cpp, alone, asan, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, tidy, cuda-torch" ;;
+      fuzz|python|docs|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
+      *) die "./run test --only $part: the parts are checks, cpp, alone, asan, fuzz, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, tidy, cuda-torch" ;;
     esac
   done
 }

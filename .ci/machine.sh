@@ -61,6 +61,10 @@ packages_of() {  # packages_of GROUP
       echo clang python3-pytest mypy shellcheck codespell
       # The layout of the sources is clang-format 14's, and their names are as clang-tidy 14 reads them; Debian 13 has no such versions.
       if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14 clang-tidy-14; fi ;;
+    fuzz)
+      packages_of demo
+      # libFuzzer has a package of its own beside the compiler: of clang 14 in Debian 12, of clang 19 in Debian 13.
+      echo clang libgtest-dev "$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p')" ;;
     mpi) packages_of cpp; [ "$python" != /usr/bin/python3 ] || echo python3-mpi4py ;;
     # The machines' kernel is unpacked, not installed: tests/rig/kernel.py.
     rdma) packages_of cpp; echo libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
@@ -72,7 +76,7 @@ packages_of() {  # packages_of GROUP
     example) packages_of demo ;;
     pip-install) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip python3-setuptools python3-wheel ;;
     wheel) echo binutils python3-wheel; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip ;;
-    test) for part in cpp checks mpi rdma python docs torch-suite example pip-install; do packages_of $part; done ;;
+    test) for part in cpp checks fuzz mpi rdma python docs torch-suite example pip-install; do packages_of $part; done ;;
     bench) packages_of core; echo libcli11-dev openmpi-bin nlohmann-json3-dev ;;
     *) die "no package group '$1'" ;;
   esac

@@ -309,6 +309,14 @@ def part_tsan(options):
                only="^tests_(backend|multiprocess|oracle)")
 
 
+def part_fuzz(options):
+    """Some seconds of search with each fuzz target, always the same inputs on a machine of the same speed."""
+    if not build_package():
+        return FAIL
+    env = clean_environment(PYTHONPATH=package_path(), PYTHONDONTWRITEBYTECODE=1)
+    return counting_script("fuzz", [ROOT / "tests" / "fuzz" / "fuzz.py"], 3600, env)
+
+
 def part_tidy(options):
     commands = compiled_commands()
     if commands is None:
@@ -579,6 +587,7 @@ PARTS = {
     "torch-suite": part_torch_suite,
     "alone": part_alone,
     "asan": part_asan,
+    "fuzz": part_fuzz,
     "tsan": part_tsan,
     "mpi": part_mpi,
     "rdma": part_rdma,
@@ -588,7 +597,7 @@ PARTS = {
     "cuda-torch": part_cuda_torch,
 }
 BY_NAME = ("tidy", "cuda-torch")
-SLOW = ("docs", "alone", "asan", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
+SLOW = ("docs", "alone", "asan", "fuzz", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
 
 
 def arguments():

@@ -1,0 +1,264 @@
+"""The parsers that are Python, as targets of python_records.py. A target has inputs made by the real writer, and the
+errors that the parser's documentation names.
+
+A search does not get behind lengths and digests, so most targets compute both, and an input is the text inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import pickle
+import selectors
+import socket
+import struct
+import types
+import zipfile
+from collections import OrderedDict
+from typing import Any, Callable, Iterator, NamedTuple
+
+import torch
+
+from shardwire import errors
+from shardwire.kernels import package
+from shardwire.kernels.tensor_forms import TensorForm
+from shardwire.plain.serialize import PLAIN, deserialize, from_parts, serialize
+from shardwire.plain.write import write
+from shardwire.queues import content, wire
+from shardwire.status import processes
+from shardwire.weights import (checkpoint_folder, dcp_folder, meeting_place, record_server, safetensors_file,
+                               torch_archive)
+from shardwire.weights.pickles import unpickle
+
+LONGEST_INPUT = 1 << 14
+
+
+class Target(NamedTuple):
+    parse: Callable[[bytes], Any]
+    seeds: list[bytes]
+    errors: tuple[type[BaseException], ...]
+    modules: tuple[str, ...]  # their lines are counted
+
+
+def tensor_of(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+
+
+def parse_plain(data: bytes) -> None:
+    """"0": the bytes of an object. "1": the head of an object, whose tensors have fixed sizes."""
+    if data[:1] == b"0":
+        deserialize(tensor_of(data[1:]))
+    else:
+        from_parts(PLAIN, data[1:], [torch.ones(size, dtype=torch.uint8) for size in (40, 8, 12, 4, 16)], False)
+
+
+def parse_queue_message(data: bytes) -> None:
+    """A frame, the head outside of the frame, and the entry in the message."""
+    frame = tensor_of(data[:wire.FRAME_BYTES].ljust(wire.FRAME_BYTES, b"\0"))
+    outside = wire.head_outside(frame)
+    if outside > LONGEST_INPUT:
+        return
+    rest = tensor_of(data[wire.FRAME_BYTES:][:outside].ljust(outside, b"\0")) if outside else None
+    message = wire.decode(frame, rest)
+    entry = content.Content(message.head)
+    if message.parts is not None:
+        entry.value(message.parts, None, None, False)
+
+
+class Records(record_server.RecordServer):
+    """The server without the thread and the listener, for one caller at a time."""
+
+    def __init__(self) -> None:
+        self._records, self._count, self._bytes, self._callers = {}, 0, 0, {}
+        self._selector = selectors.DefaultSelector()
+
+    def take(self, data: bytes) -> None:
+        """One request in each line. The first byte is "0" for a caller without a proof of the token."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            caller = record_server._Caller(ours)
+            ours.setblocking(False)
+            self._selector.register(ours, selectors.EVENT_READ, caller)
+            self._callers[ours.fileno()] = caller
+            caller.is_proved = data[:1] != b"0"
+            for line in data[1:].split(b"\n")[:20]:
+                theirs.sendall(len(line).to_bytes(4, "big") + line)
+                self._step(caller, self._read)
+                if not self._callers:
+                    break
+            while caller.resting is not None and self._callers:
+                caller.resting = None
+                self._step(caller, lambda caller: caller.answer(self._count))
+            self._drop(caller)
+        self._records.clear()
+        self._bytes = 0
+
+
+class Answer:
+    """A connection to a process with the answer ``data``."""
+
+    def __init__(self, data: bytes) -> None:
+        self.recv = io.BytesIO(data).read
+
+    def settimeout(self, _seconds: float) -> None: ...
+
+    def connect(self, _path: str) -> None: ...
+
+
+def parse_status(data: bytes) -> None:
+    processes._receive(Answer(data), pathlib.Path("/nowhere"), 0.0)  # type: ignore[arg-type]
+
+
+class Files:
+    """Parsers of files: the bytes lie in a file in memory."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("shardwire-fuzz")
+        self.path = pathlib.Path(f"/proc/self/fd/{self.descriptor}")
+
+    def write(self, data: bytes) -> None:
+        os.truncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, data, 0)
+
+    def safetensors(self, data: bytes) -> None:
+        """A header's text, then the data. The length of the header is computed."""
+        end = data.rfind(b"}") + 1
+        self.write(struct.pack("<Q", end) + data)
+        file = safetensors_file.OpenFile(self.path)
+        try:
+            for stored in file.tensors.values():
+                with contextlib.suppress(errors.UnsupportedError):
+                    file.tensor(stored).sum()
+        finally:
+            file.close()
+
+    def archive(self, data: bytes) -> None:
+        """"0": an archive. "1": the pickle in an archive."""
+        archive = data[1:]
+        if data[:1] != b"0":
+            file = io.BytesIO()
+            with zipfile.ZipFile(file, "w") as made:
+                made.writestr("archive/data.pkl", data[1:])
+                made.writestr("archive/data/0", bytes(12))
+            archive = file.getvalue()
+        self.write(archive)
+        chunk = torch_archive.Chunk((0,), (3,), "f", 0, len(archive))
+        begin, size, _ = torch_archive.find_elements(self.descriptor, chunk, "float32", "the archive")
+        if begin < 0 or size < 0 or begin + size > len(archive):
+            raise AssertionError(f"elements from byte {begin} on, {size} bytes, in a file of {len(archive)}")
+
+    def index(self, data: bytes) -> None:
+        self.write(data)
+        checkpoint_folder.read_index(self.path)
+
+
+def parse_metadata(data: bytes) -> None:
+    """The metadata of torch.distributed.checkpoint, without a folder."""
+    folder = dcp_folder.DcpFolder.__new__(dcp_folder.DcpFolder)
+    folder.folder, folder.tensors = pathlib.Path("/nowhere"), {}
+    metadata = unpickle(data, "metadata")
+    with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError, IndexError):
+        folder._read(metadata["state_dict_metadata"], metadata["storage_data"])
+
+
+def parse_kernel(data: bytes) -> None:
+    """The text of the head. Its length and the digest are computed."""
+    whole = package._START.pack(package._MAGIC, package.SCHEMA, len(data)) + data + b"code"
+    package.decode(whole + package.hashlib.blake2b(whole, digest_size=package._DIGEST).digest())
+
+
+# ---- the first inputs
+
+def line_of(*request: Any) -> bytes:
+    return json.dumps(request).encode()
+
+
+def queue_seeds() -> Iterator[bytes]:
+    for head, parts in (content.of_tensor(torch.arange(6.0).reshape(2, 3)), content.of_object({"a": [1, "b"]}, False),
+                        content.of_object(["x" * 3000], False), (b"a text", [])):
+        message = wire.Message(wire.PUT, 0, 3, 7, 1, head, tuple(part.numel() for part in parts))
+        frame, rest, _ = wire.encode(message, parts)
+        yield bytes(frame.numpy()) + (b"" if rest is None else bytes(rest.numpy()))
+
+
+def archive_seeds() -> Iterator[bytes]:
+    for value in (torch.ones(3), torch.ones(3, dtype=torch.int32), {"a": torch.ones(3)}):
+        file = io.BytesIO()
+        torch.save(value, file)
+        yield b"0" + file.getvalue()
+        yield b"1" + zipfile.ZipFile(file).read("archive/data.pkl")
+
+
+class Described(types.SimpleNamespace):
+    """An object of the metadata. The reader ignores most names of classes."""
+
+    __hash__ = object.__hash__
+
+
+class TensorStorageMetadata(Described):
+    pass
+
+
+def metadata_seed() -> bytes:
+    chunks = [Described(offsets=torch.Size([at]), sizes=torch.Size([2])) for at in (0, 2)]
+    stored = {Described(fqn="w", offset=each.offsets): Described(relative_path="f.distcp", offset=8, length=100)
+              for each in chunks}
+    tensor = TensorStorageMetadata(properties=Described(dtype=torch.float32), size=torch.Size([4]), chunks=chunks)
+    return pickle.dumps(Described(state_dict_metadata={"w": tensor, "step": Described()}, storage_data=stored), 2)
+
+
+def plain_seeds() -> Iterator[bytes]:
+    values: list[Any] = [
+        {"a": [1, (2, "three"), torch.arange(5), b"x"], 2: {3, frozenset([4])}}, OrderedDict(x=1.5, y=2j),
+        [range(4), slice(1, None, 2), torch.float16, torch.Size([2]), torch.device("cpu"), None, True]]
+    values.append([values, values[0], torch.ones(2, 3).t(), torch.nn.Parameter(torch.ones(1))])
+    with contextlib.suppress(ImportError):
+        import numpy as np
+        values.append([np.arange(3), np.float32(1), np.zeros(2, "<M8[s]")])
+    for value in values:
+        yield b"0" + bytes(serialize(value).numpy())
+        yield b"1" + write(value)[0]
+
+
+def record_seeds() -> Iterator[bytes]:
+    requests = [line_of("put", "a.b", "1"), line_of("add", "n", 2), line_of("peek", "n"), line_of("remove", "a"),
+                line_of("rest", "0", 0.1)]
+    yield b"0" + line_of("prove", "x" * 64) + b"\n" + requests[0]
+    yield b"1" + b"\n".join(requests)
+    yield from (b"1" + request for request in requests)
+
+
+def kernel_seed() -> bytes:
+    form = TensorForm("x", (2,), "torch.float32", "cpu", (1,))
+    whole = package.Package("key", "name", "torchscript", [form], [form], "tensor", [0], ["g"], ["op"]).encode()
+    return whole[package._START.size:-package._DIGEST]
+
+
+def targets() -> dict[str, Target]:
+    files, broken_file = Files(), (errors.CheckpointError, errors.UnsupportedError)
+    header, _ = safetensors_file.build_header([("a", "F32", (2, 3)), ("b", "BF16", ()), ("c", "I64", (0,))], {"k": "v"})
+    signed = meeting_place.signed("publisher", {"version": 1, "ranks": [1, 2], "name": "x"})
+    pickles = [metadata_seed(), pickle.dumps({"a": [1, {2: (3, torch.float32)}]}, 2),
+               pickle.dumps([torch.Size([1]), b"x", 1.5, {1}, Described], 4)]
+    return {
+        "serialize": Target(parse_plain, list(plain_seeds()), (ValueError,),
+                            ("plain/serialize", "plain/read", "plain/keys", "plain/tensor_bytes")),
+        "queue_messages": Target(parse_queue_message, list(queue_seeds()), (Exception,),
+                                 ("queues/wire", "queues/content")),
+        "records": Target(Records().take, list(record_seeds()), (), ("weights/record_server",)),
+        "publish_records": Target(lambda data: meeting_place.verified("publisher", data, "the record"), [signed],
+                                  (ValueError, errors.MismatchError), ("weights/meeting_place", "weights/job_token")),
+        "safetensors": Target(files.safetensors, [header[8:] + bytes(26), header[8:]], broken_file,
+                              ("weights/safetensors_file",)),
+        "checkpoint_index": Target(files.index, [b'{"metadata": {}, "weight_map": {"a": "b.safetensors"}}'],
+                                   broken_file, ("weights/checkpoint_folder",)),
+        "pickles": Target(parse_metadata, pickles, broken_file, ("weights/pickles", "weights/dcp_folder")),
+        "torch_archives": Target(files.archive, list(archive_seeds()), broken_file, ("weights/torch_archive",)),
+        "kernels": Target(parse_kernel, [kernel_seed()], (package.Broken,),
+                          ("kernels/package", "kernels/tensor_forms")),
+        "status": Target(parse_status, [b'{"version": 1, "pid": 7, "groups": [{"name": "a", "ranks": []}]}'],
+                         (OSError, ValueError), ("status/processes",)),
+    }

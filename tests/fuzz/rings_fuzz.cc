@@ -1,0 +1,70 @@
+// A ring of frames in shared memory, with the peer's words and the peer's bytes in the ring: the reader, and a writer
+// whose frames the peer releases as it likes.
+#include "backend/base/wire.h"
+#include "backend/transport/frame_ring.h"
+#include "tests/fuzz/target.h"
+
+namespace shardwire::fuzz {
+namespace {
+
+using namespace internal;
+
+constexpr std::size_t kCapacity = 256;
+
+struct Ring {
+  RingWords words{};
+  std::vector<std::byte> data = std::vector<std::byte>(kCapacity);
+};
+
+void fill(Ring& ring, std::string_view bytes) {
+  const auto all = std::as_bytes(std::span(bytes.data(), std::min(bytes.size(), kCapacity)));
+  std::copy(all.begin(), all.end(), ring.data.begin());
+}
+
+}  // namespace
+
+void parse(std::string_view input) {
+  Ring in;
+  Ring out;
+  RingReader reader(&in.words, in.data.data(), kCapacity);
+  RingWriter writer(&out.words, out.data.data(), kCapacity);
+  for (const std::string& part : splitParts(input, 8)) {
+    ByteReader words(part);
+    in.words.written += words.fixed<std::uint16_t>();
+    out.words.released += words.fixed<std::uint16_t>();
+    const std::size_t wanted = 1 + words.u8() % maxRingFrameBytes(kCapacity);
+    fill(in, words.rest());
+    for (auto frame = reader.peek(); !frame.empty(); frame = reader.peek()) {
+      const std::vector<std::byte> copy(frame.begin(), frame.end());
+      reader.release();
+    }
+    const auto room = writer.reserve(wanted, wanted);
+    std::fill(room.begin(), room.end(), std::byte{1});
+    if (!room.empty()) {
+      writer.commit(wanted);
+    }
+  }
+}
+
+std::vector<std::string> seeds() {
+  Ring ring;
+  RingWriter writer(&ring.words, ring.data.data(), kCapacity);
+  RingReader reader(&ring.words, ring.data.data(), kCapacity);
+  std::vector<std::string> parts;
+  for (const std::size_t bytes : {8, 40, 56, 40, 56, 20}) {
+    const std::uint64_t before = ring.words.written;
+    const auto room = writer.reserve(bytes, bytes);
+    std::fill(room.begin(), room.end(), std::byte{7});
+    writer.commit(bytes);
+    static_cast<void>(reader.peek());
+    reader.release();
+    ByteWriter part;
+    part.fixed(static_cast<std::uint16_t>(ring.words.written - before));
+    part.fixed(static_cast<std::uint16_t>(parts.empty() ? 0 : 48));
+    part.u8(static_cast<std::uint8_t>(bytes - 1));
+    parts.push_back(part.take() + std::string(reinterpret_cast<const char*>(ring.data.data()), kCapacity));
+  }
+  return {joinParts(parts), joinParts({parts[0]})};
+}
+
+}  // namespace shardwire::fuzz
