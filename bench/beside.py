@@ -3,10 +3,12 @@ Backends take turns.
 
     ./run bench beside                           # 2, 3 and 6 ranks beside 0, 8 and 12 busy loops, shardwire and gloo
     ./run bench beside --ranks 6 --loops 12 --turns 5
+    ./run bench beside --ranks 6 --loops 12 --turns 5 --only "all_reduce 4 B"     # without deaths and timeouts
 
 A busy loop is a process that does nothing else. Each trial forks its ranks and runs the operations one after the other.
 Then the trial kills a rank while the other ranks sum, or leaves the other ranks waiting until their timeout.
-Milliseconds on rank 0: median and mean of each operation, medians of the turns; the longest of the survivors' times.
+Milliseconds on rank 0: median, mean and 99th percentile of each operation, medians of the turns; the longest of the
+survivors' times.
 """
 
 from __future__ import annotations
@@ -57,33 +59,35 @@ def operations() -> dict[str, Callable[[], object]]:
             "async all_reduce, 0.2 ms": computing}
 
 
-def timed(call: Callable[[], object], iterations: int) -> tuple[float, float]:
+def timed(call: Callable[[], object], iterations: int) -> tuple[float, float, float]:
     dist.barrier()
     times = []
     for _ in range(iterations):
         begin = time.perf_counter()
         call()
         times.append((time.perf_counter() - begin) * 1e3)
-    settled = times[iterations // 10 :]
-    return statistics.median(settled), statistics.fmean(settled)
+    settled = sorted(times[iterations // 10 :])
+    return statistics.median(settled), statistics.fmean(settled), settled[len(settled) * 99 // 100]
 
 
-def live(me: Rank, backend: str, iterations: int, timeout: float) -> None:
-    """`timeout`: of the group, where a rank stays away to the end; 0: the rank is killed."""
+def live(me: Rank, backend: str, iterations: int, only: str, timeout: float) -> None:
+    """`timeout`: of the group, where a rank stays away to the end; 0: the rank is killed. `only`: the one operation to
+    call, after which all ranks end; empty: all operations.
+    """
     torch.set_num_threads(1)
     if backend == "shardwire":
         shardwire.stand_in_for("gloo")  # monitored_barrier is refused under another name
     dist.init_process_group("gloo", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size,
                             timeout=timedelta(seconds=timeout or 300))
-    report: dict[str, Any] = ({name: timed(call, iterations) for name, call in operations().items()} if iterations
-                              else {})
+    calls = {only: operations()[only]} if only else operations()
+    report: dict[str, Any] = {name: timed(call, iterations) for name, call in calls.items()} if iterations else {}
     dist.barrier()
     me.publish("state", READY)
     if timeout and me.rank == VICTIM:
         me.linger()
     begin = time.monotonic()
     try:
-        while True:
+        while not only:
             dist.all_reduce(torch.ones(1))
     except RuntimeError:
         report["noticed"], report["waited"] = time.monotonic(), time.monotonic() - begin
@@ -91,17 +95,17 @@ def live(me: Rank, backend: str, iterations: int, timeout: float) -> None:
     me.linger()
 
 
-def trial(backend: str, ranks: int, iterations: int, timeout: float) -> dict[str, Any]:
+def trial(backend: str, ranks: int, iterations: int, only: str, timeout: float) -> dict[str, Any]:
     """Of rank 0 the times of operations; of all survivors the longest time to the error, in ms."""
     with Trial(ranks, "beside") as ranks_here:
-        ranks_here.fork(live, backend, iterations, timeout,
+        ranks_here.fork(live, backend, iterations, only, timeout,
                         environment={"SHARDWIRE_LOG": "error", "GLOO_SOCKET_IFNAME": "lo"})
         if not ranks_here.page.await_all(list(range(ranks)), "state", READY, START_SECONDS):
             sys.exit(f"beside.py: {ranks} ranks of {backend} did not come through in {START_SECONDS} s: "
                      f"{ranks_here.collect([0], 0)}")
         survivors = [rank for rank in range(ranks) if rank != VICTIM]
         killed = 0.0
-        if not timeout:
+        if not timeout and not only:
             time.sleep(0.2)
             killed = ranks_here.kill(VICTIM)
         reports = ranks_here.collect(survivors, time.monotonic() + NEVER)
@@ -114,12 +118,14 @@ def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], ti
         timeout: float) -> list[list[str]]:
     rows = []
     for name in [each for each in outcomes[0] if each not in ("noticed", "waited")]:
-        median, mean = (statistics.median(outcome[name][part] for outcome in outcomes) for part in (0, 1))
-        rows.append([str(ranks), str(loops), name, backend, f"{median:.3f}", f"{mean:.3f}"])
+        figures = [statistics.median(outcome[name][part] for outcome in outcomes) for part in range(3)]
+        rows.append([str(ranks), str(loops), name, backend, *(f"{figure:.3f}" for figure in figures)])
+    if not timeouts:
+        return rows
     for name, values in (("kill to error", [outcome["noticed"] for outcome in outcomes]),
                          (f"timeout of {timeout * 1e3:.0f} ms", timeouts)):
-        rows.append(
-            [str(ranks), str(loops), name, backend, f"{statistics.median(values):.1f}", f"{max(values):.1f} at most"])
+        rows.append([str(ranks), str(loops), name, backend, f"{statistics.median(values):.1f}",
+                     f"{max(values):.1f} at most", ""])
     return rows
 
 
@@ -130,10 +136,11 @@ def main() -> int:
     parser.add_argument("--backends", default="shardwire,gloo")
     parser.add_argument("--iterations", type=int, default=150)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--only", default="", help="one operation, such as 'barrier', without deaths and timeouts")
     parser.add_argument("--timeout", type=float, default=5, help="seconds of the group whose rank stays away")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before", flush=True)
-    rows = [["ranks", "loops", "operation", "backend", "median ms", "mean ms"]]
+    rows = [["ranks", "loops", "operation", "backend", "median ms", "mean ms", "p99 ms"]]
     for loops in [int(word) for word in options.loops.split(",")]:
         with busy_loops(loops):
             for ranks in [int(word) for word in options.ranks.split(",")]:
@@ -142,8 +149,9 @@ def main() -> int:
                 timeouts: dict[str, list[float]] = {backend: [] for backend in backends}
                 for _ in range(options.turns):
                     for backend in backends:
-                        outcomes[backend].append(trial(backend, ranks, options.iterations, 0))
-                        timeouts[backend].append(trial(backend, ranks, 0, options.timeout)["noticed"])
+                        outcomes[backend].append(trial(backend, ranks, options.iterations, options.only, 0))
+                        if not options.only:
+                            timeouts[backend].append(trial(backend, ranks, 0, "", options.timeout)["noticed"])
                 for backend in backends:
                     rows += row(backend, ranks, loops, outcomes[backend], timeouts[backend], options.timeout)
     print_table(rows)
