@@ -69,6 +69,8 @@ struct KernelTable {
   void (*castRows)(CastLanes cast, std::byte* dst, std::int64_t dstStride, std::size_t dstLaneBytes,
                    const std::byte* src, std::int64_t srcStride, std::size_t srcLaneBytes, std::size_t rowLanes,
                    std::size_t numRows, RowStore store);
+  // acc = factor * lanes; with `adds`, acc = acc + factor * lanes. `lanes` may be unaligned.
+  void (*addScaled)(float* acc, const void* lanes, float factor, std::size_t numLanes, bool adds);
 };
 
 enum class Isa : unsigned char { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };

@@ -86,6 +86,19 @@ void encodeLanes(std::byte* __restrict stored, const void* __restrict acc, std::
   }
 }
 
+inline void addScaled(float* __restrict acc, const void* __restrict lanes, float factor, std::size_t numLanes,
+                      bool adds) {
+  if (adds) {
+    for (std::size_t i = 0; i < numLanes; ++i) {
+      acc[i] += factor * loadLane<float>(lanes, i);
+    }
+    return;
+  }
+  for (std::size_t i = 0; i < numLanes; ++i) {
+    acc[i] = factor * loadLane<float>(lanes, i);
+  }
+}
+
 #if defined(__F16C__)
 // The same bits as Float16::decode and encode, faster.
 void decodeFloat16Lanes(float* __restrict acc, const std::byte* __restrict stored, std::size_t numLanes,

@@ -152,7 +152,7 @@ constexpr void setCasts(KernelTable& table) {
 }
 
 constexpr KernelTable makeTable(const char* name) {
-  KernelTable table{name, kUnmeasuredLargeStore, copyRows, streamOut, fence, {}, {}, castRows};
+  KernelTable table{name, kUnmeasuredLargeStore, copyRows, streamOut, fence, {}, {}, castRows, addScaled};
   const auto row = [&table](DType dtype) { return table.reduce[static_cast<int>(dtype)]; };
   setBool(row(DType::kBool));
   setInteger<std::uint8_t, std::uint8_t>(row(DType::kUInt8));
