@@ -83,6 +83,7 @@ void bindSpecTypes(py::module_& module);
 void bindCompiledOps(py::module_& module);
 void bindLayouts(py::module_& module);
 void bindHeap(py::module_& module);
+void bindExperts(py::module_& module);
 void bindSymmetricMemory(py::module_& module);
 void bindMpi(py::module_& module);
 void bindOffline(py::module_& module);

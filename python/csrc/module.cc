@@ -16,6 +16,7 @@ PYBIND11_MODULE(_C, module) {
   shardwire::python::bindLayouts(module);
   shardwire::python::bindCompiledOps(module);
   shardwire::python::bindHeap(module);
+  shardwire::python::bindExperts(module);
   shardwire::python::bindSymmetricMemory(module);
   shardwire::python::bindMpi(module);
   shardwire::python::bindOffline(module);

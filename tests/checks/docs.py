@@ -24,7 +24,8 @@ from typing import NamedTuple
 LONGEST = 40
 # Packages with an __all__ that must be in docs/api.md, by their names there.
 PACKAGES = {"": "__init__.py", "symm.": "symm/__init__.py", "distributed.": "distributed/__init__.py",
-            "distributed.fft.": "distributed/fft.py", "distributed.reshape.": "distributed/reshape.py",
+            "distributed.experts.": "distributed/experts.py", "distributed.fft.": "distributed/fft.py",
+            "distributed.reshape.": "distributed/reshape.py",
             "distributed.linalg.": "distributed/linalg/__init__.py",
             "distributed.linalg.advanced.": "distributed/linalg/advanced.py"}
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

@@ -390,6 +390,7 @@ A_TREE = {
     "python/shardwire/nvshmem/core/__init__.py": '__all__ = ["three"]',
     "python/shardwire/run.py": 'if __name__ == "__main__": pass',
     "python/shardwire/distributed/__init__.py": "__all__ = []",
+    "python/shardwire/distributed/experts.py": "__all__ = []",
     "python/shardwire/distributed/fft.py": "__all__ = []",
     "python/shardwire/distributed/linalg/__init__.py": "__all__ = []",
     "python/shardwire/distributed/linalg/advanced.py": "__all__ = []",

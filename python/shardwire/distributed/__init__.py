@@ -13,12 +13,14 @@ Programs written for nvmath.distributed on the CPU run with the import renamed.
 
 from __future__ import annotations
 
-from . import distribution, fft, linalg, process_group, reshape
+from . import distribution, experts, fft, linalg, process_group, reshape
 from ._memory import allocate_symmetric_memory, free_symmetric_memory
 from ._runtime import DistributedContext, finalize, get_context, initialize
 from .process_group import MPIProcessGroup, ProcessGroup, TorchProcessGroup
 from .reshape import Redistribute, redistribute
+from .uneven import all_gather_v, reduce_scatter_v
 
 __all__ = ["DistributedContext", "MPIProcessGroup", "ProcessGroup", "Redistribute", "TorchProcessGroup",
-           "allocate_symmetric_memory", "distribution", "fft", "finalize", "free_symmetric_memory", "get_context",
-           "initialize", "linalg", "process_group", "redistribute", "reshape"]
+           "all_gather_v", "allocate_symmetric_memory", "distribution", "experts", "fft", "finalize",
+           "free_symmetric_memory", "get_context", "initialize", "linalg", "process_group", "redistribute",
+           "reduce_scatter_v", "reshape"]

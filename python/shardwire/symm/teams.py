@@ -13,12 +13,9 @@ from torch.distributed import distributed_c10d as c10d
 from .. import _C
 from ..errors import TimeoutError
 from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, find_process_group, store_of
+from ..groups.reductions import reduction_of
 from .arguments import backend_of, seconds_of
 from .tensors import empty, zeros
-
-# shardwire's names to torch's values
-_REDUCTIONS = {reduction: getattr(dist.ReduceOp, name.upper()) for name, reduction in _C.reductions.items()
-               if hasattr(dist.ReduceOp, name.upper())}
 
 
 class Team:
@@ -172,13 +169,13 @@ class Team:
         bor, bxor.
         """
         options = dist.AllreduceOptions()
-        options.reduceOp = _reduction_of(op)
+        options.reduceOp = reduction_of(op)
         self._symm_backend.allreduce([tensor], options).wait()
 
     def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: str = "sum") -> None:
         """This rank's equal part, along the first dimension, of the reduction of all ranks' ``tensor``."""
         options = dist.ReduceScatterOptions()
-        options.reduceOp = _reduction_of(op)
+        options.reduceOp = reduction_of(op)
         self._symm_backend._reduce_scatter_base(out, tensor, options).wait()
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -215,9 +212,3 @@ def split_2d(parent: Any, x_size: int) -> tuple[Team, Team]:
 def barrier(group: Any = None, timeout: float | timedelta | None = None) -> None:
     """:meth:`Team.barrier` of a group or team."""
     _C.symm_barrier(backend_of(group), seconds_of(timeout))
-
-
-def _reduction_of(op: str) -> Any:
-    if op not in _C.reductions:
-        raise ValueError(f"op is {op!r}; give {', '.join(_C.reductions)}")
-    return _REDUCTIONS[_C.reductions[op]]

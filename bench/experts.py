@@ -1,0 +1,210 @@
+"""Expert dispatch and combine: shardwire.distributed.experts beside index + all_to_all_single, in turns.
+
+    ./run bench experts [--tokens 128,512,1024,4096] [--ranks 2,4] [--hidden 1024] [--top-k 2] [--experts 8]
+        [--dtypes float32,bfloat16] [--rounds 3] [--repeats 15] [--only experts,shardwire,gloo] [--json FILE]
+
+Every rank has the same number of tokens with random experts, and the experts return the rows that they receive. The
+contestants "shardwire" and "gloo" are an ordinary program over this backend's all_to_all_single: the choices are
+sorted, the counts exchanged, the rows indexed, exchanged and grouped by expert, and back the same way, with a bmm as
+the sum over the top-k; gloo with float32 only. All contestants run in the same processes, one call each in turns. A
+call takes as long as its slowest rank. Medians over rounds * repeats are printed, in milliseconds; the least in
+brackets; and how many times longer than "experts" each takes, by medians and by the least. Results are compared before
+the times are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+CONTESTANTS = ("experts", "shardwire", "gloo")
+PHASES = ("dispatch", "combine", "both")
+WARM_UP = 3
+
+
+def parse_arguments(arguments=None):
+    parser = argparse.ArgumentParser(prog="./run bench experts", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", default="128,512,1024,4096", help="of each rank, separated by commas")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks, separated by commas")
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--top-k", type=int, default=2)
+    parser.add_argument("--experts", type=int, default=8)
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, separated by commas")
+    parser.add_argument("--json", help="where to write all numbers")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+# The ranks.
+
+class IndexAndAllToAll:
+    """The ordinary program, over any backend."""
+
+    def __init__(self, options, group, size):
+        self.options, self.group, self.size = options, group, size
+
+    def dispatch(self, tokens, ids):
+        import torch
+        import torch.distributed as dist
+        flat = ids.view(-1)
+        order = torch.argsort(flat, stable=True)
+        counts = torch.bincount(flat, minlength=self.options.experts)
+        arriving = torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts, group=self.group)
+        sent = counts.view(self.size, -1).sum(1).tolist()
+        got = arriving.view(self.size, -1).sum(1).tolist()
+        rows = tokens.new_empty(sum(got), tokens.shape[1])
+        dist.all_to_all_single(rows, tokens.index_select(0, order // self.options.top_k), got, sent, group=self.group)
+        local = torch.arange(self.options.experts // self.size).repeat(self.size)
+        regroup = torch.argsort(local.repeat_interleave(arriving), stable=True)
+        return rows.index_select(0, regroup), (order, regroup, sent, got)
+
+    def combine(self, outputs, handle, weights):
+        import torch
+        import torch.distributed as dist
+        order, regroup, sent, got = handle
+        back = torch.empty_like(outputs).index_copy_(0, regroup, outputs)
+        rows = outputs.new_empty(sum(sent), outputs.shape[1])
+        dist.all_to_all_single(rows, back, sent, got, group=self.group)
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order))
+        chosen = rows.index_select(0, places).view(len(weights), -1, rows.shape[1])
+        return torch.bmm(weights.to(rows.dtype).unsqueeze(1), chosen).squeeze(1)
+
+
+class OurExperts:
+    def __init__(self, options, tokens, dtype):
+        from shardwire.distributed.experts import Experts
+        self.experts = Experts(options.experts, options.hidden, options.top_k, tokens, dtype)
+
+    def dispatch(self, tokens, ids):
+        received = self.experts.dispatch(tokens, ids)
+        return received.tokens, received.handle
+
+    def combine(self, outputs, handle, weights):
+        return self.experts.combine(outputs, handle, weights)
+
+
+def measure(options, contestants, num_tokens, dtype, rank):
+    """Seconds by contestant and phase, for each repeat."""
+    import torch
+    import torch.distributed as dist
+    torch.manual_seed(rank)
+    tokens = torch.randn(num_tokens, options.hidden).to(dtype)
+    ids = torch.stack([torch.randperm(options.experts)[:options.top_k] for _ in range(num_tokens)])
+    weights = torch.rand(num_tokens, options.top_k)
+    results = {}
+    for name, contestant in contestants.items():
+        rows, handle = contestant.dispatch(tokens, ids)
+        results[name] = contestant.combine(rows, handle, weights)
+    first = next(iter(results.values())).float()
+    for name, result in results.items():
+        if not torch.allclose(result.float(), first, rtol=2e-2, atol=2e-2):
+            raise SystemExit(f"{name} gives another result than {next(iter(results))}")
+    taken = {name: {phase: [] for phase in PHASES} for name in contestants}
+    for turn in range(WARM_UP + options.repeats):
+        for name, contestant in contestants.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            rows, handle = contestant.dispatch(tokens, ids)
+            middle = time.perf_counter()
+            result = contestant.combine(rows, handle, weights)
+            end = time.perf_counter()
+            if turn >= WARM_UP:
+                for phase, seconds in zip(PHASES, (middle - begin, end - middle, end - begin)):
+                    taken[name][phase].append(seconds)
+            del rows, handle, result
+    return taken
+
+
+def child(options):
+    import torch
+    import torch.distributed as dist
+
+    import shardwire  # noqa: F401: registers the backend
+    torch.set_num_threads(1)
+    dist.init_process_group("shardwire", init_method=f"file://{options.folder}/store", rank=int(os.environ["RANK"]),
+                            world_size=int(os.environ["WORLD_SIZE"]))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    names = options.only.split(",")
+    gloo = dist.new_group(backend="gloo") if "gloo" in names else None
+    numbers = {}
+    for dtype in options.dtypes.split(","):
+        for tokens in map(int, options.tokens.split(",")):
+            contestants = {name: OurExperts(options, tokens, getattr(torch, dtype)) if name == "experts" else
+                           IndexAndAllToAll(options, gloo if name == "gloo" else None, size) for name in names
+                           if name != "gloo" or dtype == "float32"}
+            numbers[f"{dtype}, {tokens} tokens"] = measure(options, contestants, tokens, getattr(torch, dtype), rank)
+    dist.barrier()
+    pathlib.Path(options.folder, f"{rank}.json").write_text(json.dumps(numbers), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+# The parent.
+
+def run(options, ranks):
+    """Of each case, contestant and phase the slowest rank's seconds, for each repeat."""
+    given = ["--tokens", options.tokens, "--hidden", str(options.hidden), "--top-k", str(options.top_k), "--experts",
+             str(options.experts), "--dtypes", options.dtypes, "--repeats", str(options.repeats), "--only",
+             options.only]
+    with tempfile.TemporaryDirectory(prefix="shardwire-experts-") as folder:
+        done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", str(ranks), __file__, "--child",
+                               "--folder", folder, *given], env={**os.environ, "OMP_NUM_THREADS": "1"},
+                              capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            raise SystemExit(f"{ranks} ranks failed:\n{done.stdout}{done.stderr}")
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]
+    return {case: {name: {phase: [max(each) for each in zip(*(rank[case][name][phase] for rank in found))]
+                          for phase in PHASES} for name in found[0][case]} for case in found[0]}
+
+
+def main():
+    options = parse_arguments()
+    if options.child:
+        child(options)
+        return
+    unknown = [name for name in options.only.split(",") if name not in CONTESTANTS]
+    if unknown:
+        raise SystemExit(f"experts.py: --only has {', '.join(unknown)}; give some of {', '.join(CONTESTANTS)}")
+    results = {}
+    for ranks in map(int, options.ranks.split(",")):
+        if options.experts % ranks:
+            raise SystemExit(f"experts.py: {options.experts} experts do not divide by {ranks} ranks")
+        gathered: dict = {}
+        for _ in range(options.rounds):
+            for case, names in run(options, ranks).items():
+                for name, phases in names.items():
+                    for phase, seconds in phases.items():
+                        of_case = gathered.setdefault(case, {}).setdefault(name, {})
+                        of_case.setdefault(phase, []).extend(seconds)
+        print(f"# {ranks} ranks, hidden {options.hidden}, top-{options.top_k} of {options.experts} experts; ms, "
+              f"medians of {options.rounds} rounds of {options.repeats} [least]")
+        for case, names in gathered.items():
+            for phase in PHASES:
+                ours = names.get("experts", {}).get(phase)
+                cells = []
+                for name, taken in names.items():
+                    times, best = statistics.median(taken[phase]), min(taken[phase])
+                    ratio = "" if ours is None or name == "experts" else (
+                        f" ({times / statistics.median(ours):.1f} x, {best / min(ours):.1f} x)")
+                    cells.append(f"{name} {1e3 * times:.3f} [{1e3 * best:.3f}]{ratio}")
+                print(f"{case:<24}{phase:<10}{'   '.join(cells)}", flush=True)
+        results[f"{ranks} ranks"] = gathered
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

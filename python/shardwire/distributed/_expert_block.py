@@ -1,0 +1,207 @@
+"""The symmetric memory behind ``Experts``, and the exchanges of its ranks.
+
+An exchange is one dispatch or one combine, of the values or of their gradients. All ranks count exchanges, and
+exchange n uses slot n % 2 of each rank's block. A slot has rows, numbers that travel with the rows (scales or weights),
+and the order of the rows. Every rank puts a head into every peer's block (the called function, the rows for each
+expert, or an error) and then sets its word in the peer's block to n. A rank that has seen the words of all ranks reads
+all heads, so all ranks find the same error.
+
+No barrier is needed. A rank that begins exchange n has seen the words n - 1 of all ranks. So all ranks have ended
+exchange n - 2 and no longer use the slot, which a rank may then write: its own slot for a dispatch, the peers' slots
+for a combine.
+
+Where every rank addresses all peers' memory, a dispatch copies the tokens once into the own slot, and the peers pick
+rows. Otherwise the sender brings the rows into the order of the experts, so that each request moves one run of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..errors import MismatchError, UnsupportedError
+
+# The numbers at the begin of a head; the rows for each expert follow, and then the text of an error.
+_NUMBERS = 6
+_TEXT_WORDS = 64
+_ALIGN = 256
+_CALLS = ("dispatch", "combine", "backward of dispatch", "backward of combine")
+_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, RuntimeError, MismatchError)
+
+
+class ExpertBlock:
+    """One rank's block, made by all ranks of a group together with equal arguments.
+
+    num_rows: rows in a slot. hidden: elements of a row. dtypes: of the rows of a dispatch and of a combine.
+    side_width: numbers that travel with a row.
+    """
+
+    def __init__(self, backend: Any, size: int, num_experts: int, num_rows: int, hidden: int,
+                 dtypes: Sequence[torch.dtype], side_width: int, timeout: float | None) -> None:
+        self.rank = _C.rank(backend)
+        self._size, self._timeout = size, timeout
+        self._num_experts = num_experts
+        self._peers = [rank for rank in range(size) if rank != self.rank]
+        head_words = _NUMBERS + num_experts + _TEXT_WORDS
+        words = _C.symm_make(backend, [2 * size * head_words + size], torch.int64, "", True, timeout)
+        heads = words[:2 * size * head_words].view(2, size, head_words)
+        self._heads = [heads[slot] for slot in range(2)]
+        self._own_heads = [(heads[slot, self.rank], heads[slot, self.rank, :_NUMBERS + num_experts])
+                           for slot in range(2)]
+        self._numbers = [heads[slot, :, :_NUMBERS] for slot in range(2)]
+        self.counts = [heads[slot, :, _NUMBERS:_NUMBERS + num_experts] for slot in range(2)]
+        self.own_counts = [counts[self.rank] for counts in self.counts]
+        arrived = words[-size:]
+        self._arrived = [arrived[rank] for rank in range(size)]
+        row_bytes = [_aligned(num_rows * hidden * _width(dtype)) for dtype in dtypes]
+        side_bytes, order_bytes = _aligned(4 * num_rows * side_width), _aligned(4 * num_rows)
+        slots = _C.symm_make(backend, [2, max(row_bytes) + side_bytes + order_bytes], torch.uint8, "", False, timeout)
+
+        def part(slot: int, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            count = torch.Size(shape).numel()
+            return slots[slot, at:at + count * _width(dtype)].view(dtype).view(shape)
+        self.rows = {dtype: [part(slot, 0, (num_rows, hidden), dtype) for slot in range(2)] for dtype in set(dtypes)}
+        self.side = [part(slot, max(row_bytes), (num_rows, side_width), torch.float32) for slot in range(2)]
+        self.order = [part(slot, max(row_bytes) + side_bytes, (num_rows,), torch.int32) for slot in range(2)]
+        self.is_direct = self._find_peers(backend)
+        self._number = 0
+        self._failure = ""
+
+    def _find_peers(self, backend: Any) -> bool:
+        """Whether all ranks address all peers; then the peers' parts are found here, too."""
+        try:
+            self._peer_rows = {dtype: [self._of_all(rows) for rows in slots] for dtype, slots in self.rows.items()}
+            self._peer_side = [self._of_all(side) for side in self.side]
+            self._peer_order = [self._of_all(order) for order in self.order]
+            reaches = b"1"
+        except UnsupportedError:
+            reaches = b"0"
+        return all(each == b"1" for each in _C.exchange(backend, "shardwire.distributed.Experts", "paths", reaches))
+
+    def _of_all(self, part: torch.Tensor) -> list[torch.Tensor]:
+        return [_C.symm_peer(part, rank) for rank in range(self._size)]
+
+    def begin(self) -> int:
+        """The slot of the next exchange. RuntimeError after a failure."""
+        if self._failure:
+            raise RuntimeError(f"an earlier call on this Experts failed on this rank ({self._failure}), so its memory "
+                               "is in no known state; make another Experts on all ranks")
+        return (self._number + 1) % 2
+
+    def meet(self, call: int, handle: int, grads: tuple[bool, bool], error: Exception | None) -> bool:
+        """Ends the sender's half of an exchange: the peers get this rank's head, and this rank waits for theirs.
+        Returns whether any rank needs gradients. The own counts lie in ``own_counts`` already.
+
+        call: index of the called function. handle: the exchange that the call continues, or 0. grads: whether this
+            rank's tensors require gradients, and whether gradients are recorded. Raises the same error on all ranks
+            where a rank gives an error or the calls differ.
+        """
+        self._number += 1
+        slot = self._number % 2
+        text = b"" if error is None else str(error).encode()[:8 * _TEXT_WORDS]
+        kind = next((place for place, cls in enumerate(_ERRORS) if isinstance(error, cls)), 2) + 1 if error else 0
+        whole, head = self._own_heads[slot]
+        head[:_NUMBERS] = torch.tensor([call, handle, grads[0], grads[1], kind, len(text)])
+        if error is not None:
+            head = whole
+            whole[-_TEXT_WORDS:] = torch.frombuffer(bytearray(text.ljust(8 * _TEXT_WORDS)), dtype=torch.int64)
+        try:
+            for rank in self._peers:
+                _C.symm_put(head, head, rank)
+                _C.symm_atomic(self._arrived[self.rank], "set", rank, self._number, fetches=False)
+            for rank in self._peers:
+                _C.symm_wait(self._arrived[rank], "ge", self._number, self._timeout, [rank])
+        except BaseException as failure:  # an interrupt too: the other ranks count this exchange
+            self._failure = f"{type(failure).__name__}: {failure}"
+            raise
+        return self._agree(slot, error)
+
+    def _agree(self, slot: int, error: Exception | None) -> bool:
+        facts = self._numbers[slot].tolist()
+        for rank, (call, _, _, _, kind, length) in enumerate(facts):
+            if kind:
+                text = bytes(self._heads[slot][rank, -_TEXT_WORDS:].view(torch.uint8).tolist())[:length]
+                raise _ERRORS[kind - 1](f"shardwire.distributed.Experts: {_CALLS[call]}: rank {rank}: "
+                                        f"{text.decode(errors='replace')}") from error
+        call, handle, _, records, _, _ = facts[0]
+        needs = any(each[2] for each in facts)
+        for rank, each in enumerate(facts):
+            if each[0] != call:
+                raise MismatchError(f"shardwire.distributed.Experts: ranks are doing different things: rank 0 called "
+                                    f"{_CALLS[call]}, rank {rank} called {_CALLS[each[0]]}")
+            if each[1] != handle:
+                raise MismatchError(f"shardwire.distributed.Experts: {_CALLS[call]}: rank 0 gave the handle of "
+                                    f"exchange {handle}, rank {rank} of exchange {each[1]}; give the handle of the "
+                                    "same dispatch on all ranks")
+            if needs and each[3] != records:
+                raise MismatchError(f"shardwire.distributed.Experts: {_CALLS[call]}: rank {0 if records else rank} "
+                                    f"records gradients and rank {rank if records else 0} is under no_grad; call alike "
+                                    "on all ranks")
+        return needs
+
+    @property
+    def number(self) -> int:
+        """The number of the exchange that ended last."""
+        return self._number
+
+    # ---- dispatch: the owner of the tokens writes its slot, and the experts' ranks read
+
+    def offer(self, slot: int, tokens: torch.Tensor, order: torch.Tensor, top_k: int,
+              side: torch.Tensor | None) -> None:
+        """Writes the rows for the peers. order: the choices by expert. side: by choice in this order."""
+        rows = self.rows[tokens.dtype][slot]
+        if self.is_direct:
+            if order.data_ptr() != self.order[slot].data_ptr():
+                self.order[slot][:order.shape[0]] = order
+            mine = rows[:tokens.shape[0]]
+            _C.symm_put(mine, tokens, self.rank)
+        else:
+            _C.experts_gather(rows, [tokens.contiguous()], [order], torch.tensor([[0, order.shape[0], 0]]), top_k)
+        if side is not None:
+            self.side[slot][:side.shape[0], :side.shape[1]] = side
+
+    def fetch(self, slot: int, dtype: torch.dtype, table: torch.Tensor, num_rows: int, top_k: int,
+              side_width: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The rows for this rank's experts, and their numbers."""
+        rows = _C.heap_empty([num_rows, self.rows[dtype][slot].shape[1]], dtype)
+        side = torch.empty(num_rows, self.side[slot].shape[1], dtype=torch.float32) if side_width else None
+        if self.is_direct:
+            _C.experts_gather(rows, self._peer_rows[dtype][slot], self._peer_order[slot], table, top_k)
+            if side is not None:
+                _C.experts_gather(side, self._peer_side[slot], [], table, top_k)
+        else:
+            for source, first, count, at in self._chunks(table):
+                _C.symm_get(rows[at:at + count], self.rows[dtype][slot][first:first + count], source)
+                if side is not None:
+                    _C.symm_get(side[at:at + count], self.side[slot][first:first + count], source)
+        return rows, None if side is None else side[:, :side_width]
+
+    # ---- combine: the experts' ranks write the slots of the tokens' owners
+
+    def give_back(self, slot: int, rows: torch.Tensor, table: torch.Tensor, with_own: bool) -> None:
+        """Writes the experts' rows to their owners; this rank's own only ``with_own``."""
+        if self.is_direct:
+            targets: list[torch.Tensor | None] = list(self._peer_rows[rows.dtype][slot])
+            if not with_own:
+                targets[self.rank] = None
+            _C.experts_return(targets, rows, table)
+            return
+        for source, first, count, at in self._chunks(table):
+            if with_own or source != self.rank:
+                _C.symm_put(self.rows[rows.dtype][slot][first:first + count], rows[at:at + count], source)
+
+    def _chunks(self, table: torch.Tensor) -> list[tuple[int, int, int, int]]:
+        """(source, first row there, rows, first row here) of each chunk that is not empty."""
+        return [(place % self._size, first, count, at) for place, (first, count, at) in enumerate(table.tolist())
+                if count]
+
+
+def _width(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
+
+
+def _aligned(count: int) -> int:
+    return (count + _ALIGN - 1) // _ALIGN * _ALIGN

@@ -1,0 +1,131 @@
+"""all_gather and reduce_scatter of one tensor with parts of different sizes: vLLM's ``all_gatherv`` and
+``reduce_scatterv``, with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _C
+from ..compiler.layout import kind_of
+from ..groups.lookup import global_ranks, resolve_backend
+from ..groups.reductions import reduction_of
+from . import _ends, _meeting, _runtime
+
+__all__ = ["all_gather_v", "reduce_scatter_v"]
+
+
+def all_gather_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, group: Any = None) -> torch.Tensor:
+    """All ranks' tensors, one behind the other along the first dimension, on every rank. Collective.
+
+    tensor: of every rank alike, but for the first dimension. sizes: the first dimension on every rank, the same list on
+        all ranks; then nothing but the tensors travels. None: the ranks exchange their shapes first, and an error of
+        one rank is raised on all ranks. group: None: the context's.
+
+    Raises ValueError or TypeError, with ``sizes`` on the calling rank alone; MismatchError. The gradient is
+    :func:`reduce_scatter_v` of the sum.
+    """
+    found = _runtime.group_of(group)
+    backend = resolve_backend(found)
+    error: Exception | None = None
+    facts: dict[str, Any] = {}
+    try:
+        _check(tensor)
+        facts = {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "rest": list(tensor.shape[1:]),
+                 "gradient": tensor.requires_grad and torch.is_grad_enabled()}
+        if sizes is not None:
+            sizes = _sizes_of(sizes, len(global_ranks(backend)))
+            own = sizes[_C.rank(backend)]
+            if tensor.shape[0] != own:
+                raise ValueError(f"all_gather_v: tensor has {tensor.shape[0]} rows on this rank, and sizes says {own}")
+    except Exception as failure:  # without sizes the other ranks wait for this rank
+        error = failure
+    if sizes is None:
+        everyone = _meeting.exchange(found, "all_gather_v", facts, error)
+        _ends.agree(everyone, "all_gather_v", ("dtype", "rest", "gradient"))
+        sizes = [each["shape"][0] for each in everyone]
+    elif error is not None:
+        raise error
+    return _AllGather.apply(tensor, list(sizes), backend)
+
+
+def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, op: str = "sum",
+                     group: Any = None) -> torch.Tensor:
+    """The reduction of all ranks' tensors, of which this rank gets its part along the first dimension. Collective.
+
+    tensor: of every rank alike. sizes: rows of each rank, the same list on all ranks, with the tensor's first dimension
+        as their sum; None: as evenly as numpy's array_split. op: sum, prod, min, max, mean, band, bor, bxor. group:
+        None: the context's.
+
+    Raises ValueError or TypeError on the calling rank alone; MismatchError where the ranks' tensors differ. The
+    gradient of a sum or mean is :func:`all_gather_v`; the other ops have none.
+    """
+    found = _runtime.group_of(group)
+    backend = resolve_backend(found)
+    _check(tensor)
+    size = len(global_ranks(backend))
+    if sizes is None:
+        sizes = [tensor.shape[0] // size + (rank < tensor.shape[0] % size) for rank in range(size)]
+    sizes = _sizes_of(sizes, size)
+    if sum(sizes) != tensor.shape[0]:
+        raise ValueError(f"reduce_scatter_v: tensor has {tensor.shape[0]} rows, and sizes have the sum {sum(sizes)}")
+    if tensor.requires_grad and torch.is_grad_enabled() and op not in ("sum", "mean", "avg"):
+        raise ValueError(f"reduce_scatter_v: no gradient goes through op={op!r}; give tensor.detach()")
+    return _ReduceScatter.apply(tensor, sizes, op, backend)
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, sizes: list[int], backend: Any) -> torch.Tensor:
+        ctx.sizes, ctx.backend = sizes, backend
+        return _gather(tensor, sizes, backend)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        return _scatter(grad, ctx.sizes, "sum", ctx.backend), None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, sizes: list[int], op: str, backend: Any) -> torch.Tensor:
+        ctx.sizes, ctx.op, ctx.backend = sizes, op, backend
+        return _scatter(tensor, sizes, op, backend)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        whole = _gather(grad, ctx.sizes, ctx.backend)
+        return whole if ctx.op == "sum" else whole / len(ctx.sizes), None, None, None
+
+
+def _gather(tensor: torch.Tensor, sizes: list[int], backend: Any) -> torch.Tensor:
+    out = _runtime.empty((sum(sizes), *tensor.shape[1:]), tensor.dtype, tensor.device)
+    backend.allgather([list(out.split(sizes))], [tensor.contiguous()]).wait()
+    return out
+
+
+def _scatter(tensor: torch.Tensor, sizes: list[int], op: str, backend: Any) -> torch.Tensor:
+    own = sizes[_C.rank(backend)]
+    out = _runtime.empty((own, *tensor.shape[1:]), tensor.dtype, tensor.device)
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = reduction_of(op)
+    backend.reduce_scatter([out], [list(tensor.contiguous().split(sizes))], options).wait()
+    return out
+
+
+def _check(tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor is {kind_of(tensor)}; give a torch tensor")
+    if tensor.dim() == 0:
+        raise ValueError("tensor has no dimension; give one with rows, such as tensor.view(1)")
+
+
+def _sizes_of(sizes: Any, count: int) -> list[int]:
+    found = [int(each) for each in sizes]
+    if len(found) != count or min(found) < 0:
+        raise ValueError(f"sizes is {found}; give {count} numbers from 0, one for each rank")
+    return found

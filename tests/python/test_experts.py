@@ -1,0 +1,357 @@
+"""Dispatch and combine against a naive model in one process, with random routing: values, gradients, errors; and
+all_gather_v and reduce_scatter_v.
+
+The model has all ranks' tokens and looks up the expert of each choice alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from ranks import RankFailed, error_of, group, outcome, run_ranks
+
+import shardwire
+from shardwire.distributed import all_gather_v, reduce_scatter_v
+from shardwire.distributed.experts import Dispatched, Experts
+
+SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261125"))
+CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "25"))
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def random_shares(rng: random.Random, num_experts: int, ranks: int) -> list[int] | None:
+    """Uneven on purpose: ranks without an expert, too."""
+    if rng.random() < 0.5:
+        return None
+    cuts = sorted(rng.randint(0, num_experts) for _ in range(ranks - 1))
+    return [end - begin for begin, end in zip([0, *cuts], [*cuts, num_experts])]
+
+
+class Case:
+    """One random routing, the same on all ranks."""
+
+    def __init__(self, rng: random.Random, ranks: int, dtype: torch.dtype) -> None:
+        self.ranks, self.dtype = ranks, dtype
+        self.num_experts, self.hidden, self.top_k = rng.randint(1, 9), rng.choice([1, 3, 64, 1500]), rng.randint(1, 4)
+        self.shares = random_shares(rng, self.num_experts, ranks)
+        self.max_tokens = rng.randint(1, 40)
+        generator = torch.Generator().manual_seed(rng.randint(0, 1 << 30))
+        self.tokens, self.ids, self.weights, self.scales = [], [], [], []
+        crowded = rng.random() < 0.2  # all tokens choose one expert
+        for _ in range(ranks):
+            num = rng.choice([0, self.max_tokens, rng.randint(0, self.max_tokens)])
+            self.tokens.append((torch.rand(num, self.hidden, generator=generator) - 0.5).to(dtype))
+            low, high = (0, 1) if crowded else (-1, self.num_experts)
+            self.ids.append(torch.randint(low, high, (num, self.top_k), generator=generator))
+            self.weights.append(torch.rand(num, self.top_k, generator=generator))
+            self.scales.append(torch.rand(num, 2, generator=generator))
+
+    def make(self, **options: Any) -> Experts:
+        return Experts(self.num_experts, self.hidden, self.top_k, self.max_tokens, self.dtype, group=group(),
+                       experts_per_rank=self.shares, **options)
+
+    def received(self, expert: int) -> list[tuple[int, int]]:
+        """(rank, token) of each row for the expert."""
+        return [(rank, token) for rank in range(self.ranks) for token, row in enumerate(self.ids[rank].tolist())
+                for each in row if each == expert]
+
+
+def expert_of(number: int, rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Not linear, so that a gradient depends on the rows."""
+    return (torch.tanh(rows.float() * (1 + factors[number])) + rows.float()).to(rows.dtype)
+
+
+def apply_experts(experts: Experts, received: Dispatched, factors: torch.Tensor) -> torch.Tensor:
+    parts = [expert_of(number, rows, factors) for number, rows in zip(experts.local_experts, received.by_expert())]
+    return torch.cat(parts) if parts else received.tokens.to(experts.out_dtype)
+
+
+def model(case: Case, tokens: list[torch.Tensor], weights: list[torch.Tensor],
+          factors: torch.Tensor) -> list[torch.Tensor]:
+    """The results of all ranks, in float64 but for the experts' own dtype."""
+    results = []
+    for own, ids, weight in zip(tokens, case.ids, weights):
+        rows = [sum((weight[token, j].double() * expert_of(expert, own[token], factors).double()
+                     for j, expert in enumerate(ids[token].tolist()) if expert >= 0),
+                    torch.zeros(case.hidden, dtype=torch.float64)) for token in range(len(own))]
+        results.append(torch.stack(rows) if rows else torch.zeros(0, case.hidden, dtype=torch.float64))
+    return results
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, said: str) -> None:
+    assert got.shape == wanted.shape, said
+    limit = ROUNDING[dtype] * (1 + float(wanted.abs().max()) if wanted.numel() else 1)
+    assert torch.allclose(got.double(), wanted.double(), rtol=ROUNDING[dtype], atol=limit), said
+
+
+def random_values(rank: int, ranks: int, seed: int, cases: int, direct: bool) -> int:
+    rng = random.Random(seed)
+    for number in range(cases):
+        case = Case(rng, ranks, rng.choice(DTYPES))
+        said = f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {number}: {vars(case)}"
+        experts = case.make(scale_width=2)
+        assert experts._block.is_direct == direct
+        factors = torch.arange(case.num_experts) / 10
+        for _ in range(3):  # both slots, and one of them again
+            received = experts.dispatch(case.tokens[rank], case.ids[rank], case.weights[rank], case.scales[rank])
+            assert received.tokens.dtype == case.dtype
+            for expert, count, rows, scales in zip(experts.local_experts, received.counts.tolist(),
+                                                   received.by_expert(),
+                                                   torch.split(received.scales, received.counts.tolist())):
+                wanted = case.received(expert)
+                assert count == len(wanted), said
+                for row, scale, (source, token) in zip(rows, scales, wanted):
+                    assert torch.equal(row, case.tokens[source][token]), said
+                    assert torch.equal(scale, case.scales[source][token]), said
+            outputs = apply_experts(experts, received, factors)
+            result = experts.combine(outputs, received.handle)
+            assert result.dtype == case.dtype and not result.requires_grad
+            close(result, model(case, case.tokens, case.weights, factors)[rank], case.dtype, said)
+            assert torch.equal(experts.combine(outputs, received.handle, case.weights[rank]), result), said
+            plain = experts.combine(received.tokens, received.handle, torch.ones_like(case.weights[rank]))
+            times = (case.ids[rank] >= 0).sum(1, keepdim=True)
+            close(plain, case.tokens[rank].double() * times, case.dtype, said)
+    return cases
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_random_values(ranks: int) -> None:
+    assert run_ranks(ranks, random_values, ranks, SEED + ranks, CASES, True, timeout=60 + CASES) == [CASES] * ranks
+
+
+def test_random_values_of_ranks_that_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "^shm")
+    assert run_ranks(3, random_values, 3, SEED + 10, CASES // 3, False, timeout=60 + CASES) == [CASES // 3] * 3
+
+
+def random_gradients(rank: int, ranks: int, seed: int, cases: int) -> int:
+    rng = random.Random(seed)
+    for number in range(cases):
+        case = Case(rng, ranks, torch.float32)
+        said = f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {number}: {vars(case)}"
+        experts = case.make()
+        learns = [rng.random() < 0.7 for _ in range(ranks)]  # the ranks with tokens and weights that require gradients
+        factors = (torch.arange(case.num_experts) / 10).requires_grad_()
+        tokens, weights = case.tokens[rank].clone(), case.weights[rank].clone()
+        tokens.requires_grad_(learns[rank]), weights.requires_grad_(learns[rank])
+        received = experts.dispatch(tokens, case.ids[rank])
+        result = experts.combine(apply_experts(experts, received, factors), received.handle, weights)
+        slopes = [torch.rand(each.shape, generator=torch.Generator().manual_seed(number)) for each in case.tokens]
+        (result * slopes[rank]).sum().backward()
+
+        wide = [[each.clone().requires_grad_() for each in whole] for whole in (case.tokens, case.weights)]
+        wide_factors = (torch.arange(case.num_experts) / 10).requires_grad_()
+        loss = sum((each * slope).sum() for each, slope in zip(model(case, *wide, wide_factors), slopes))
+        if loss.requires_grad:
+            loss.backward()
+        if learns[rank]:
+            for got, wanted in ((tokens, wide[0][rank]), (weights, wide[1][rank])):
+                expected = torch.zeros_like(wanted) if wanted.grad is None else wanted.grad
+                close(got.grad, expected, torch.float32, said)
+        own = experts.local_experts
+        if factors.grad is not None:
+            close(factors.grad[own.start:own.stop], wide_factors.grad[own.start:own.stop]
+                  if wide_factors.grad is not None else torch.zeros(len(own)), torch.float32, said)
+    return cases
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_random_gradients(ranks: int) -> None:
+    assert run_ranks(ranks, random_gradients, ranks, SEED + 20 + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
+
+
+def bfloat16_gradients(rank: int) -> None:
+    """The gradient of two choices is summed in float32: 256 + 1 - 256 would be 0 in bfloat16."""
+    experts = Experts(3, 4, 3, 1, torch.bfloat16, group=group())
+    tokens = torch.ones(1, 4, dtype=torch.bfloat16, requires_grad=True)
+    received = experts.dispatch(tokens, torch.tensor([[0, 1, 2]]))
+    factor = torch.tensor([256.0, 1.0, -256.0], dtype=torch.bfloat16)
+    rows = [rows * factor[number] for number, rows in zip(experts.local_experts, received.by_expert())]
+    result = experts.combine(torch.cat(rows), received.handle)
+    assert torch.equal(result.detach(), torch.ones_like(tokens))
+    result.sum().backward()
+    assert torch.equal(tokens.grad, torch.ones_like(tokens))
+
+
+def test_sums_of_bfloat16_are_in_float32() -> None:
+    run_ranks(2, bfloat16_gradients)
+
+
+def float8(rank: int) -> None:
+    experts = Experts(4, 128, 2, 16, torch.float8_e4m3fn, scale_width=1, group=group())
+    torch.manual_seed(rank)
+    wide = torch.randn(16, 128)
+    scales = wide.abs().amax(1, keepdim=True) / 448
+    ids = torch.stack([torch.randperm(4)[:2] for _ in range(16)])
+    weights = torch.rand(16, 2)
+    received = experts.dispatch((wide / scales).to(torch.float8_e4m3fn), ids, weights, scales)
+    assert received.tokens.dtype == torch.float8_e4m3fn
+    outputs = (received.tokens.float() * received.scales).to(torch.bfloat16)
+    result = experts.combine(outputs, received.handle)
+    assert result.dtype == torch.bfloat16
+    assert torch.allclose(result.float(), wide * weights.sum(1, keepdim=True), rtol=0.1, atol=0.05)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no 8-bit floats")
+def test_float8_with_scales() -> None:
+    run_ranks(3, float8)
+
+
+def in_a_sub_group(rank: int) -> None:
+    import torch.distributed as dist
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    own = groups[rank % 2]
+    experts = Experts(4, 8, 1, 4, group=own)
+    assert experts.local_experts == (range(0, 2) if rank < 2 else range(2, 4))
+    tokens = torch.full((4, 8), float(rank))
+    received = experts.dispatch(tokens, torch.arange(4).view(4, 1))
+    assert received.tokens[:, 0].tolist() == [rank % 2, rank % 2 + 2] * 2
+    assert torch.equal(experts.combine(received.tokens, received.handle), tokens)
+
+
+def test_in_a_sub_group() -> None:
+    run_ranks(4, in_a_sub_group, default_group=True)
+
+
+def misuse(rank: int) -> list[Any]:
+    experts = Experts(4, 8, 2, 16, group=group())
+    other = Experts(4, 8, 2, 16, group=group())
+    good, ids = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64)
+    found = []
+
+    def wrong_on_rank_1(call: Any, *args: Any) -> None:
+        """args: pairs of an argument of rank 1 and of the others."""
+        found.append(error_of(call, *(pair[rank != 1] for pair in args)))
+    far = ids.clone()
+    far[3, 1] = 4
+    wrong_on_rank_1(experts.dispatch, (torch.ones(17, 8), good), (torch.zeros(17, 2, dtype=torch.int64), ids))
+    wrong_on_rank_1(experts.dispatch, (torch.ones(4, 7), good), (ids, ids))
+    wrong_on_rank_1(experts.dispatch, (good.double(), good), (ids, ids))
+    wrong_on_rank_1(experts.dispatch, (good, good), (far, ids))
+    wrong_on_rank_1(experts.dispatch, (good, good), (ids.float(), ids))
+    wrong_on_rank_1(experts.dispatch, (good, good), (ids, ids), (None, None), (torch.ones(4, 1), None))
+    handle = experts.dispatch(good, ids).handle
+    of_other = other.dispatch(good, ids).handle
+    rows = torch.ones(handle.num_received, 8)
+    wrong_on_rank_1(experts.combine, (rows[:, 1:], rows), (handle, handle))
+    wrong_on_rank_1(experts.combine, (rows, rows), (of_other, handle))
+    wrong_on_rank_1(experts.combine, (rows, rows), (None, handle))
+    second = experts.dispatch(good, ids).handle
+    wrong_on_rank_1(experts.combine, (rows, rows), (second, handle))
+    found.append(error_of(experts.dispatch, good, ids) if rank else error_of(experts.combine, rows, handle))
+    learning = good.clone().requires_grad_()
+    with torch.set_grad_enabled(rank != 1):
+        wrong_on_rank_1(experts.dispatch, (learning, learning), (ids, ids))
+    result = experts.combine(rows, handle)  # after all errors
+    assert torch.equal(result, good * 2)
+    return found
+
+
+def test_an_error_of_one_rank_is_the_same_on_all_ranks() -> None:
+    found = run_ranks(3, misuse)
+    assert found[0] == found[1] == found[2]
+    kinds, texts = zip(*found[0])
+    assert kinds == ("ValueError", "ValueError", "TypeError", "ValueError", "TypeError", "ValueError", "ValueError",
+                     "ValueError", "TypeError", "MismatchError", "MismatchError", "MismatchError")
+    for text, part in zip(texts, (
+            "dispatch: rank 1: tokens has 17 rows, and max_tokens is 16: make Experts with max_tokens of 17 or more",
+            "tokens has the shape [4, 7]; give [n, 8]", "tokens is torch.float64; this Experts takes torch.float32",
+            "topk_ids[3, 1] is 4; experts are 0 to 3", "topk_ids is torch.float32", "scales are given",
+            "combine: rank 1: outputs has the shape", "of another Experts", "handle is None",
+            "rank 0 gave the handle of exchange", "rank 0 called combine, rank 1 called dispatch", "is under no_grad")):
+        assert part in text, text
+
+
+def wrong_arguments(rank: int) -> list[Any]:
+    bad = rank == 1
+    return [error_of(Experts, 0 if bad else 4, 8, 2, 16, group=group()),
+            error_of(Experts, 4, 8, 2, 17 if bad else 16, group=group()),
+            error_of(Experts, 4, 8, 2, 16, torch.int64 if bad else torch.float32, group=group()),
+            error_of(Experts, 4, 8, 2, 16, experts_per_rank=[3, 2] if bad else [3, 1], group=group())]
+
+
+def test_wrong_arguments_of_one_rank() -> None:
+    found = run_ranks(2, wrong_arguments)
+    assert found[0] == found[1]
+    assert [kind for kind, _ in found[0]] == ["ValueError", "MismatchError", "TypeError", "ValueError"]
+    assert "max_tokens differs between ranks: 16 on rank 0, 17 on rank 1" in found[0][1][1]
+
+
+def waits_for_nobody(rank: int) -> Any:
+    experts = Experts(2, 8, 1, 4, group=group(), timeout=0.5)
+    if rank == 1:
+        time.sleep(1.5)
+        return None
+    first = outcome(experts.dispatch, torch.ones(1, 8), torch.zeros(1, 1, dtype=torch.int64))
+    return first, outcome(experts.dispatch, torch.ones(1, 8), torch.zeros(1, 1, dtype=torch.int64))
+
+
+def test_a_rank_that_never_calls_is_named() -> None:
+    (first, second), _ = run_ranks(2, waits_for_nobody)
+    assert first[0] == "TimeoutError" and "rank 1" in first[1], first
+    assert second[0] == "RuntimeError" and "make another Experts" in second[1], second
+
+
+def dies(rank: int) -> Any:
+    experts = Experts(2, 8, 1, 4, group=group(), timeout=30)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return outcome(experts.dispatch, torch.ones(1, 8), torch.zeros(1, 1, dtype=torch.int64))
+
+
+def test_a_dead_rank_is_named() -> None:
+    with pytest.raises(RankFailed, match="rank 1"):
+        run_ranks(2, dies)
+
+
+# ---- parts of different sizes
+
+def gathers(rank: int, size: int) -> None:
+    for sizes in ([3, 0, 5, 2][:size], [2] * size, [0] * size):
+        whole = torch.arange(sum(sizes) * 3, dtype=torch.float32).view(-1, 3)
+        mine = torch.split(whole, sizes)[rank].clone().requires_grad_()
+        for given in (None, sizes):
+            mine.grad = None
+            got = all_gather_v(mine, given, group=group())
+            assert torch.equal(got.detach(), whole)
+            (got * (rank + 1)).sum().backward()
+            assert torch.equal(mine.grad, torch.full_like(mine, size * (size + 1) / 2))
+        term = (whole * (rank + 1)).requires_grad_()
+        total = whole * (size * (size + 1) / 2)
+        for op, divisor in (("sum", 1), ("mean", size)):
+            term.grad = None
+            part = reduce_scatter_v(term, sizes, op, group=group())
+            assert torch.allclose(part, torch.split(total, sizes)[rank] / divisor)
+            (part * (rank + 1)).sum().backward()
+            expected = torch.cat([torch.full((count, 3), (each + 1) / divisor) for each, count in enumerate(sizes)])
+            assert torch.allclose(term.grad, expected)
+    assert torch.equal(reduce_scatter_v(torch.ones(size + 1, 2), group=group()),
+                       torch.full((2 if rank == 0 else 1, 2), float(size)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_parts_of_different_sizes(size: int) -> None:
+    run_ranks(size, gathers, size)
+
+
+def wrong_parts(rank: int) -> list[Any]:
+    bad = rank == 1
+    return [error_of(all_gather_v, torch.ones(2, 3 + bad), group=group()),
+            error_of(all_gather_v, torch.tensor(1.0) if bad else torch.ones(2), group=group()),
+            error_of(all_gather_v, torch.ones(2), [3, 3], group=group()),
+            error_of(reduce_scatter_v, torch.ones(2), [3, 3], group=group()),
+            error_of(reduce_scatter_v, torch.ones(2, requires_grad=True), [1, 1], "max", group=group())]
+
+
+def test_wrong_parts() -> None:
+    found = run_ranks(2, wrong_parts)
+    assert found[0] == found[1]
+    assert [kind for kind, _ in found[0]] == ["MismatchError", "ValueError", "ValueError", "ValueError", "ValueError"]
+    assert shardwire.MismatchError.__name__ == found[0][0][0]
