@@ -11,7 +11,7 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,15 @@ def group() -> Any:
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60, join: bool = True,
-              default_group: bool = False) -> list[Any]:
-    """Results of ``fn(rank, *args)`` by rank.
+              default_group: bool = False, may_die: Collection[int] = ()) -> list[Any]:
+    """Results of ``fn(rank, *args)`` by rank; None for a rank of ``may_die`` that died.
 
     timeout: seconds for the whole case. join=False: no group is made (the function makes a group). default_group=True:
     the group is torch's default group, made by init_process_group("shardwire"), for code that needs torch.distributed,
     for example DTensors.
     """
     with ForkedRanks(n, _rank_main, fn, args, timeout, join, default_group) as ranks:
-        return ranks.answers(timeout)
+        return ranks.answers(timeout, may_die=may_die)
 
 
 def _rank_main(rank: Rank, fn: Callable[..., Any], args: tuple[Any, ...], timeout: float, join: bool,
