@@ -201,6 +201,8 @@ def stateful(rank: int) -> None:
     with pytest.raises(InvalidReshapeState, match="freed"):
         r.execute()
     assert reshape(mine, Slab.X, Slab.Y, group=group(), out=out) is out and torch.equal(out, wanted + 1)
+    nothing = numpy.empty((2, 0))  # its address and strides are not torch's
+    reshape(nothing, Slab.X, Slab.X, group=group(), out=nothing.copy())
     # torch has no negative strides; each execute still reads the present values of the array
     backwards = mine.numpy()[::-1]
     with Reshape(backwards, Slab.X, Slab.X, group=group()) as r:

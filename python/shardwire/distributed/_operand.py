@@ -87,22 +87,31 @@ def read_out(out: Any, operand: Operand) -> Operand:
     target = wrap(out, "out")
     if target.package != operand.package:
         raise TypeError(f"out is of {target.package}, the operand of {operand.package}; give both of one package")
-    if target.package == "numpy" and target.tensor.data_ptr() != out.ctypes.data:
-        raise ValueError("out is read-only, or has negative strides; give one that can be written")
     tensor = target.tensor
-    given = local_tensor(out) if target.package == "DTensor" else out
-    if isinstance(given, torch.Tensor) and (given.is_conj() or given.is_neg()):
-        raise ValueError("out is a lazily conjugated or negated view, into which nothing can be written as it is; give "
-                         "the tensor under it, or one of its own")
     if tensor.requires_grad:
         raise ValueError("out requires grad; a result that has a gradient cannot be written into a given tensor")
-    if any(extent > 1 and stride == 0 for extent, stride in zip(tensor.shape, tensor.stride())):
-        raise ValueError("out is an expanded tensor, several of whose elements are one place in memory; give a tensor "
-                         "of its own")
-    if tensor.numel() and operand.tensor.numel() and _storage(tensor) == _storage(operand.tensor):
+    check_writable(target, "out")
+    if tensor.numel() and operand.tensor.numel() and storage_of(tensor) == storage_of(operand.tensor):
         raise ValueError("out shares the operand's memory; give another tensor")
     return target
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def check_writable(operand: Operand, what: str, instead: str = "") -> None:
+    """ValueError where a result cannot be written to the caller's own memory. instead: another remedy, as text."""
+    tensor, given = operand.tensor, operand.given
+    if not tensor.numel():  # the address and the strides of an empty array say nothing
+        return
+    if operand.package == "numpy" and tensor.data_ptr() != given.ctypes.data:
+        raise ValueError(f"{what} is read-only, or has negative strides; give one that can be written{instead}")
+    given = local_tensor(given) if operand.package == "DTensor" else given
+    if isinstance(given, torch.Tensor) and (given.is_conj() or given.is_neg()):
+        raise ValueError(f"{what} is a lazily conjugated or negated view, into which nothing can be written as it is; "
+                         f"give the tensor under it, or one of its own{instead}")
+    if any(extent > 1 and stride == 0 for extent, stride in zip(tensor.shape, tensor.stride())):
+        raise ValueError(f"{what} is an expanded tensor, several of whose elements are one place in memory; give a "
+                         f"tensor of its own{instead}")
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of the memory under a tensor."""
     return (tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()).data_ptr()
