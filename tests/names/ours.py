@@ -68,13 +68,8 @@ NEEDS_A_DEVICE = {
     ("nkipy.runtime", "is_neuron_compatible"): "says whether a Neuron core is there",
     ("nkipy.runtime", "DeviceKernel.__init__"): "takes a model that is loaded on a Neuron core",
 }
-_SOLVER = "solvers of linear systems"
 _FP8 = "products of FP8 matrices"
 NOT_YET = {
-    ("nvmath.distributed.linalg", "DirectSolver"): _SOLVER,
-    ("nvmath.distributed.linalg", "DirectSolverOptions"): _SOLVER,
-    ("nvmath.distributed.linalg", "InvalidDirectSolverState"): _SOLVER,
-    ("nvmath.distributed.linalg", "direct_solver"): _SOLVER,
     ("nvmath.distributed.linalg.advanced", "MatmulQuantizationScales"): _FP8,
     ("nvmath.distributed.linalg.advanced", "helpers"): _FP8,
 }

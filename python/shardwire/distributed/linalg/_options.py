@@ -117,9 +117,9 @@ class MatmulOptions:
         if self.algo_type is not None:
             MatmulAlgoType(self.algo_type)
         for name, value in (("sm_count_communication", self.sm_count_communication), ("panels", self.panels)):
-            if value is not None and not _is_count(value):
+            if value is not None and not is_count(value):
                 raise ValueError(f"{name} is {kind_of(value)}; give a number from 1, or None")
-        if self.grid is not None and (len(tuple(self.grid)) != 3 or not all(map(_is_count, self.grid))):
+        if self.grid is not None and (len(tuple(self.grid)) != 3 or not all(map(is_count, self.grid))):
             raise ValueError(f"grid is {kind_of(self.grid)}; give three numbers from 1: parts of the rows, of the "
                              "columns and of the addends")
         if self.blocking is not True and self.blocking != "auto":
@@ -211,7 +211,8 @@ def read_dtype(value: Any, what: str) -> torch.dtype:
     return found
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether ``value`` is a number from 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

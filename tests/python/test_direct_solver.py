@@ -1,0 +1,364 @@
+"""Systems of linear equations with distributed matrices: against torch.linalg in one process, and every misuse as one
+error on all ranks."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import weakref
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from ranks import error_of, group, run_ranks
+from test_matmul import ROUNDING, data_of, in_order, wide
+from test_reshape import check_misuse, random_distribution, take
+
+import shardwire
+import shardwire.distributed as swd
+from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, ProcessGrid, Slab
+from shardwire.distributed.linalg import (DirectSolver, DirectSolverOptions, InvalidDirectSolverState, _system,
+                                          direct_solver)
+
+SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261125"))
+CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "60"))
+DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
+
+
+def matrix_of(shape: tuple[int, ...], dtype: torch.dtype, kind: str, seed: int) -> torch.Tensor:
+    """Well conditioned. For LU the large elements are anywhere but on the diagonal, so rows are swapped."""
+    n, a = shape[-1], data_of(shape, dtype, seed)
+    if kind == "cholesky":
+        return (a @ a.transpose(-1, -2).conj() / n + torch.eye(n, dtype=dtype)).clone()
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    return a / n + torch.eye(n, dtype=dtype)[order]
+
+
+def check(got: torch.Tensor, wanted: torch.Tensor, said: str) -> None:
+    """wanted: the wide result of the naive model."""
+    assert got.shape == wanted.shape, said
+    limit = 20 * ROUNDING[got.dtype]
+    assert torch.allclose(wide(got), wide(wanted), rtol=limit, atol=limit), said
+
+
+def packed(a: torch.Tensor, kind: str) -> torch.Tensor:
+    """The factors as LAPACK packs them."""
+    return torch.linalg.lu_factor(wide(a))[0] if kind == "lu" else torch.linalg.cholesky(wide(a))
+
+
+def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
+    rng = random.Random(seed)
+    for case in range(cases):
+        n, k, batch = rng.randint(1, 14), rng.randint(1, 6), rng.choice([(), (), (rng.randint(1, 5),)])
+        columns = rng.choice([(), (k,), (k,)])
+        dtype, kind = rng.choice(DTYPES), rng.choice(["lu", "cholesky"])
+        a, b = matrix_of((*batch, n, n), dtype, kind, seed + case), data_of((*batch, n, *columns), dtype, case)
+        cuts = [random_distribution(rng, tuple(whole.shape), ranks) for whole in (a, b)]
+        options = {"inplace_a": rng.random() < 0.4, "inplace_b": rng.random() < 0.4, "factorization": kind,
+                   "panel_width": rng.choice([None, 1, 2, 3, 5])}
+        use_numpy, orders = rng.random() < 0.3, [rng.random() < 0.4 for _ in range(2)]
+        said = (f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {list(a.shape)} {list(b.shape)} {dtype} "
+                f"{cuts} {options} orders {orders}")
+        parts = [take(cut, whole, rank, ranks) for cut, whole in zip(cuts, (a, b))]
+        wanted = take(cuts[1], torch.linalg.solve(wide(a), wide(b).reshape(*batch, n, -1)).reshape(b.shape), rank,
+                      ranks)
+
+        def solve() -> tuple[torch.Tensor, torch.Tensor]:
+            mine = [(in_order(part, fortran) if part.dim() == 2 else part).clone() for part, fortran in
+                    zip(parts, orders)]
+            if use_numpy:
+                mine = [part.numpy() for part in mine]
+            x = direct_solver(*mine, distributions=cuts, options=options, group=group())
+            assert isinstance(x, numpy.ndarray if use_numpy else torch.Tensor), said
+            assert (x is mine[1]) == options["inplace_b"], said
+            local_a, local_b, x = (torch.as_tensor(each) for each in (*mine, x))
+            assert options["inplace_b"] or torch.equal(local_b, parts[1]), said
+            assert options["inplace_a"] or torch.equal(local_a, parts[0]), said
+            return x, local_a
+        x, left = solve()
+        check(x, wanted, said)
+        if options["inplace_a"]:
+            below = take(cuts[0], (torch.ones(n, n).tril() if kind == "cholesky" else torch.ones(n, n)).expand(
+                *batch, n, n), rank, ranks)
+            check(left * below, take(cuts[0], packed(a, kind), rank, ranks) * below, f"factors: {said}")
+        assert torch.equal(solve()[0], x), said  # the same bits
+    return cases
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_random_cases(ranks: int) -> None:
+    assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
+
+
+def larger(rank: int, ranks: int) -> None:
+    """Panels of the default width, and more right-hand sides than are solved at once."""
+    for kind in ("lu", "cholesky"):
+        for n, k, width in ((300, 5, None), (40, 2 * _system.AT_ONCE + 3, 7)):
+            a, b = matrix_of((n, n), torch.float64, kind, n), data_of((n, k), torch.float64, 1)
+            grid = ProcessGrid(shape=(ranks // 2, 2), layout=ProcessGrid.Layout.ROW_MAJOR)
+            cuts = [BlockCyclic(grid, [16, 16]), BlockCyclic(grid, [16, 4])]
+            x = direct_solver(take(cuts[0], a, rank, ranks), take(cuts[1], b, rank, ranks), distributions=cuts,
+                              options={"factorization": kind, "panel_width": width}, group=group())
+            check(x, take(cuts[1], torch.linalg.solve(a, b), rank, ranks), f"{kind} {n} {k}")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_larger(ranks: int) -> None:
+    run_ranks(ranks, larger, ranks)
+
+
+def in_place(rank: int) -> None:
+    """The matrix lies as it is factorized: nothing of it moves, and the factors are in the caller's memory."""
+    cut = BlockCyclic(ProcessGrid(shape=(1, 3)), [40, 8])
+    a, b = matrix_of((40, 40), torch.float64, "lu", 3), data_of((40, 2), torch.float64, 4)
+    mine = in_order(take(cut, a, rank, 3), True)
+    with DirectSolver(mine, take(Slab.X, b, rank, 3), distributions=[cut, Slab.X], group=group()) as solver:
+        solver.plan()
+        said = solver.explain()
+        assert "5 panels of 8 columns, dealt to 3 ranks" in said and "factors" not in said and ", a:" not in said, said
+        solver.factorize()
+        check(solver.solve(), take(Slab.X, torch.linalg.solve(a, b), rank, 3), "in place")
+        check(mine, take(cut, packed(a, "lu"), rank, 3), "factors")
+
+
+def test_a_matrix_is_factorized_where_it_lies() -> None:
+    run_ranks(3, in_place)
+
+
+def without_solution(rank: int, ranks: int) -> list[tuple[str, str]]:
+    n, errors = 11, []
+
+    def call(a: torch.Tensor, kind: str = "lu", width: int = 2) -> tuple[str, str]:
+        b = torch.ones(*a.shape[:-1], 2, dtype=a.dtype)
+        cut = Slab(a.dim() - 1)
+        return error_of(direct_solver, take(cut, a, rank, ranks), take(cut, b, rank, ranks), distributions=[cut, cut],
+                        options={"factorization": kind, "panel_width": width}, group=group())
+    good, spd = (matrix_of((n, n), torch.float64, kind, 5) for kind in ("lu", "cholesky"))
+    singular, negative = good.clone(), spd.clone()
+    singular[:, 6] = 0
+    negative[7, 7] = -1
+    errors += [call(singular), call(torch.zeros(1, 1)), call(negative, "cholesky"),
+               call(torch.stack([good] * ranks + [singular, good, singular])),
+               call(torch.stack([spd] * ranks + [negative]), "cholesky")]
+    undefined = spd.clone()
+    undefined[4, 4] = torch.nan
+    errors += [call(undefined, "cholesky"), call(torch.stack([undefined] * ranks), "cholesky")]
+    if ranks > 2:
+        errors.append(call(torch.stack([good, singular])))
+    # A NaN makes the solution undefined, and is no error of LU; in b only one column is undefined.
+    undefined, b = good.clone(), torch.ones(n, 2, dtype=torch.float64)
+    undefined[3, 0] = torch.nan
+    x = direct_solver(take(Slab.Y, undefined, rank, ranks), take(Slab.X, b, rank, ranks),
+                      distributions=[Slab.Y, Slab.X], options={"panel_width": 2}, group=group())
+    assert bool(x.isnan().all())
+    b[5, 1] = torch.nan
+    for kind, a in (("lu", good), ("cholesky", spd)):
+        x = direct_solver(take(Slab.Y, a, rank, ranks), take(Slab.X, b, rank, ranks), distributions=[Slab.Y, Slab.X],
+                          options={"panel_width": 2, "factorization": kind}, group=group())
+        check(x[:, :1], take(Slab.X, torch.linalg.solve(a, b[:, :1]), rank, ranks), "beside a NaN")
+        assert bool(x[:, 1].isnan().all())
+    return errors
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_matrices_without_factors_are_an_error_on_all_ranks(ranks: int) -> None:
+    call = "linalg.direct_solver: "
+    expected = [f"{call}a is singular: U[6, 6] is exactly 0", f"{call}a is singular: U[0, 0] is exactly 0",
+                f"{call}a is not positive definite: the leading minor of order 8 is not positive",
+                f"{call}matrix {ranks} of the batch is singular: U[6, 6] is exactly 0",
+                f"{call}matrix {ranks} of the batch is not positive definite: the leading minor of order 8 is not "
+                "positive", f"{call}a is not positive definite: the leading minor of order 5 is not positive",
+                f"{call}matrix 0 of the batch is not positive definite: the leading minor of order 5 is not positive"]
+    if ranks > 2:
+        expected.append(f"{call}matrix 1 of the batch is singular: U[6, 6] is exactly 0")
+    wanted = [(torch.linalg.LinAlgError.__name__, text) for text in expected]
+    for errors in run_ranks(ranks, without_solution, ranks):
+        assert errors == wanted
+
+
+def stateful(rank: int) -> None:
+    a, b = matrix_of((9, 9), torch.float64, "lu", 1), data_of((9, 2), torch.float64, 2)
+    mine = [take(Slab.X, whole, rank, 3) for whole in (a, b)]
+
+    def wanted(factor: float) -> torch.Tensor:
+        return take(Slab.X, torch.linalg.solve(a, b) * factor, rank, 3)
+    lines: list[str] = []
+    logger = logging.getLogger("solver")
+    logger.setLevel(logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    options = DirectSolverOptions(logger, True, False, False, panel_width=2)
+    with DirectSolver(*mine, distributions=[Slab.X, Slab.X], group=group(), options=options) as solver:
+        for early in (solver.factorize, solver.solve, solver.explain):
+            with pytest.raises(InvalidDirectSolverState, match="after plan"):
+                early()
+        solver.plan()
+        assert len(lines) == 1 and "5 panels of 2 columns, dealt to 3 ranks" in lines[0]
+        with pytest.raises(InvalidDirectSolverState, match="after factorize"):
+            solver.solve()
+        solver.factorize(stream=None)
+        first = solver.solve(stream=None)
+        check(first, wanted(1), "first")
+        mine[1] *= 2  # b is read at each solve
+        check(solver.solve(), wanted(2), "b in place")
+        solver.reset_operands(b=mine[1] / 4)
+        check(solver.solve(), wanted(0.5), "another b")
+        solver.reset_operands(a=mine[0] * 2)
+        with pytest.raises(InvalidDirectSolverState, match="after another a"):
+            solver.solve()
+        solver.factorize()
+        check(solver.solve(), wanted(0.25), "another a")
+        solver.reset_operands()
+        with pytest.raises(InvalidDirectSolverState, match="needs b"):
+            solver.solve()
+        with pytest.raises(InvalidDirectSolverState, match="needs a"):
+            solver.factorize()
+        solver.reset_operands_unchecked(a=mine[0], b=mine[1])
+        solver.factorize()
+        check(solver.solve(), wanted(2), "again")
+        with pytest.raises(TypeError, match="rank 1: the dtype of b was torch.float64, the new one's is torch.float32"):
+            solver.reset_operands(b=mine[1].float() if rank == 1 else mine[1])
+        with pytest.raises(shardwire.MismatchError, match="operands differs"):
+            solver.reset_operands(**({"a": mine[0]} if rank else {"b": mine[1]}))
+        with pytest.raises(ValueError, match="rank 2: b requires grad"):
+            solver.reset_operands(b=mine[1].clone().requires_grad_(rank == 2))
+        check(solver.solve(), wanted(2), "as before")
+        check(first, wanted(1), "first")
+    solver.free()
+    with pytest.raises(InvalidDirectSolverState, match="freed"):
+        solver.plan()
+    with torch.no_grad():
+        x = direct_solver(mine[0].requires_grad_(), mine[1], distributions=[Slab.X, Slab.X], group=group())
+    assert x is mine[1]
+    check(x, wanted(2), "in place")
+
+
+def test_the_class() -> None:
+    run_ranks(3, stateful)
+
+
+def nothing(rank: int) -> None:
+    """No rows, no right-hand sides, no matrices."""
+    for shape_a, shape_b in (((0, 0), (0, 3)), ((4, 4), (4, 0)), ((0, 4, 4), (0, 4, 2)), ((3, 0, 0), (3, 0, 1)),
+                             ((0, 0), (0,))):
+        a, b = torch.ones(shape_a) + torch.eye(shape_a[-1]), torch.ones(shape_b)
+        x = direct_solver(take(Slab.X, a, rank, 2), take(Slab.X, b, rank, 2), distributions=[Slab.X, Slab.X],
+                          group=group(), options={"inplace_b": False})
+        assert x.shape == Slab.X.shape(rank, shape_b, 2)
+
+
+def test_without_elements() -> None:
+    run_ranks(2, nothing)
+
+
+def misuse(rank: int) -> list[tuple[str, str]]:
+    a, b = torch.eye(6)[3 * rank:3 * rank + 3].clone(), torch.ones(3, 5)
+    cuts = [Slab.X, Slab.X]
+    g = {"group": group(), "distributions": cuts}
+    read_only = a.numpy().copy()
+    read_only.flags.writeable = False
+    turned = torch.ones(3, 6, dtype=torch.complex64).conj()
+
+    def call(*operands: Any, **options: Any) -> tuple[str, str]:
+        return error_of(lambda: direct_solver(*operands, **{**g, **options}))
+    errors = [
+        call(a, "no array" if rank else b), call(a, b.double() if rank else b), call(a, b.numpy() if rank else b),
+        call(a.int(), b.int()), call(a.half(), b.half()), call(a[0] if rank else a, b), call(a, b[None, None]),
+        call(a[:, :5], b), call(a, b[:2]), call(a, b[:2, 0]),
+        call(a[None], torch.ones(2, 3, 5), distributions=[Slab.Y, Slab.Y]),
+        call(torch.ones(2, 3, 3), torch.ones(3, 3, 1)),
+        call(a, b, distributions=cuts[:1]), call(a, b, distributions=[Slab.X, Slab.Y if rank else Slab.X]),
+        call(a, b, distributions=None), call(a, torch.ones(3, 5 + rank)),
+        call(a, b, distributions=[Slab.X, Boxes([Box((0, 0), (3, 5)), Box((4, 0), (7, 5))])]),
+        call(a, b, options={"no such": 1}), call(a, b, options={"factorization": "qr"}),
+        call(a, b, options={"factorization": "cholesky"} if rank else None),
+        call(a, b, options={"panel_width": 0} if rank else None), call(a, b, options={"panel_width": 1 + rank}),
+        call(a, b, options={"inplace_a": 1}), call(a, b, options={"inplace_b": bool(rank)}),
+        call(a, b, options={"blocking": False}),
+        call(a, b.clone().requires_grad_() if rank else b), call(read_only if rank else a.numpy(), b.numpy()),
+        call(turned, torch.ones(3, 5, dtype=torch.complex64)), call(a, torch.ones(1, 5).expand(3, 5)),
+        call(a, a[:, :5]), call(a, torch.zeros(2, 3, dtype=torch.int8).to_sparse() if rank else b),
+    ]
+    x = direct_solver(a, b, **g)
+    assert torch.equal(x, torch.ones(3, 5))  # the group goes on
+    return errors
+
+
+EXPECTED = [
+    ("TypeError", "rank 1: b is 'no array'"), ("TypeError", "rank 1: the dtype of b is torch.float64, and of a"),
+    ("TypeError", "rank 1: the package of b is numpy, and of a torch"),
+    ("TypeError", "rank 0: a has dtype torch.int32"),
+    ("TypeError", "rank 0: a has dtype torch.float16"), ("ValueError", "rank 1: a has 1 dimensions; give a matrix"),
+    ("ValueError", "rank 0: b has 4 dimensions, and a 2"), ("ValueError", "a is 6 x 5; give a square matrix"),
+    ("ValueError", "a has the shape [6, 6] and b [4, 5]; b needs 6 rows"),
+    ("ValueError", "a has the shape [6, 6] and b [4]; b needs 6 rows"), ("ValueError", "b needs 1 matrices of 6 rows"),
+    ("ValueError", "a has the shape [4, 3, 3] and b [6, 3, 1]; b needs 4 matrices of 3 rows"),
+    ("ValueError", "give two: of a, and of b"), ("MismatchError", "the distribution of b differs"),
+    ("TypeError", "distributions[0] is None"), ("BindDistributionError", "b has shape [3, 6] on rank 1"),
+    ("GapError", "leaves [3:4, 0:5]"), ("ValueError", "options has 'no such'"),
+    ("ValueError", "factorization is 'qr'; give 'lu' or 'cholesky'"),
+    ("MismatchError", "factorization differs between ranks: lu on rank 0, cholesky on rank 1"),
+    ("ValueError", "rank 1: panel_width is 0"), ("MismatchError", "panel_width differs"),
+    ("TypeError", "inplace_a is 1; give True or False"), ("MismatchError", "inplace_b differs"),
+    ("ValueError", "blocking is False"), ("ValueError", "rank 1: b requires grad"),
+    ("ValueError", "rank 1: a is read-only"), ("ValueError", "a is a lazily conjugated"),
+    ("ValueError", "b is an expanded tensor"), ("ValueError", "a and b share memory"),
+    ("UnsupportedError", "rank 1: b has the layout torch.sparse_coo"),
+]
+
+
+def test_each_misuse_is_one_error_on_all_ranks() -> None:
+    check_misuse(misuse, EXPECTED)
+
+
+def dtensors(rank: int) -> None:
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    flat, mesh = DeviceMesh("cpu", torch.arange(4)), DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    a, b = matrix_of((9, 9), torch.float64, "lu", 1), data_of((9, 5), torch.float64, 2)
+    for where, placements in ((flat, ([dt.Shard(0)], [dt.Shard(1)])),
+                              (mesh, ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(1)])),
+                              (mesh, ([dt.Shard(0), dt.Shard(1)], [dt.Replicate(), dt.Replicate()]))):
+        of_a, of_b = (dt.distribute_tensor(whole.clone(), where, cut) for whole, cut in zip((a, b), placements))
+        for options in ({"inplace_a": False, "inplace_b": False}, {}):
+            x = direct_solver(of_a, of_b, options=options)
+            assert x.placements == tuple(placements[1]) and (x is of_b) == (not options)
+            check(x.full_tensor(), torch.linalg.solve(a, b), f"{placements}")
+        check(of_a.full_tensor(), packed(a, "lu"), f"factors {placements}")
+    kind, text = error_of(lambda: direct_solver(of_a, of_b, distributions=[None, Slab.X]))
+    assert kind == "TypeError" and "give placements" in text
+
+
+def test_dtensors() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(4, dtensors, default_group=True)
+
+
+def by_context(rank: int) -> None:
+    """As in nvmath's documents: a context, and block-cyclic matrices in Fortran order; then a group of its own, which
+    no plan keeps alive."""
+    import torch.distributed as dist
+    swd.initialize(0, group())
+    grid = ProcessGrid(shape=(2, 1), layout=ProcessGrid.Layout.COL_MAJOR)
+    cuts = [BlockCyclic(grid, (2, 2)), BlockCyclic(grid, (2, 1))]
+    a, b = matrix_of((8, 8), torch.float64, "lu", 1), data_of((8, 1), torch.float64, 2)
+    mine = [in_order(take(cut, whole, rank, 2), True).numpy() for cut, whole in zip(cuts, (a, b))]
+    x = swd.linalg.direct_solver(*mine, distributions=cuts, options=swd.linalg.DirectSolverOptions(handle=1))
+    assert x is mine[1]
+    check(torch.from_numpy(x), take(cuts[1], torch.linalg.solve(a, b), rank, 2), "by context")
+    swd.finalize()
+    few = dist.new_group([0, 1], backend="shardwire")
+    direct_solver(torch.eye(2)[rank:rank + 1], torch.ones(1), distributions=[Slab.X, Slab.X], group=few)
+    gone = weakref.ref(few)
+    dist.destroy_process_group(few)
+    del few
+    gc.collect()
+    assert gone() is None, gc.get_referrers(gone())
+
+
+def test_by_context() -> None:
+    run_ranks(2, by_context, default_group=True)
