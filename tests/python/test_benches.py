@@ -29,6 +29,7 @@ RUNS = {
     "matmul.py": ["--sizes", "32", "--ranks", "2", "--rounds", "1", "--repeats", "1", "--only",
                   "shardwire,dtensor-shardwire"],
     "queues.py": ["--rounds", "5", "--entries", "2", "--turns", "1", "--bytes", "4096", "--json", os.devnull],
+    "solver.py": ["--sizes", "32", "--ranks", "2", "--rounds", "1", "--repeats", "1", "--only", "shardwire"],
     "weights.py": ["-i", "1", "--hidden", "64", "--layers", "1"],
 }
 # Benches with ranks started by the launcher.
