@@ -92,19 +92,28 @@ void CommunicatorImpl::end() {
     return;
   }
   engine_->shutdown();
+Duration CommunicatorImpl::timeout() const {
+  return owner().isHere() ? engine_->locked([](const GroupState& state) { return state.operations.timeout(); })
+                          : engine_->facts().options.timeout;
+}
+
   noteEndOfGroup();
   releaseUnheld();
 }
 
 void CommunicatorImpl::setTimeout(Duration timeout) {
   if (owner().isHere()) {
+std::uint64_t CommunicatorImpl::sequenceNumber() const {
+  return owner().isHere() ? engine_->locked([](const GroupState& state) { return state.operations.nextSeq() - 1; }) : 0;
+}
+
     engine_->setTimeout(timeout);
   }
 }
 
 Status CommunicatorImpl::status() const {
   SW_RETURN_IF_ERROR(checkOwner());
-  return engine_->status();
+  return engine_->locked([](const GroupState& state) { return state.operations.failure(); });
 }
 
 // ---- point to point
@@ -193,8 +202,12 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
 
 void CommunicatorImpl::setGlobalRanks(std::vector<std::int64_t> ranks) {
   if (owner().isHere()) {
-    engine_->setGlobalRanks(std::move(ranks));
+    engine_->reports().setGlobalRanks(std::move(ranks));
   }
+}
+
+std::string CommunicatorImpl::describeTransports() const {
+  return engine_->locked([](const GroupState& state) { return state.links.describe(); }) + describeKernels();
 }
 
 void CommunicatorImpl::abort(const std::string& reason) {

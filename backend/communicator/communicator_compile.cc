@@ -113,7 +113,7 @@ void Compilation::useFile(std::string mode, const Digest& specs) {
                                            .worldSize = group_.worldSize,
                                            .specs = specs,
                                            .hosts = group_.hosts,
-                                           .members = engine_.globalRanks(),
+                                           .members = engine_.reports().globalRanks(),
                                            .transports = group_.options.transports});
 }
 

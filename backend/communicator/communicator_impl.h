@@ -28,11 +28,11 @@ class CommunicatorImpl final : public Communicator {
   Rank rank() const override { return engine_->facts().rank; }
   int worldSize() const override { return engine_->facts().worldSize; }
   const std::string& groupName() const override { return engine_->facts().name; }
-  Duration timeout() const override { return owner().isHere() ? engine_->timeout() : engine_->facts().options.timeout; }
+  Duration timeout() const override;
   void setTimeout(Duration timeout) override;
-  std::uint64_t sequenceNumber() const override { return owner().isHere() ? engine_->sequenceNumber() : 0; }
+  std::uint64_t sequenceNumber() const override;
   Status status() const override;
-  std::string describeTransports() const override { return engine_->describeTransports() + describeKernels(); }
+  std::string describeTransports() const override;
   std::string describeCollectives() const override;
 
   Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout) override;

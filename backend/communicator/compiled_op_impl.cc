@@ -38,7 +38,7 @@ class BoundOpImpl final : public BoundOp {
         timeout_(timeout) {}
   ~BoundOpImpl() override {
     if (op_->engine_->facts().owner.isHere()) {
-      op_->engine_->underLock([this] {
+      op_->engine_->locked([this](const GroupState&) {
         const MutexLock lock(mutex_);
         pool_.forEach([](PlanRun& run) { run.keepPins(false); });
       });
@@ -178,7 +178,8 @@ OpStats CompiledOpImpl::stats() const {
 
 std::string CompiledOpImpl::explain() const {
   return facts_.explain(fmt::format("; compiled in {:.3f} ms", compileSeconds_ * 1e3)) +
-         fmt::format("paths from rank {}:\n", plan_->rank) + engine_->describeTransports();
+         fmt::format("paths from rank {}:\n", plan_->rank) +
+         engine_->locked([](const GroupState& state) { return state.links.describe(); });
 }
 
 }  // namespace shardwire::internal

@@ -174,7 +174,7 @@ void Driving::sleepOnBell(const Activity& activity, Deadline until, Patience& pa
     const bool progress = state_.poll();
     checkSlow(state_, !progress);
     sleeps = !progress && state_.operations.completions().empty() && !activity.isDone() &&
-             !state_.operations.failure().has_value();
+             state_.operations.failure().isOk();
     soonest = std::min({until, activity.deadline, patience.now() + kMaxSleep});
     takeCompletions(&done);
   }
@@ -246,7 +246,7 @@ Progressed::Look Driving::lookAsLeader() {
     progress = state_.poll();
     checkSlow(state_, !progress);
     idle = !state_.isBusy();
-    progress = progress && !idle && !state_.operations.failure().has_value();  // a failed group sleeps
+    progress = progress && !idle && state_.operations.failure().isOk();  // a failed group sleeps
     hasWork_.store(!idle, std::memory_order_seq_cst);
     nextIdleLook_.store(now + idleSleep, std::memory_order_relaxed);
     takeCompletions(&done);

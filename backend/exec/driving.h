@@ -62,8 +62,8 @@ class Driving {
     Completions done;
     {
       const MutexLock lock(mutex_);
-      if (state_.operations.failure().has_value()) {
-        return *state_.operations.failure();
+      if (!state_.operations.failure().isOk()) {
+        return state_.operations.failure();
       }
       // This thread counts as a driver from here on: the progress thread must not arm the bell for an operation that is
       // over in a moment, or every frame costs the peer a wake-up.

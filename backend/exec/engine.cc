@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -47,9 +46,7 @@ Engine::Engine(Peers peers, GroupFacts facts)
       recorder_(static_cast<std::size_t>(std::max(facts_.options.recordedOps, 0))),
       driving_(peers_, facts_, recorder_, failureCallback_),
       memory_(driving_, facts_),
-      globalRanks_(static_cast<std::size_t>(facts_.worldSize)) {
-  std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
-}
+      reports_(driving_, peers_, facts_, recorder_) {}
 
 Engine::~Engine() = default;
 
@@ -78,24 +75,8 @@ const void* Engine::failureKey() const {
   return driving_.locked([](const GroupState& state) { return static_cast<const void*>(&state.context); });
 }
 
-std::uint64_t Engine::sequenceNumber() const {
-  return driving_.locked([](const GroupState& state) { return state.operations.nextSeq() - 1; });
-}
-
-Status Engine::status() const {
-  return driving_.locked([](const GroupState& state) { return state.operations.failure().value_or(Status::ok()); });
-}
-
-Duration Engine::timeout() const {
-  return driving_.locked([](const GroupState& state) { return state.operations.timeout(); });
-}
-
 void Engine::setTimeout(Duration timeout) {
   driving_.locked([&](GroupState& state) { state.operations.setTimeout(timeout); });
-}
-
-std::string Engine::describeTransports() const {
-  return driving_.locked([](const GroupState& state) { return state.links.describe(); });
 }
 
 void Engine::attach(Staging* staging) {
@@ -211,8 +192,8 @@ void Engine::shutdown() {
   stayForLatePeers();
   driving_.act([&](GroupState& state) {
     removeProcessGroup(key);  // the group may have failed meanwhile
-    if (const auto& why = state.operations.failure(); why.has_value() && !state.failure.notice().empty()) {
-      peers_.doorbell->leaveWord({why->code(), state.failure.notice()});
+    if (const Status& why = state.operations.failure(); !why.isOk() && !state.failure.notice().empty()) {
+      peers_.doorbell->leaveWord({why.code(), state.failure.notice()});
     }
     state.failure.end({StatusCode::kAborted, "the group was shut down on " + facts_.label});
     state.poll();
@@ -231,7 +212,7 @@ void Engine::stayForLatePeers() {
   const Deadline begin = Clock::now();
   const auto mayLeave = [&](GroupState& state) {
     const bool areAllNotified = state.links.isJoinedToAll() && !state.failure.hasNotices();
-    if (!state.links.joinsLate() || !state.operations.failure().has_value() || state.failure.notice().empty() ||
+    if (!state.links.joinsLate() || state.operations.failure().isOk() || state.failure.notice().empty() ||
         areAllNotified) {
       return true;
     }

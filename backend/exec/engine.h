@@ -6,12 +6,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "backend/base/mutex.h"
 #include "backend/bootstrap/connect.h"
@@ -19,11 +18,11 @@
 #include "backend/exec/driving.h"
 #include "backend/exec/failure_callback.h"
 #include "backend/exec/group_memory.h"
+#include "backend/exec/group_reports.h"
 #include "backend/exec/group_state.h"
 #include "backend/exec/interrupted_waits.h"
 #include "backend/exec/op_recorder.h"
 #include "backend/exec/progress_thread.h"
-#include "backend/exec/sight.h"
 #include "shardwire/options.h"
 #include "shardwire/staging.h"
 
@@ -51,37 +50,28 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   void shutdown();
 
   const GroupFacts& facts() const { return facts_; }
-  std::uint64_t sequenceNumber() const;
-  Status status() const;
-  Duration timeout() const;
+  // Returns action(state), under the lock. `action` must not wait.
+  template <typename Action>
+  auto locked(Action&& action) const {
+    return driving_.locked(std::forward<Action>(action));
+  }
   void setTimeout(Duration timeout);
-  std::string describeTransports() const;
-  // engine_sight.cc. Describes this rank's activity in this group, for people. Waits for the engine's lock for
-  // `patience` at most; without the lock, returns the contents of the flight recorder.
-  GroupSight sight(Duration patience);
-  const OpRecorder& recorder() const { return recorder_; }
-  // The job's rank of each member, for reports about the group; 0, 1, 2... until setGlobalRanks().
-  std::vector<std::int64_t> globalRanks() const;
-  void setGlobalRanks(std::vector<std::int64_t> ranks);
   // `call` is called after each later failure: a timeout, a rank that is gone, ranks that disagree. The call runs
   // outside of the lock, and before callers see the failure as far as possible.
   void onFailure(std::function<void()> call) { failureCallback_.set(std::move(call)); }
-  // Runs `action` under the lock. `action` must not wait.
-  void underLock(const std::function<void()>& action) const {
-    driving_.locked([&](const GroupState&) { action(); });
-  }
   // Lets `staging` (null: nothing to do) wake this engine when bytes become ready.
   void attach(Staging* staging);
-  // Another group of this process failed: notifies the peers of this group. Never waits.
-  void onProcessFailure();
   // For symmetric memory, whose waits and requests are outside of operations.
   GroupMemory& memory() { return memory_; }
+  GroupReports& reports() { return reports_; }
 
  private:
   Engine(Peers peers, GroupFacts facts);
   Status waitFor(Activity& activity, Deadline until) override;
   // On the progress thread.
   Look lookAsLeader() override { return driving_.lookAsLeader(); }
+  // Another group of this process failed: notifies the peers of this group. Never waits.
+  void onProcessFailure();
   void stayForLatePeers();
   // The key of this group in the process's list of failures.
   const void* failureKey() const;
@@ -93,9 +83,7 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   FailureCallback failureCallback_;
   Driving driving_;
   GroupMemory memory_;
-  mutable Mutex ranksMutex_;
-  std::vector<std::int64_t> globalRanks_ SW_GUARDED_BY(ranksMutex_);
-  const Clock::time_point madeAt_ = Clock::now();
+  GroupReports reports_;
   Mutex shutdownMutex_;  // one shutdown at a time
   bool stopped_ SW_GUARDED_BY(shutdownMutex_) = false;
 };

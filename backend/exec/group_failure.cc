@@ -27,14 +27,14 @@ GroupFailure::GroupFailure(const RunContext& context, Operations& operations, Pe
       isNoticeDue_(static_cast<std::size_t>(context.worldSize)) {}
 
 void GroupFailure::fail(Status why) {
-  if (!operations_.failure().has_value()) {
+  if (operations_.failure().isOk()) {
     notifyPeers(fmt::format("rank {} gave up: {}", context_.rank, why.message()));
     end(std::move(why));
   }
 }
 
 void GroupFailure::end(Status why) {
-  if (operations_.failure().has_value()) {
+  if (!operations_.failure().isOk()) {
     return;
   }
   logInfo("{}: {}", context_.label, why.message());
@@ -49,7 +49,7 @@ void GroupFailure::end(Status why) {
 }
 
 void GroupFailure::onFail(Rank /*from*/, const Received<FailFrame>& frame) {
-  if (!operations_.failure().has_value()) {
+  if (operations_.failure().isOk()) {
     Status status(static_cast<StatusCode>(frame.code), std::string(textOf(frame.payload)));
     notifyPeers(status.message());
     end(std::move(status));
@@ -77,8 +77,8 @@ void GroupFailure::addNoticeTo(Rank peer) {
 }
 
 void GroupFailure::sendNotices() {
-  const auto code = static_cast<std::uint32_t>(operations_.failure().has_value() ? operations_.failure()->code()
-                                                                                 : StatusCode::kAborted);
+  const auto code =
+      static_cast<std::uint32_t>(operations_.failure().isOk() ? StatusCode::kAborted : operations_.failure().code());
   hasNotices_ = false;
   for (const Rank peer : links_.joined()) {
     const auto p = static_cast<std::size_t>(peer);

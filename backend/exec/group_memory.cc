@@ -15,8 +15,8 @@ Status GroupMemory::lookFor(std::span<const Rank> peers) {
     if (!gone.empty()) {
       state.poll();  // takes the last frames of gone peers: perhaps with the reason
     }
-    if (state.operations.failure().has_value()) {
-      status = *state.operations.failure();
+    if (!state.operations.failure().isOk()) {
+      status = state.operations.failure();
     } else if (!gone.empty()) {
       status = goneError(state, gone);
     }
@@ -79,7 +79,7 @@ void GroupMemory::withdraw(std::uint64_t block) {
 
 void GroupMemory::drop(Rank peer, std::uint64_t block) {
   driving_.locked([&](GroupState& state) {
-    if (!state.links.isClosed() && !state.operations.failure().has_value()) {
+    if (!state.links.isClosed() && state.operations.failure().isOk()) {
       state.oneSided.drop(peer, block);
     }
   });
@@ -88,8 +88,7 @@ void GroupMemory::drop(Rank peer, std::uint64_t block) {
 Result<std::shared_ptr<HeldMemory>> GroupMemory::hold(Rank peer, const HeapPlace& place, std::size_t size) {
   return driving_.locked([&](GroupState& state) -> Result<std::shared_ptr<HeldMemory>> {
     if (state.links.isClosed()) {
-      return state.operations.failure().value_or(
-          Status{StatusCode::kAborted, "the group was shut down on " + facts_.label});
+      return state.operations.failure();
     }
     return state.context.connection(peer).hold(place, size);
   });

@@ -62,15 +62,15 @@ Clock::time_point Operations::startClocks() {
 
 bool Operations::step() {
   bool progress = false;
-  if (failure_.has_value()) {
+  if (!failure_.isOk()) {
     while (!inFlight_.empty()) {
-      retire(0, failureOf(*inFlight_.front(), *failure_));
+      retire(0, failureOf(*inFlight_.front(), failure_));
       progress = true;
     }
     return progress;
   }
   std::fill(blockedBulk_.begin(), blockedBulk_.end(), false);
-  for (std::size_t i = 0; i < inFlight_.size() && !failure_.has_value(); ++i) {
+  for (std::size_t i = 0; i < inFlight_.size() && failure_.isOk(); ++i) {
     progress |= inFlight_[i]->step(blockedBulk_);
   }
   for (std::size_t i = 0; i < inFlight_.size();) {
@@ -81,7 +81,7 @@ bool Operations::step() {
       ++i;
     }
   }
-  return progress || failure_.has_value();
+  return progress || !failure_.isOk();
 }
 
 void Operations::begin(const Activity& activity) {

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,7 +42,7 @@ class Operations {
   void finish(const Activity& activity, Status status);
   // The group failed for this reason. The first reason stays.
   void fail(Status why) { failure_ = std::move(why); }
-  const std::optional<Status>& failure() const { return failure_; }
+  const Status& failure() const { return failure_; }  // ok: the group has not failed
   // A wire could not stop its transfers: from now on the tensors of ended operations are never released.
   void keepTensors() { keepsTensors_ = true; }
   Status failureOf(const Activity& activity, const Status& cause) const;
@@ -89,7 +88,7 @@ class Operations {
   EarlyFrames early_;
   OpHistory history_;
   std::vector<EdgeBytes> traffic_;  // by peer: moved so far, by recorded operations
-  std::optional<Status> failure_;
+  Status failure_;
   bool keepsTensors_ = false;
 };
 

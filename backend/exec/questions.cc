@@ -51,7 +51,7 @@ void Questions::look(Clock::time_point now) {
   const bool waitsLong = !operations_.inFlight().empty() && now - operations_.inFlight().front()->started >= kAskAfter;
   // A peer without a link cannot be asked, and cannot have sent anything.
   for (const Rank peer : links_.joined()) {
-    if (operations_.failure().has_value()) {
+    if (!operations_.failure().isOk()) {
       return;
     }
     context_.refuseStale(peer);

@@ -80,7 +80,7 @@ class Shipping {
           failed.isOk() ? guarded(doing, [&] { return makeRow(to); }) : Result<std::string>(failed);
       failed = row.status();
       std::string answer = encodeAnswer(row);
-      engine_.underLock([&] { handout_->give(to, std::move(answer)); });
+      engine_.locked([&](const GroupState&) { handout_->give(to, std::move(answer)); });
     }
     return failed.isOk() ? guarded(doing, [&] { return makeRow(0); }) : Result<std::string>(failed);
   }
@@ -101,7 +101,7 @@ class Shipping {
 
   // Reports this rank's verdict to all ranks, and returns the first verdict that is not ok.
   Status settle(const Status& own) {
-    engine_.underLock([&] { verdicts_->give(encodeVerdict(own)); });
+    engine_.locked([&](const GroupState&) { verdicts_->give(encodeVerdict(own)); });
     const Status met = waitOrAbort(engine_, *verdicts_, what_);
     if (!met.isOk()) {
       // A timeout of the handout is one of the verdicts, too, and the handout's error says more.

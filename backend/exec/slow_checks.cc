@@ -74,7 +74,7 @@ void checkSlow(GroupState& group, bool quiet) {
     return;
   }
   group.lastSlowCheck = now;
-  if (!group.operations.failure().has_value()) {
+  if (group.operations.failure().isOk()) {
     if (const Rank peer = group.links.nextGone(); peer >= 0) {
       group.oneSided.gone(peer);
       return;
@@ -83,11 +83,11 @@ void checkSlow(GroupState& group, bool quiet) {
       failIfGoneIsNeeded(group, now);
     }
   }
-  if (!group.operations.failure().has_value() && quiet) {
+  if (group.operations.failure().isOk() && quiet) {
     group.questions.look(now);
   }
   const auto& inFlight = group.operations.inFlight();
-  for (std::size_t i = 0; i < inFlight.size() && !group.operations.failure().has_value(); ++i) {
+  for (std::size_t i = 0; i < inFlight.size() && group.operations.failure().isOk(); ++i) {
     group.questions.askBeforeExpiry(*inFlight[i], now);
     if (now >= inFlight[i]->deadline) {
       expire(group, inFlight[i]);

@@ -85,7 +85,7 @@ std::string hostName() {
 std::string statusAsJson(Duration patience) {
   Json groups = Json::array();
   for (const auto& engine : processEngines()) {
-    groups.push_back(groupJson(engine->sight(patience)));
+    groups.push_back(groupJson(engine->reports().sight(patience)));
   }
   const Json status{
       {"version", kStatusVersion}, {"pid", ::getpid()}, {"host", hostName()}, {"groups", std::move(groups)}};

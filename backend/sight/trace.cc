@@ -182,14 +182,14 @@ Json trace(bool onlyActive, std::int64_t ofRank) {
   const UnixTime unixTime;
   for (const auto& engine : processEngines()) {
     const TracedGroup group{uniqueName(engine->facts().name, config), groupNumber, engine->facts().rank,
-                            engine->globalRanks()};
+                            engine->reports().globalRanks()};
     if (ofRank >= 0 && group.globalRanks[static_cast<std::size_t>(group.rank)] != ofRank) {
       continue;
     }
     config[group.name] = configOf(group.name, group.globalRanks);
     std::uint64_t called = 0;
     std::uint64_t completed = 0;
-    for (const RecordedOp& op : engine->recorder().latest()) {
+    for (const RecordedOp& op : engine->reports().recorder().latest()) {
       called = std::max(called, op.seq);
       completed = std::max(completed, op.isOver() && op.code == StatusCode::kOk ? op.seq : 0);
       if (!onlyActive || !op.isOver()) {
@@ -236,7 +236,7 @@ void watch(const std::shared_ptr<Engine>& engine) {
     return;
   }
   engine->onFailure([self = engine.get(), prefix = engine->facts().options.recordFile] {
-    writeTrace(prefix, self->globalRanks()[static_cast<std::size_t>(self->facts().rank)]);
+    writeTrace(prefix, self->reports().globalRanks()[static_cast<std::size_t>(self->facts().rank)]);
   });
 }
 

@@ -146,7 +146,8 @@ Status SymmetricBlock::waitFor(IsOver isOver, const Describe& describe) {
 template <typename IsOver>
 Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver) {
   const auto started = Clock::now();
-  const Duration timeout = wait.timeout.value_or(engine.timeout());
+  const Duration timeout =
+      wait.timeout.value_or(engine.locked([](const GroupState& state) { return state.operations.timeout(); }));
   const Deadline deadline = deadlineAfter(timeout);
   InterruptibleWait slices(deadline);
   Deadline nextLook = started + kSpin;

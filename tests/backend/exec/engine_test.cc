@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "backend/exec/process_failures.h"
 #include "tests/backend/exec/fake_engine.h"
 
 namespace shardwire::internal {
@@ -15,13 +16,25 @@ namespace {
 // Another thread reports a failure of another group while this thread ends the group: the rest of the connections
 // leaves by the wires.
 TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
+  // The groups of a process are called in the order of their addresses.
+  const void* const first = reinterpret_cast<const void*>(1);
+  const void* const failed = reinterpret_cast<const void*>(2);
+  bool ends = false;
+  int atTheEnd = 0;
+  addProcessGroup(first, [&] {
+    if (ends) {
+      engine_->shutdown();
+      atTheEnd = polls_;
+    }
+  });
   const int before = polls_;
-  engine_->onProcessFailure();
+  addProcessFailure(failed, "a rank died");
   EXPECT_GT(polls_, before);
-  engine_->shutdown();
-  const int atTheEnd = polls_;
-  engine_->onProcessFailure();
+  ends = true;
+  addProcessFailure(failed, "another rank died");
   EXPECT_EQ(polls_, atTheEnd);
+  removeProcessGroup(first);
+  removeProcessGroup(failed);
 }
 
 // A long read waits for no peer, so no ring announces the rest.
@@ -30,7 +43,7 @@ TEST_F(EngineTest, LeavesWhatWaitsForNobodyToTheProgressThreadAtOnce) {
   std::vector<std::byte> theirs(kBytes, std::byte{7});
   std::vector<std::byte> mine(kBytes);
   const auto address = reinterpret_cast<std::uint64_t>(theirs.data());
-  engine_->underLock([&] { from_.exposed.push_back({address, kBytes}); });
+  engine_->locked([&](const GroupState&) { from_.exposed.push_back({address, kBytes}); });
   put(Lane::kControl, frameOf(OfferFrame{.about = {.message = 0, .messageBytes = kBytes, .tag = 3},
                                          .reach = static_cast<std::uint32_t>(Reach::kDirect),
                                          .space = kFirstExposure,

@@ -91,20 +91,23 @@ class EngineTest : public ::testing::Test {
   ~EngineTest() override { engine_->shutdown(); }
 
   void put(Lane lane, const Bytes& frame) {
-    engine_->underLock([&] { from_.sent(lane).push_back(frame); });
+    engine_->locked([&](const GroupState&) { from_.sent(lane).push_back(frame); });
   }
   Status statusOnceFailed() {
     const Deadline until = Clock::now() + std::chrono::seconds(10);
-    while (engine_->status().isOk() && Clock::now() < until) {
+    const auto failure = [&] {
+      return engine_->locked([](const GroupState& state) { return state.operations.failure(); });
+    };
+    while (failure().isOk() && Clock::now() < until) {
       std::this_thread::yield();
     }
-    return engine_->status();
+    return failure();
   }
   // Of the frames to rank 1, the text of the first F.
   template <typename F>
   std::optional<std::string> textOfFirst() {
     std::optional<std::string> text;
-    engine_->underLock([&] {
+    engine_->locked([&](const GroupState&) {
       for (const Bytes& frame : to_->sent(Lane::kControl)) {
         if (const auto found = readFrame<F>(frame); found.has_value() && !text.has_value()) {
           text = std::string(textOf(found->payload));

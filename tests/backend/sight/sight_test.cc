@@ -198,7 +198,7 @@ TEST(Status, WaitsForABusyGroupForAMomentOnly) {
               continue;
             }
             // Asked while this thread holds the lock for as long as the answer takes.
-            engine->underLock([&] {
+            engine->locked([&](const GroupState&) {
               std::string text;
               std::thread asker([&] { text = statusAsJson(std::chrono::milliseconds(5)); });
               asker.join();

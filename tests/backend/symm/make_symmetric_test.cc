@@ -43,13 +43,13 @@ class MakeSymmetric : public EngineTest {
   static std::uint64_t usedBytes() { return (*SharedHeap::instance())->usedBytes(); }
 
   MakeSymmetric() : held_(std::make_shared<FakeHeld>(SymmetricBlock::partBytes(kBytes, 2, 8))) {
-    engine_->underLock([&] { to_->held = held_; });
+    engine_->locked([&](const GroupState&) { to_->held = held_; });
   }
   // Takes the blob of rank 0's next exchange; rank 1 answers with the same blob, or not at all.
   void takeBlob(bool isAnswered) {
     bool isTaken = false;
     while (!isTaken) {
-      engine_->underLock([&] {
+      engine_->locked([&](const GroupState&) {
         auto& frames = to_->sent(Lane::kControl);
         if (!frames.empty()) {
           isTaken = readFrame<BlobFrame>(frames.front()).has_value();
@@ -102,7 +102,7 @@ TEST_F(MakeSymmetric, StatesToARankThatBeginsAnewWhichStepEachIsIn) {
   std::thread rank1([&] {
     Bytes wants;
     while (wants.empty()) {
-      engine_->underLock([&] {
+      engine_->locked([&](const GroupState&) {
         for (const Bytes& frame : to_->sent(Lane::kControl)) {
           wants = readFrame<BlobFrame>(frame).has_value() ? frame : wants;
         }
@@ -135,7 +135,7 @@ TEST_F(MakeSymmetric, APartThatPeersOnlyAskForGoesBackAtOnce) {
   releaseUnheld();
   const std::size_t deferred = numDeferred();
   const std::uint64_t before = usedBytes();
-  engine_->underLock([&] { to_->held = nullptr; });
+  engine_->locked([&](const GroupState&) { to_->held = nullptr; });
   EXPECT_EQ(makeInVain().code(), StatusCode::kAborted);
   EXPECT_EQ(numDeferred(), deferred);
   EXPECT_EQ(usedBytes(), before);

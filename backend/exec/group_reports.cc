@@ -1,11 +1,12 @@
 // The state of a group as seen from this rank, for people. The asking thread must disturb no other thread: this thread
 // tries the lock for a moment, and while another thread holds the lock (a long copy) reports the contents of the flight
 // recorder, whose lock is held for nanoseconds.
-#include <fmt/format.h>
+#include "backend/exec/group_reports.h"
 
+#include <numeric>
+#include <string>
 #include <thread>
-
-#include "backend/exec/engine.h"
+#include <utility>
 
 namespace shardwire::internal {
 
@@ -70,7 +71,7 @@ OperationSight sightOf(const GroupState& state, const Activity& activity) {
 
 void lookAtState(const GroupState& state, GroupSight& sight) {
   const Operations& operations = state.operations;
-  sight.failure = operations.failure().has_value() ? operations.failure()->message() : std::string();
+  sight.failure = operations.failure().message();
   sight.sequence = operations.numCalls();
   sight.timeout = operations.timeout();
   sight.lastCall = operations.describeLatest();
@@ -86,7 +87,16 @@ void lookAtState(const GroupState& state, GroupSight& sight) {
 
 }  // namespace
 
-GroupSight Engine::sight(Duration patience) {
+GroupReports::GroupReports(Driving& driving, const Peers& peers, const GroupFacts& facts, const OpRecorder& recorder)
+    : driving_(driving),
+      peers_(peers),
+      facts_(facts),
+      recorder_(recorder),
+      globalRanks_(static_cast<std::size_t>(facts.worldSize)) {
+  std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
+}
+
+GroupSight GroupReports::sight(Duration patience) const {
   GroupSight sight{.id = peers_.groupId, .name = facts_.name, .rank = facts_.rank, .worldSize = facts_.worldSize};
   sight.globalRanks = globalRanks();
   sight.age = Clock::now() - madeAt_;
@@ -108,12 +118,12 @@ GroupSight Engine::sight(Duration patience) {
   return sight;
 }
 
-std::vector<std::int64_t> Engine::globalRanks() const {
+std::vector<std::int64_t> GroupReports::globalRanks() const {
   const MutexLock lock(ranksMutex_);
   return globalRanks_;
 }
 
-void Engine::setGlobalRanks(std::vector<std::int64_t> ranks) {
+void GroupReports::setGlobalRanks(std::vector<std::int64_t> ranks) {
   SW_CHECK(ranks.size() == static_cast<std::size_t>(facts_.worldSize));
   const MutexLock lock(ranksMutex_);
   globalRanks_ = std::move(ranks);
