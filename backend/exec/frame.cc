@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <bit>
 
 namespace shardwire::internal {
@@ -31,51 +32,13 @@ static_assert(sizeof(SlotFields) == 16);
 }  // namespace
 
 std::string_view frameKindName(FrameKind kind) {
-  switch (kind) {
-    case FrameKind::kPost:
-      return "post";
-    case FrameKind::kAck:
-      return "ack";
-    case FrameKind::kBlob:
-      return "blob";
-    case FrameKind::kCancel:
-      return "cancel";
-    case FrameKind::kFail:
-      return "fail";
-    case FrameKind::kDesync:
-      return "desync";
-    case FrameKind::kEager:
-      return "eager message";
-    case FrameKind::kOffer:
-      return "offer";
-    case FrameKind::kGrant:
-      return "grant";
-    case FrameKind::kTaken:
-      return "taken";
-    case FrameKind::kStaged:
-      return "staged bytes";
-    case FrameKind::kAsk:
-      return "ask";
-    case FrameKind::kAnswer:
-      return "answer";
-    case FrameKind::kAdvice:
-      return "advice";
-    case FrameKind::kMessagePart:
-      return "message part";
-    case FrameKind::kPut:
-      return "put";
-    case FrameKind::kGet:
-      return "get";
-    case FrameKind::kWord:
-      return "atomic";
-    case FrameKind::kFlush:
-      return "flush";
-    case FrameKind::kReply:
-      return "reply";
-    case FrameKind::kDrop:
-      return "drop";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 22> kNames = {
+      "unknown", "post",  "ack",    "blob",         "cancel", "fail",   "desync", "eager message",
+      "offer",   "grant", "taken",  "staged bytes", "ask",    "answer", "advice", "message part",
+      "put",     "get",   "atomic", "flush",        "reply",  "drop"};
+  static_assert(kNames.size() == static_cast<std::size_t>(FrameKind::kDrop) + 1);
+  const auto index = static_cast<std::size_t>(kind);
+  return kNames[index < kNames.size() ? index : 0];
 }
 
 bool PostFrame::isSound(Payload payload) const {

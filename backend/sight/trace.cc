@@ -13,6 +13,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -32,37 +33,12 @@ using Json = nlohmann::json;
 constexpr const char* kTraceVersion = "2.10";
 
 // c10's dtype names, as written by torch's recorder.
-std::string torchName(DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-      return "Bool";
-    case DType::kUInt8:
-      return "Byte";
-    case DType::kInt8:
-      return "Char";
-    case DType::kInt16:
-      return "Short";
-    case DType::kInt32:
-      return "Int";
-    case DType::kInt64:
-      return "Long";
-    case DType::kFloat16:
-      return "Half";
-    case DType::kBFloat16:
-      return "BFloat16";
-    case DType::kFloat32:
-      return "Float";
-    case DType::kFloat64:
-      return "Double";
-    case DType::kComplex32:
-      return "ComplexHalf";
-    case DType::kComplex64:
-      return "ComplexFloat";
-    case DType::kComplex128:
-      return "ComplexDouble";
-    default:
-      return std::string(dtypeName(dtype));
-  }
+std::string_view torchName(DType dtype) {
+  constexpr std::array<std::string_view, 16> kNames = {
+      "Bool",     "Byte",  "Char",   "Short",       "Int",          "Long",         "", "", "", "Half",
+      "BFloat16", "Float", "Double", "ComplexHalf", "ComplexFloat", "ComplexDouble"};
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < kNames.size() && !kNames[index].empty() ? kNames[index] : dtypeName(dtype);
 }
 
 // Converts times of our clock to times since 1970. One conversion for a whole trace, so that differences are kept.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <limits>
 
 namespace shardwire::internal {
@@ -13,17 +14,8 @@ constexpr Duration kJoiningLook = std::chrono::milliseconds(100);
 }  // namespace
 
 const char* transportKindName(TransportKind kind) {
-  switch (kind) {
-    case TransportKind::kShm:
-      return "shm";
-    case TransportKind::kRdma:
-      return "rdma";
-    case TransportKind::kMpi:
-      return "mpi";
-    case TransportKind::kTcp:
-      return "tcp";
-  }
-  return "?";
+  constexpr std::array<const char*, kNumTransportKinds> kNames = {"shm", "rdma", "mpi", "tcp"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::string whyOutOfReach(TransportKind kind, const Place& a, const Place& b) {

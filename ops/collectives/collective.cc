@@ -5,49 +5,23 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
+
 #include "ops/collectives/families.h"
 #include "ops/plan/hash.h"
 
 namespace shardwire::internal {
 
 std::string_view collectiveName(Collective kind) {
-  switch (kind) {
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kReduce:
-      return "reduce";
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kGather:
-      return "gather";
-    case Collective::kScatter:
-      return "scatter";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kAllToAll:
-      return "all_to_all";
-    case Collective::kBarrier:
-      return "barrier";
-  }
-  return "collective";
+  constexpr std::array<std::string_view, 12> kNames = {
+      "",           "broadcast", "reduce",  "all_reduce",     "",           "",
+      "all_gather", "gather",    "scatter", "reduce_scatter", "all_to_all", "barrier"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::string_view algorithmName(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kDirect:
-      return "direct";
-    case Algorithm::kChunks:
-      return "chunks";
-    case Algorithm::kTree:
-      return "tree";
-    case Algorithm::kDissemination:
-      return "dissemination";
-    case Algorithm::kHierarchical:
-      return "hierarchical";
-  }
-  return "algorithm";
+  constexpr std::array<std::string_view, 6> kNames = {"", "direct", "chunks", "tree", "dissemination", "hierarchical"};
+  return kNames[static_cast<std::size_t>(algorithm)];
 }
 
 std::uint64_t fingerprintOf(const CollectiveCall& call) {

@@ -3,6 +3,7 @@
 // codes.
 #include <fmt/format.h>
 
+#include <array>
 #include <stdexcept>
 
 #include "shardwire/status.h"
@@ -143,39 +144,22 @@ Deadline deadlineAfter(Duration timeout) {
 }
 
 std::string_view statusCodeName(StatusCode code) {
-  switch (code) {
-    case StatusCode::kOk:
-      return "ok";
-    case StatusCode::kInvalidArgument:
-      return "invalid argument";
-    case StatusCode::kTypeError:
-      return "type error";
-    case StatusCode::kTimeout:
-      return "timeout";
-    case StatusCode::kPeerFailed:
-      return "peer failed";
-    case StatusCode::kMismatch:
-      return "mismatch";
-    case StatusCode::kAborted:
-      return "aborted";
-    case StatusCode::kSystem:
-      return "system error";
-    case StatusCode::kUnsupported:
-      return "unsupported";
-    case StatusCode::kInterrupted:
-      return "interrupted";
-    case StatusCode::kInternal:
-      return "internal error";
-    case StatusCode::kGap:
-      return "gap";
-    case StatusCode::kCheckpoint:
-      return "checkpoint error";
-    case StatusCode::kKernel:
-      return "kernel error";
-    case StatusCode::kOther:
-      return "error";
-  }
-  return "unknown status";
+  constexpr std::array<std::string_view, kNumStatusCodes> kNames = {"ok",
+                                                                    "invalid argument",
+                                                                    "type error",
+                                                                    "timeout",
+                                                                    "peer failed",
+                                                                    "mismatch",
+                                                                    "aborted",
+                                                                    "system error",
+                                                                    "unsupported",
+                                                                    "internal error",
+                                                                    "interrupted",
+                                                                    "gap",
+                                                                    "checkpoint error",
+                                                                    "kernel error",
+                                                                    "error"};
+  return rowOf(kNames, code);
 }
 
 // Anchors the exception's type information in this library, so that every catch clause sees one type.
