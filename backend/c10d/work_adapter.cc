@@ -74,9 +74,7 @@ class WorkBundle final : public DeviceWork {
   }
   Status status() const override {
     for (const WorkPtr& work : works_) {
-      if (Status status = work->status(); !status.isOk()) {
-        return status;
-      }
+      SW_RETURN_IF_ERROR(work->status());
     }
     return Status::ok();
   }

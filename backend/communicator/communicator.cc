@@ -30,15 +30,11 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
                                               worldSize, worldSize - 1));
   }
   Result<std::vector<internal::ForcedAlgorithm>> forced = internal::parseAlgorithms(options.algorithms);
-  if (!forced.isOk()) {
-    return forced.status();
-  }
+  SW_RETURN_IF_ERROR(forced.status());
   internal::chooseLargeStore();
   Result<internal::Peers> peers =
       internal::connectPeers(store, rank, worldSize, options, deadlineAfter(options.timeout), groupName);
-  if (!peers.isOk()) {
-    return peers.status();
-  }
+  SW_RETURN_IF_ERROR(peers.status());
   Options chosen = options;
   if (chosen.recordedOps < 0) {
     chosen.recordedOps = options.serveStatus || !options.recordFile.empty() ? internal::kRecordedOps : 0;
@@ -92,23 +88,23 @@ void CommunicatorImpl::end() {
     return;
   }
   engine_->shutdown();
+  noteEndOfGroup();
+  releaseUnheld();
+}
+
 Duration CommunicatorImpl::timeout() const {
   return owner().isHere() ? engine_->locked([](const GroupState& state) { return state.operations.timeout(); })
                           : engine_->facts().options.timeout;
 }
 
-  noteEndOfGroup();
-  releaseUnheld();
-}
-
 void CommunicatorImpl::setTimeout(Duration timeout) {
   if (owner().isHere()) {
-std::uint64_t CommunicatorImpl::sequenceNumber() const {
-  return owner().isHere() ? engine_->locked([](const GroupState& state) { return state.operations.nextSeq() - 1; }) : 0;
-}
-
     engine_->setTimeout(timeout);
   }
+}
+
+std::uint64_t CommunicatorImpl::sequenceNumber() const {
+  return owner().isHere() ? engine_->locked([](const GroupState& state) { return state.operations.nextSeq() - 1; }) : 0;
 }
 
 Status CommunicatorImpl::status() const {
@@ -133,9 +129,7 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
   SW_RETURN_IF_ERROR(checkPeer(peer, "send"));
   Call call{.options = std::move(options)};
   Result<TensorView> flat = call.flat.input(tensor);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
+  SW_RETURN_IF_ERROR(flat.status());
   SW_RETURN_IF_ERROR(checkMemory(call));
   const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
   call.flat.pack();
@@ -170,9 +164,7 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
   }
   Call call{.options = std::move(options)};
   Result<TensorView> flat = call.flat.output(tensor);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
+  SW_RETURN_IF_ERROR(flat.status());
   SW_RETURN_IF_ERROR(checkMemory(call));
   const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
   auto work = std::make_shared<PointRecv>(peer, tag, std::span<std::byte>(flat->bytes, bytes));
@@ -206,16 +198,16 @@ void CommunicatorImpl::setGlobalRanks(std::vector<std::int64_t> ranks) {
   }
 }
 
-std::string CommunicatorImpl::describeTransports() const {
-  return engine_->locked([](const GroupState& state) { return state.links.describe(); }) + describeKernels();
-}
-
 void CommunicatorImpl::abort(const std::string& reason) {
   if (!owner().isHere()) {
     return;
   }
   engine_->abort({StatusCode::kAborted,
                   fmt::format("aborted on {}{}{}", engine_->facts().label, reason.empty() ? "" : ": ", reason)});
+}
+
+std::string CommunicatorImpl::describeTransports() const {
+  return engine_->locked([](const GroupState& state) { return state.links.describe(); }) + describeKernels();
 }
 
 std::string CommunicatorImpl::describeCollectives() const {

@@ -159,9 +159,7 @@ Result<WorkPtr> CommunicatorImpl::broadcast(TensorView tensor, Rank root, CallOp
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
   Result<TensorView> flat = isRoot ? call.flat.input(tensor) : call.flat.output(tensor);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
+  SW_RETURN_IF_ERROR(flat.status());
   const CollectiveCall collective{Collective::kBroadcast, tensor.dtype, ReduceOp::kNone, root, flat->shape[0]};
   return start(call, collective, isRoot ? one(*flat) : kNone, isRoot ? kNone : one(*flat));
 }
@@ -170,9 +168,7 @@ Result<WorkPtr> CommunicatorImpl::allReduce(TensorView tensor, ReduceOp op, Call
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "all_reduce"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   Result<TensorView> flat = call.flat.inOut(tensor);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
+  SW_RETURN_IF_ERROR(flat.status());
   return start(call, {Collective::kAllReduce, tensor.dtype, op, 0, flat->shape[0]}, one(*flat), one(*flat));
 }
 
@@ -182,9 +178,7 @@ Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp 
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
   Result<TensorView> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
+  SW_RETURN_IF_ERROR(flat.status());
   return start(call, {Collective::kReduce, tensor.dtype, op, root, flat->shape[0]}, one(*flat),
                isRoot ? one(*flat) : kNone);
 }

@@ -155,13 +155,9 @@ Result<Made> Compilation::planAlone() {
     return std::move(*found);
   }
   Result<GlobalSpec> global = mergeEncoded(*specs_);
-  if (!global.isOk()) {
-    return global.status();
-  }
+  SW_RETURN_IF_ERROR(global.status());
   Result<Plan> plan = redistribute(*global, group_.rank, group_.hosts);
-  if (!plan.isOk()) {
-    return plan.status();
-  }
+  SW_RETURN_IF_ERROR(plan.status());
   RankSpec& own = global->ranks[static_cast<std::size_t>(group_.rank)];
   Made made{factsOf({specOf(*global, std::move(own)), hashOf(group_.hosts, specs_->size()), std::move(*plan)}), {}};
   keep(origin, made);
@@ -176,14 +172,10 @@ class RowMaker {
   Result<std::string> operator()(Rank rank) {
     if (spec_ == nullptr) {
       Result<GlobalSpec> merged = mergeEncoded(specs_);
-      if (!merged.isOk()) {
-        return merged.status();
-      }
+      SW_RETURN_IF_ERROR(merged.status());
       auto spec = std::make_unique<const GlobalSpec>(std::move(*merged));
       Result<std::unique_ptr<Planner>> planner = Planner::create(*spec, group_.hosts);
-      if (!planner.isOk()) {
-        return planner.status();
-      }
+      SW_RETURN_IF_ERROR(planner.status());
       spec_ = std::move(spec);
       planner_ = std::move(*planner);
     }
@@ -263,9 +255,7 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec&
   SW_RETURN_IF_ERROR(engine_->submit(std::span(&activity, 1), Duration::zero(), {.name = "compile_op"}));
   SW_RETURN_IF_ERROR(waitOrAbort(*engine_, *exchange, exchange->description.text()));
   Result<Made> made = Compilation(*exchange, *engine_, plans_, spec, timeout).make();
-  if (!made.isOk()) {
-    return made.status();
-  }
+  SW_RETURN_IF_ERROR(made.status());
   return std::shared_ptr<CompiledOp>(std::make_shared<CompiledOpImpl>(
       engine_, inFlight_, std::move(made->facts), std::move(made->provenance), secondsSince(started)));
 }

@@ -55,9 +55,7 @@ Result<std::vector<TensorView>> FlatTensors::flattenAll(std::span<const TensorVi
   flat.reserve(tensors.size());
   for (const TensorView& tensor : tensors) {
     Result<TensorView> view = flatten(tensor, pack, unpack);
-    if (!view.isOk()) {
-      return view.status();
-    }
+    SW_RETURN_IF_ERROR(view.status());
     flat.push_back(*view);
   }
   return flat;

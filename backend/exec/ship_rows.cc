@@ -88,10 +88,7 @@ class Shipping {
   // On the other ranks: returns the received row. Not ok: no row came, because of this very rank. std::nullopt: rank 0
   // could not make the row, and reports the error.
   Result<std::optional<std::string_view>> awaitRow() {
-    const Status came = waitOrAbort(engine_, *handout_, what_);
-    if (!came.isOk()) {
-      return came;
-    }
+    SW_RETURN_IF_ERROR(waitOrAbort(engine_, *handout_, what_));
     const std::string_view answer = handout_->received();
     if (!isStatusWord(answer)) {
       return Status(StatusCode::kInternal, "what rank 0 sent in place of this rank's plan cannot be read");

@@ -374,9 +374,7 @@ void LinkListener::open(const RandomId& id, LinkGuests guests) {
 Result<std::vector<AcceptedLink>> LinkListener::take(const RandomId& id) {
   const MutexLock lock(mutex_);
   EndpointState& endpoint = *endpoints_.at(id);
-  if (Status failure = std::exchange(endpoint.failure, Status::ok()); !failure.isOk()) {
-    return failure;
-  }
+  SW_RETURN_IF_ERROR(std::exchange(endpoint.failure, Status::ok()));
   return std::exchange(endpoint.accepted, {});
 }
 

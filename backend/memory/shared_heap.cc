@@ -428,13 +428,9 @@ void SharedHeap::freeBlock(void* bytes) {
 
 Result<std::shared_ptr<void>> allocateShared(std::size_t bytes) {
   const Result<SharedHeap*> heap = SharedHeap::instance();
-  if (!heap.isOk()) {
-    return heap.status();
-  }
+  SW_RETURN_IF_ERROR(heap.status());
   const Result<void*> memory = (*heap)->allocate(bytes);
-  if (!memory.isOk()) {
-    return memory.status();
-  }
+  SW_RETURN_IF_ERROR(memory.status());
   return std::shared_ptr<void>(*memory, &SharedHeap::freeBlock);
 }
 

@@ -62,14 +62,10 @@ namespace {
 
 Result<internal::OpFacts> planNow(std::span<const LocalSpec> specs, Rank rank, std::span<const std::int32_t> hosts) {
   Result<internal::GlobalSpec> merged = internal::mergeSpecs(specs);
-  if (!merged.isOk()) {
-    return merged.status();
-  }
+  SW_RETURN_IF_ERROR(merged.status());
   auto spec = std::make_shared<const internal::GlobalSpec>(std::move(*merged));
   Result<internal::Plan> plan = internal::redistribute(*spec, rank, hosts);
-  if (!plan.isOk()) {
-    return plan.status();
-  }
+  SW_RETURN_IF_ERROR(plan.status());
   internal::PlanRow row{internal::specOf(*spec, rank), internal::hashOf(hosts, specs.size()), std::move(*plan)};
   return internal::OpFacts(std::move(row), std::move(spec), {hosts.begin(), hosts.end()}, std::nullopt);
 }
@@ -97,9 +93,7 @@ Result<std::shared_ptr<CompiledOp>> planKept(std::span<const LocalSpec> specs, R
     return std::shared_ptr<CompiledOp>(std::make_shared<internal::OfflineOp>(std::move(facts), std::move(provenance)));
   }
   Result<internal::OpFacts> facts = planNow(specs, rank, hosts);
-  if (!facts.isOk()) {
-    return facts.status();
-  }
+  SW_RETURN_IF_ERROR(facts.status());
   provenance.whyNoFile = file.write(facts->row()).message();
   return std::shared_ptr<CompiledOp>(std::make_shared<internal::OfflineOp>(std::move(*facts), std::move(provenance)));
 }
@@ -113,17 +107,13 @@ Result<std::shared_ptr<CompiledOp>> planOffline(std::span<const LocalSpec> specs
     return planKept(specs, rank, hosts);
   }
   Result<internal::OpFacts> facts = planNow(specs, rank, hosts);
-  if (!facts.isOk()) {
-    return facts.status();
-  }
+  SW_RETURN_IF_ERROR(facts.status());
   return std::shared_ptr<CompiledOp>(std::make_shared<internal::OfflineOp>(std::move(*facts)));
 }
 
 Result<std::shared_ptr<CompiledOp>> readPlan(std::string_view bytes) {
   Result<internal::PlanRow> row = internal::decodeRow(bytes);
-  if (!row.isOk()) {
-    return row.status();
-  }
+  SW_RETURN_IF_ERROR(row.status());
   return std::shared_ptr<CompiledOp>(
       std::make_shared<internal::OfflineOp>(internal::OpFacts(std::move(*row), nullptr, {}, std::nullopt)));
 }

@@ -117,13 +117,9 @@ Result<PlanRow> decodeRow(std::string_view bytes) {
     return unusable("a rank's plan is malformed");
   }
   Result<LocalSpec> agreed = decodeSpec(agreedBytes);
-  if (!agreed.isOk()) {
-    return agreed.status();
-  }
+  SW_RETURN_IF_ERROR(agreed.status());
   Result<Plan> plan = deserialise(in.rest());
-  if (!plan.isOk()) {
-    return plan.status();
-  }
+  SW_RETURN_IF_ERROR(plan.status());
   if (!hasAllFacts(*agreed) || !fits(*agreed, agreed->inputs, plan->inputs, true) ||
       !fits(*agreed, agreed->outputs, plan->outputs, false)) {
     return unusable("a rank's plan is of other tensors than the lists beside it");

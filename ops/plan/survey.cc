@@ -203,23 +203,17 @@ std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks) {
 
 Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts) {
   Result<Traffic> traffic = trafficOf(spec, hosts);
-  if (!traffic.isOk()) {
-    return traffic.status();
-  }
+  SW_RETURN_IF_ERROR(traffic.status());
   Survey survey;
   survey.edges = std::move(traffic->edges);
   const Result<std::unique_ptr<Planner>> planner = Planner::create(spec, hosts);
-  if (!planner.isOk()) {
-    return planner.status();
-  }
+  SW_RETURN_IF_ERROR(planner.status());
   EdgeBook book;
   for (std::size_t r = 0; r < spec.ranks.size(); ++r) {
     const auto rank = static_cast<Rank>(r);
     const Plan plan = (*planner)->planOf(rank);
     Result<RankSurvey> counted = surveyRank(spec, rank, plan);
-    if (!counted.isOk()) {
-      return counted.status();
-    }
+    SW_RETURN_IF_ERROR(counted.status());
     survey.ranks.push_back(*counted);
     SW_RETURN_IF_ERROR(book.add(plan));
   }

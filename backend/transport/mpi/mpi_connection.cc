@@ -371,9 +371,7 @@ Status MpiConnection::lookAtLink() {
 }
 
 Status MpiConnection::health() {
-  if (!failure_.isOk()) {
-    return failure_;
-  }
+  SW_RETURN_IF_ERROR(failure_);
   if (!wire_->failure().isOk()) {
     fail(wire_->failure());
     return failure_;

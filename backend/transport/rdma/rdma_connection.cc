@@ -297,9 +297,7 @@ void RdmaConnection::probeIfSilent(Deadline now) {
 }
 
 Status RdmaConnection::health() {
-  if (!failure_.isOk()) {
-    return failure_;
-  }
+  SW_RETURN_IF_ERROR(failure_);
   const Deadline now = Clock::now();
   fabric_->lookAround(now);
   if (isHungUp_ || peerIsLeaving_) {

@@ -86,9 +86,7 @@ Result<VerbsApi> loadOnce() {
 
 Result<const VerbsApi*> VerbsApi::load() {
   static const Result<VerbsApi> loaded = loadOnce();  // process-wide, as the library is
-  if (!loaded.isOk()) {
-    return loaded.status();
-  }
+  SW_RETURN_IF_ERROR(loaded.status());
   return &loaded.value();
 }
 

@@ -44,16 +44,12 @@ std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmL
     if (socket.status().code() == StatusCode::kTimeout) {
       return std::nullopt;
     }
-    if (!socket.isOk()) {
-      return socket.status();
-    }
+    SW_RETURN_IF_ERROR(socket.status());
     if (!socket->isOpen()) {
       return Status{StatusCode::kPeerFailed, "no process listens at its Unix socket any more: it ended"};
     }
     auto question = ShmLink::ask(std::move(*socket), request.to_, request.jobToken_, process_, Clock::now());
-    if (!question.isOk()) {
-      return question.status();
-    }
+    SW_RETURN_IF_ERROR(question.status());
     dial.question = std::move(*question);
   }
   pollfd entry{dial.question->socket.get(), POLLIN, 0};
