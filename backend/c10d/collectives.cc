@@ -11,6 +11,9 @@
 namespace shardwire {
 
 using ::c10d::OpType;
+using internal::calling;
+using internal::checkOneDType;
+using internal::checkPairs;
 using internal::checkSameDType;
 using internal::equalPieces;
 using internal::HostTensors;
@@ -67,12 +70,6 @@ void refuseSharedOnDevices(const HostTensors& host, const std::vector<at::Tensor
   }
 }
 
-void checkPairs(std::size_t outputs, std::size_t inputs, const char* name) {
-  if (outputs != inputs) {
-    refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", name, outputs, inputs);
-  }
-}
-
 }  // namespace
 
 TorchWork ProcessGroupShardwire::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
@@ -84,9 +81,7 @@ TorchWork ProcessGroupShardwire::broadcast(Tensors& tensors, const ::c10d::Broad
   const TensorView view =
       viewOf(root == getRank() ? host.in(tensor, "broadcast: tensor") : host.out(tensor, "broadcast: tensor"),
              "broadcast: tensor");
-  return start(call, {{tensor}, {}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.broadcast(view, root, std::move(callOptions));
-  });
+  return start(call, {{tensor}, {}}, host, options.timeout, calling(&Communicator::broadcast, view, root));
 }
 
 TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs,
@@ -102,10 +97,7 @@ TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs
   const TensorView input = viewOf(host.in(inputs.front(), "all_gather: input"), "all_gather: input");
   const auto views = viewsLike(host.out(list, "all_gather: output"), input, call.name, "output");
   refuseSharedOnDevices(host, list, call.name);
-  return start(call, tensorsOf(list, inputs), host, options.timeout,
-               [&](Communicator& communicator, CallOptions callOptions) {
-                 return communicator.allGather(input, views, std::move(callOptions));
-               });
+  return start(call, tensorsOf(list, inputs), host, options.timeout, calling(&Communicator::allGather, input, views));
 }
 
 // Outputs of several sizes: every rank knows all sizes from its list, so each rank's tensor is a broadcast of its own.
@@ -150,10 +142,7 @@ TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor&
   const at::Tensor whole = host.out(output, "all_gather_into_tensor: output");
   const auto pieces = equalPieces(whole, getSize(), inputView.shape, "all_gather_into_tensor: output");
   checkSameDType(pieces.front(), inputView, call.name);
-  return start(call, {{output}, {input}}, host, options.timeout,
-               [&](Communicator& communicator, CallOptions callOptions) {
-                 return communicator.allGather(inputView, pieces, std::move(callOptions));
-               });
+  return start(call, {{output}, {input}}, host, options.timeout, calling(&Communicator::allGather, inputView, pieces));
 }
 
 TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -165,13 +154,10 @@ TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tenso
       viewsOf(host.in(inputs, "all_gather_coalesced: input"), "all_gather_coalesced: input");
   std::vector<std::vector<TensorView>> outputViews(inputs.size());
   OperationTensors tensors = tensorsOf({}, inputs);
+  checkOneDType(inputViews, call.name, "input");
   internal::ListMemory memory(call.name);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     memory.reads(inputs[i], i, "input", i);
-    if (inputViews[i].dtype != inputViews[0].dtype) {
-      refuseCall(StatusCode::kTypeError, "{}: input[0] is {} but input[{}] is {}; one call takes tensors of one dtype",
-                 call.name, dtypeName(inputViews[0].dtype), i, dtypeName(inputViews[i].dtype));
-    }
   }
   for (std::size_t r = 0; r < outputs.size(); ++r) {
     const Tensors& ofRank = outputs[r];
@@ -232,9 +218,7 @@ TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, c
   const auto views = viewsLike(host.out(list, "gather: output"), input, call.name, "output");
   refuseSharedOnDevices(host, list, call.name);
   return start(call, tensorsOf(list, inputs), host, options.timeout,
-               [&](Communicator& communicator, CallOptions callOptions) {
-                 return communicator.gather(input, views, root, std::move(callOptions));
-               });
+               calling(&Communicator::gather, input, views, root));
 }
 
 TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& options) {
@@ -249,9 +233,7 @@ TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, 
   const TensorView output = viewOf(host.out(outputs.front(), "scatter: output"), "scatter: output");
   const auto views = viewsLike(host.in(list, "scatter: input"), output, call.name, "input");
   return start(call, tensorsOf(outputs, list), host, options.timeout,
-               [&](Communicator& communicator, CallOptions callOptions) {
-                 return communicator.scatter(output, views, root, std::move(callOptions));
-               });
+               calling(&Communicator::scatter, output, views, root));
 }
 
 TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& options) {
@@ -266,9 +248,7 @@ TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, con
   }
   refuseSharedOnDevices(host, outputs, call.name);
   return start(call, tensorsOf(outputs, inputs), host, options.timeout,
-               [&](Communicator& communicator, CallOptions callOptions) {
-                 return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
-               });
+               calling(&Communicator::allToAll, outputViews, inputViews));
 }
 
 TorchWork ProcessGroupShardwire::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -283,9 +263,7 @@ TorchWork ProcessGroupShardwire::alltoall_base(at::Tensor& output, at::Tensor& i
                                               "all_to_all_single: input");
   checkSameDType(outputViews.front(), inputViews.front(), call.name);
   return start(call, {{output}, {input}}, host, options.timeout,
-               [&](Communicator& communicator, CallOptions callOptions) {
-                 return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
-               });
+               calling(&Communicator::allToAll, outputViews, inputViews));
 }
 
 }  // namespace shardwire

@@ -78,6 +78,14 @@ inline std::vector<at::Tensor>& onlyList(std::vector<std::vector<at::Tensor>>& l
   return lists.front();
 }
 
+// For start(): one call of the communicator with arguments that outlive start().
+template <typename Method, typename... Arguments>
+auto calling(Method method, const Arguments&... arguments) {
+  return [method, &arguments...](Communicator& communicator, CallOptions options) {
+    return (communicator.*method)(arguments..., std::move(options));
+  };
+}
+
 // Starts `count` operations as one.
 template <typename Issue>
 Result<WorkPtr> issueEach(std::size_t count, Issue&& issue) {
@@ -85,9 +93,7 @@ Result<WorkPtr> issueEach(std::size_t count, Issue&& issue) {
   works.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     Result<WorkPtr> work = issue(i);
-    if (!work.isOk()) {
-      return work;
-    }
+    SW_RETURN_IF_ERROR(work.status());
     works.push_back(std::move(work).value());
   }
   return bundleWorks(std::move(works));
@@ -96,6 +102,21 @@ Result<WorkPtr> issueEach(std::size_t count, Issue&& issue) {
 // Whether a list with one tensor per rank holds several sizes.
 inline bool areUneven(const std::vector<at::Tensor>& list) {
   return std::ranges::any_of(list, [&](const at::Tensor& tensor) { return tensor.numel() != list.front().numel(); });
+}
+
+inline void checkPairs(std::size_t outputs, std::size_t inputs, const char* name) {
+  if (outputs != inputs) {
+    refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", name, outputs, inputs);
+  }
+}
+
+inline void checkOneDType(const std::vector<TensorView>& views, const char* name, const char* which) {
+  for (std::size_t i = 1; i < views.size(); ++i) {
+    if (views[i].dtype != views[0].dtype) {
+      refuseCall(StatusCode::kTypeError, "{}: {}[0] is {} but {}[{}] is {}; one call takes tensors of one dtype", name,
+                 which, dtypeName(views[0].dtype), which, i, dtypeName(views[i].dtype));
+    }
+  }
 }
 
 inline void checkSameDType(const TensorView& a, const TensorView& b, const char* name) {

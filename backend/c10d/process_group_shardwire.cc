@@ -20,6 +20,7 @@
 namespace shardwire {
 
 using ::c10d::OpType;
+using internal::calling;
 using internal::onlyTensor;
 using internal::OperationTensors;
 using internal::throwUnlessOk;
@@ -137,9 +138,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, i
   internal::HostTensors host(stager_);
   const TensorView view = viewOf(host.in(tensor, "send: tensor"), "send: tensor");
   // The tensor is passed as an input: the future of a send has no value to show.
-  return start(call, {{}, {tensor}}, host, ::c10d::kUnsetTimeout, [&](Communicator& communicator, CallOptions options) {
-    return communicator.send(view, peer, tag, std::move(options));
-  });
+  return start(call, {{}, {tensor}}, host, ::c10d::kUnsetTimeout, calling(&Communicator::send, view, peer, tag));
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recv(Tensors& tensors, int peer, int tag) {
@@ -156,17 +155,13 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::receive(Tensors& tensors
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
   internal::HostTensors host(stager_);
   const TensorView view = viewOf(host.out(tensor, "recv: tensor"), "recv: tensor");
-  return start(call, {{tensor}, {}}, host, ::c10d::kUnsetTimeout, [&](Communicator& communicator, CallOptions options) {
-    return communicator.recv(view, peer, tag, std::move(options));
-  });
+  return start(call, {{tensor}, {}}, host, ::c10d::kUnsetTimeout, calling(&Communicator::recv, view, peer, tag));
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::barrier(const ::c10d::BarrierOptions& options) {
   const Call call{OpType::BARRIER, "barrier", "barrier"};
   internal::HostTensors none(stager_);
-  return start(call, {}, none, options.timeout, [](Communicator& communicator, CallOptions callOptions) {
-    return communicator.barrier(std::move(callOptions));
-  });
+  return start(call, {}, none, options.timeout, calling(&Communicator::barrier));
 }
 
 void ProcessGroupShardwire::startCoalescing() {

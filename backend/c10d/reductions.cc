@@ -11,6 +11,9 @@
 namespace shardwire {
 
 using ::c10d::OpType;
+using internal::calling;
+using internal::checkOneDType;
+using internal::checkPairs;
 using internal::checkSameDType;
 using internal::equalPieces;
 using internal::HostTensors;
@@ -101,9 +104,7 @@ TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::Allre
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(view.dtype, reduction, call.name);
   reduction.scaleInPlace(tensor);
-  return start(call, {{tensor}, {}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.allReduce(view, reduction.op, std::move(callOptions));
-  });
+  return start(call, {{tensor}, {}}, host, options.timeout, calling(&Communicator::allReduce, view, reduction.op));
 }
 
 TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors,
@@ -113,14 +114,10 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors,
   Tensors seen = host.inOut(tensors, "all_reduce_coalesced: tensors");
   std::vector<TensorView> views = viewsOf(seen, "all_reduce_coalesced: tensors");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
-  for (std::size_t i = 0; i < views.size(); ++i) {
-    checkComputable(views[i].dtype, reduction, call.name);
-    if (views[i].dtype != views[0].dtype) {
-      refuseCall(StatusCode::kTypeError,
-                 "{}: tensors[0] is {} but tensors[{}] is {}; one call takes tensors of one dtype", call.name,
-                 dtypeName(views[0].dtype), i, dtypeName(views[i].dtype));
-    }
+  for (const TensorView& view : views) {
+    checkComputable(view.dtype, reduction, call.name);
   }
+  checkOneDType(views, call.name, "tensors");
   const std::vector<std::size_t> first = internal::findRepeated(call.name, tensors);
   OperationTensors kept = tensorsOf(tensors, {});
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -156,9 +153,7 @@ TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOp
   HostTensors host(stager_);
   const TensorView view = viewOf(
       root == getRank() ? host.inOut(tensor, "reduce: tensor") : host.in(tensor, "reduce: tensor"), "reduce: tensor");
-  return start(call, {{tensor}, {}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.reduce(view, root, reduction.op, std::move(callOptions));
-  });
+  return start(call, {{tensor}, {}}, host, options.timeout, calling(&Communicator::reduce, view, root, reduction.op));
 }
 
 TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -184,9 +179,7 @@ TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& i
   const auto own = static_cast<std::size_t>(getRank());
   views[own] = internal::viewAs(seen[own], output.shape, "reduce_scatter: this rank's input");
   return start(call, tensorsOf(outputs, list), host, options.timeout,
-               [&](Communicator& communicator, CallOptions callOptions) {
-                 return communicator.reduceScatter(output, views, reduction.op, std::move(callOptions));
-               });
+               calling(&Communicator::reduceScatter, output, views, reduction.op));
 }
 
 // Pieces of several sizes: each piece is a reduction of its own, to the rank of the piece. On this root the reduction
@@ -234,18 +227,13 @@ TorchWork ProcessGroupShardwire::_reduce_scatter_base(at::Tensor& output, at::Te
                                   "reduce_scatter_tensor: input");
   checkSameDType(outputView, pieces.front(), call.name);
   return start(call, {{output}, {source}}, host, options.timeout,
-               [&](Communicator& communicator, CallOptions callOptions) {
-                 return communicator.reduceScatter(outputView, pieces, reduction.op, std::move(callOptions));
-               });
+               calling(&Communicator::reduceScatter, outputView, pieces, reduction.op));
 }
 
 TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const ::c10d::ReduceScatterOptions& options) {
   const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_coalesced"};
-  if (outputs.size() != inputs.size()) {
-    refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", call.name, outputs.size(),
-               inputs.size());
-  }
+  checkPairs(outputs.size(), inputs.size(), call.name);
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   HostTensors host(stager_);
   const std::vector<TensorView> outputViews =
