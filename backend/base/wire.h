@@ -1,11 +1,18 @@
-// Our ids as fields of a wire format: two words of eight bytes. All other fields are those of ops/wire/byte_codec.h.
+// Our ids and statuses as fields of a wire format. All other fields are those of ops/wire/byte_codec.h.
 #pragma once
 
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "backend/base/interruptible_wait.h"
 #include "backend/base/random_id.h"
 #include "ops/wire/byte_codec.h"
+#include "shardwire/status.h"
 
 namespace shardwire::internal {
 
+// Two words of eight bytes.
 inline void writeId(ByteWriter& writer, const RandomId& id) {
   writer.u64(id.words[0]);
   writer.u64(id.words[1]);
@@ -16,6 +23,21 @@ inline RandomId readId(ByteReader& reader) {
   id.words[0] = reader.u64();
   id.words[1] = reader.u64();
   return id;
+}
+
+// The code in one byte, then at most `maxTextBytes` of the text.
+inline void writeStatus(ByteWriter& writer, const Status& status, std::size_t maxTextBytes) {
+  writer.u8(static_cast<std::uint8_t>(codeForPeers(status.code())));
+  writer.text(std::string_view(status.message()).substr(0, maxTextBytes));
+}
+
+inline Status readStatus(ByteReader& reader, std::size_t maxTextBytes) {
+  const auto code = static_cast<StatusCode>(reader.u8());
+  std::string text = reader.text(maxTextBytes);
+  if (code > StatusCode::kInternal) {
+    reader.fail();
+  }
+  return code == StatusCode::kOk ? Status::ok() : Status{code, std::move(text)};
 }
 
 }  // namespace shardwire::internal

@@ -87,8 +87,7 @@ std::string encodeAddress(const RankAddress& address) {
   ByteWriter writer;
   writer.u32(kMagic);
   writer.u32(kAddressVersion);
-  writer.u8(static_cast<std::uint8_t>(address.failure.code()));
-  writer.text(std::string_view(address.failure.message()).substr(0, kMaxTextBytes));
+  writeStatus(writer, address.failure, kMaxTextBytes);
   writer.u32(address.worldSize);
   writer.text(address.bootId);
   writer.u64(address.networkNamespace);
@@ -128,8 +127,7 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
             version, kAddressVersion)};
   }
   RankAddress address;
-  const auto code = static_cast<StatusCode>(reader.u8());
-  std::string failure = reader.text(kMaxTextBytes);
+  address.failure = readStatus(reader, kMaxTextBytes);
   address.worldSize = reader.u32();
   address.bootId = reader.text(kMaxTextBytes);
   address.networkNamespace = reader.u64();
@@ -139,10 +137,8 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
   address.pid = reader.u32();
   address.uid = reader.u32();
   address.process = readId(reader);
-  const std::uint8_t hasJobToken = reader.u8();
-  address.hasJobToken = hasJobToken == 1;
-  const std::uint8_t joinsLate = reader.u8();
-  address.joinsLate = joinsLate == 1;
+  address.hasJobToken = reader.boolean();
+  address.joinsLate = reader.boolean();
   address.socketName = reader.text(kMaxUnixNameBytes);
   address.processToken = readId(reader);
   address.lifeName = reader.text(kMaxNameBytes);
@@ -153,13 +149,8 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
     transport.bytes = reader.text(kMaxTextBytes);
     transport.whyNot = reader.text(kMaxTextBytes);
   }
-  if (!linksRead || hasJobToken > 1 || joinsLate > 1 || !reader.isDone() || code > StatusCode::kInternal) {
-    return Status{StatusCode::kMismatch, "its address in the store is garbled"};
-  }
-  if (code != StatusCode::kOk) {
-    address.failure = {code, std::move(failure)};
-  }
-  return address;
+  return linksRead && reader.isDone() ? Result(std::move(address))
+                                      : Status{StatusCode::kMismatch, "its address in the store is garbled"};
 }
 
 Result<RankAddress> makeAddress() {

@@ -1,6 +1,5 @@
 #include "backend/bootstrap/failure_board.h"
 
-#include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
 #include "backend/base/wire.h"
 
@@ -14,19 +13,14 @@ constexpr std::size_t kMaxFailureBytes = 8192;
 
 std::string encodeFailure(const Status& failure) {
   ByteWriter writer;
-  writer.u8(static_cast<std::uint8_t>(codeForPeers(failure.code())));
-  writer.text(std::string_view(failure.message()).substr(0, kMaxFailureBytes));
+  writeStatus(writer, failure, kMaxFailureBytes);
   return writer.bytes();
 }
 
 std::optional<Status> decodeFailure(std::string_view bytes) {
   ByteReader reader(bytes);
-  const auto code = static_cast<StatusCode>(reader.u8());
-  std::string text = reader.text(kMaxFailureBytes);
-  if (!reader.isDone() || code == StatusCode::kOk || code > StatusCode::kInternal) {
-    return std::nullopt;
-  }
-  return Status{code, std::move(text)};
+  Status failure = readStatus(reader, kMaxFailureBytes);
+  return reader.isDone() && !failure.isOk() ? std::optional(std::move(failure)) : std::nullopt;
 }
 
 std::optional<Status> FailureBoard::read() {

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "backend/base/interruptible_wait.h"
-
 namespace shardwire::internal {
 namespace {
 
@@ -37,10 +35,8 @@ Status checkHostMessage(ByteReader& reader, HostMessage wanted, const char* what
                         version, kHostVersion)};
   }
   if (kind == HostMessage::kRefusal) {
-    const auto code = static_cast<StatusCode>(reader.u8());
-    const std::string text = reader.text(kMaxHostTextBytes);
-    const bool known = code > StatusCode::kOk && code <= StatusCode::kInternal;
-    return reader.isDone() && known ? Status{code, text} : garbledHostMessage("refusal");
+    const Status refusal = readStatus(reader, kMaxHostTextBytes);
+    return reader.isDone() && !refusal.isOk() ? refusal : garbledHostMessage("refusal");
   }
   return kind == wanted ? Status::ok() : garbledHostMessage(what);
 }
@@ -63,8 +59,7 @@ Result<HostHello> decodeHostHello(std::string_view bytes) {
 
 std::string encodeHostRefusal(const Status& reason) {
   ByteWriter writer = startHostMessage(HostMessage::kRefusal);
-  writer.u8(static_cast<std::uint8_t>(codeForPeers(reason.code())));
-  writer.text(std::string_view(reason.message()).substr(0, kMaxHostTextBytes));
+  writeStatus(writer, reason, kMaxHostTextBytes);
   return writer.bytes();
 }
 

@@ -85,7 +85,6 @@ class LinkDial {
   void startNext();
   void advance(Attempt& attempt);
   Status greet(Attempt& attempt);
-  Status say(Attempt& attempt, const LinkMessage& message);
   Status answer(Attempt& attempt, const LinkMessage& message);
   bool isAnyProving() const;
 

@@ -118,13 +118,6 @@ Deadline LinkDial::appendSockets(std::vector<pollfd>* entries) const {
   return until;
 }
 
-Status LinkDial::say(Attempt& attempt, const LinkMessage& message) {
-  const std::string bytes = framed(encodeLinkMessage(message));
-  const auto sent = sendSome(attempt.socket, bytes);
-  SW_RETURN_IF_ERROR(sent.status());
-  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "it takes no bytes"};
-}
-
 Status LinkDial::greet(Attempt& attempt) {
   const auto challenge = makeChallenge();
   SW_RETURN_IF_ERROR(challenge.status());
@@ -134,7 +127,7 @@ Status LinkDial::greet(Attempt& attempt) {
   hello.type = LinkMessageType::kHello;
   hello.hello = hello_;
   hello.challenge = *challenge;
-  return say(attempt, hello);
+  return sendAtOnce(attempt.socket, encodeLinkMessage(hello));
 }
 
 Status LinkDial::answer(Attempt& attempt, const LinkMessage& message) {
@@ -154,7 +147,7 @@ Status LinkDial::answer(Attempt& attempt, const LinkMessage& message) {
     LinkMessage proof;
     proof.type = LinkMessageType::kProof;
     proof.proof = proveLink(key_, LinkRole::kDialer, hello_, attempt.mine, attempt.theirs);
-    return say(attempt, proof);
+    return sendAtOnce(attempt.socket, encodeLinkMessage(proof));
   }
   if (attempt.stage == Stage::kProof && message.type == LinkMessageType::kWelcome) {
     if (!sameDigest(asText(message.proof),

@@ -87,14 +87,6 @@ struct LinkListener::Caller {
   Digest proof{};
 
   bool waitsForEndpoint() const { return stage == Stage::kProved; }
-
-  // A handshake's messages fit an empty socket's buffer: bytes that cannot be sent at once can never be sent.
-  Status say(const LinkMessage& message) const {
-    const std::string bytes = framed(encodeLinkMessage(message));
-    const auto sent = sendSome(socket, bytes);
-    SW_RETURN_IF_ERROR(sent.status());
-    return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kMismatch, "does not take what it is sent"};
-  }
 };
 
 LinkListener::LinkListener(ListeningPorts ports, Fd ready, Duration proveWithin)
@@ -235,7 +227,7 @@ void LinkListener::reject(Caller& caller, const Status& why, bool notifies) {
     LinkMessage refusal;
     refusal.type = LinkMessageType::kRefusal;
     refusal.refusal = why;
-    if (const Status reported = caller.say(refusal); !reported.isOk()) {
+    if (const Status reported = sendAtOnce(caller.socket, encodeLinkMessage(refusal)); !reported.isOk()) {
       logDebug("{} could not be notified: {}", caller.remote, reported.message());
     }
   }
@@ -298,7 +290,7 @@ void LinkListener::takeHello(Caller& caller, const LinkMessage& message) {
   LinkMessage answer;
   answer.type = LinkMessageType::kChallenge;
   answer.challenge = *challenge;
-  if (const Status said = caller.say(answer); !said.isOk()) {
+  if (const Status said = sendAtOnce(caller.socket, encodeLinkMessage(answer)); !said.isOk()) {
     reject(caller, said, false);
   }
 }
@@ -335,7 +327,7 @@ void LinkListener::welcome(Caller& caller) {
   LinkMessage answer;
   answer.type = LinkMessageType::kWelcome;
   answer.proof = proveLink(key, LinkRole::kListener, caller.hello, caller.theirs, caller.mine);
-  if (const Status said = caller.say(answer); !said.isOk()) {
+  if (const Status said = sendAtOnce(caller.socket, encodeLinkMessage(answer)); !said.isOk()) {
     return reject(caller, said, false);
   }
   ::epoll_ctl(ready_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);

@@ -47,11 +47,9 @@ bool readFields(ByteReader& reader, LinkMessage& message) {
     case LinkMessageType::kWelcome:
       read32(reader, message.proof);
       return true;
-    case LinkMessageType::kRefusal: {
-      const auto code = static_cast<StatusCode>(reader.u8());
-      message.refusal = {code, reader.text(kMaxRefusalBytes)};
-      return code != StatusCode::kOk && code <= StatusCode::kInternal;
-    }
+    case LinkMessageType::kRefusal:
+      message.refusal = readStatus(reader, kMaxRefusalBytes);
+      return !message.refusal.isOk();
   }
   return false;
 }
@@ -80,8 +78,7 @@ std::string encodeLinkMessage(const LinkMessage& message) {
       writer.text(asText(message.proof));
       break;
     case LinkMessageType::kRefusal:
-      writer.u8(static_cast<std::uint8_t>(message.refusal.code()));
-      writer.text(std::string_view(message.refusal.message()).substr(0, kMaxRefusalBytes));
+      writeStatus(writer, message.refusal, kMaxRefusalBytes);
       break;
   }
   return writer.bytes();
@@ -149,6 +146,13 @@ std::string framed(std::string_view message) {
   ByteWriter writer;
   writer.text(message);
   return writer.bytes();
+}
+
+Status sendAtOnce(const Fd& socket, std::string_view message) {
+  const std::string bytes = framed(message);
+  const auto sent = sendSome(socket, bytes);
+  SW_RETURN_IF_ERROR(sent.status());
+  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "takes no bytes"};
 }
 
 Result<std::size_t> sendSome(const Fd& socket, std::string_view bytes) {

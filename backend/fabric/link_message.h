@@ -57,6 +57,9 @@ class MessageReader {
 
 // `message` with its length in front.
 std::string framed(std::string_view message);
+// Sends a message, with its length in front. A handshake's messages are short and fit an empty socket's buffer: bytes
+// that the socket does not take at once are an error, kPeerFailed.
+Status sendAtOnce(const Fd& socket, std::string_view message);
 // Sends as much as possible without waiting; returns the number of bytes sent. kPeerFailed when the other end is gone.
 Result<std::size_t> sendSome(const Fd& socket, std::string_view bytes);
 // The meaning of an errno from a socket with a peer.

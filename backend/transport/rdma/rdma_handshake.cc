@@ -97,7 +97,6 @@ class RdmaJoining final : public Joining {
   Status connectQueues();
   Status sayReady();
   void finish();
-  Status say(std::string_view message);
   // The body of the peer's message, which must be of this kind.
   Result<std::string_view> bodyOf(std::string_view message, Message kind) const;
 
@@ -125,16 +124,8 @@ Status RdmaJoining::begin() {
   theirRails_ = std::move(*theirs);
   SW_RETURN_IF_ERROR(makeQueues());
   // A failure to send is ignored here: the peer may have closed the link after sending the reason, which is read later.
-  static_cast<void>(say(encodeOffer(offer_)));
+  static_cast<void>(sendAtOnce(link_.socket(), encodeOffer(offer_)));
   return Status::ok();
-}
-
-// Messages are short and the socket is empty: bytes that the socket does not take at once are an error.
-Status RdmaJoining::say(std::string_view message) {
-  const std::string bytes = framed(message);
-  const auto sent = sendSome(link_.socket(), bytes);
-  SW_RETURN_IF_ERROR(sent.status());
-  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "the peer takes no bytes"};
 }
 
 std::optional<Joining::Outcome> RdmaJoining::step() {
@@ -180,7 +171,7 @@ void RdmaJoining::giveUp(const Status& why) {
   }
   outcome_ = why;
   reportUntil_ = Clock::now() + kReportWithin;
-  stage_ = say(encodeFailure(why)).isOk() ? Stage::kReported : Stage::kOver;
+  stage_ = sendAtOnce(link_.socket(), encodeFailure(why)).isOk() ? Stage::kReported : Stage::kOver;
 }
 
 Status RdmaJoining::makeQueues() {
@@ -272,7 +263,7 @@ Status RdmaJoining::sayReady() {
   ByteWriter writer;
   writer.u8(kVersion);
   writer.u8(static_cast<std::uint8_t>(Message::kReady));
-  return say(writer.bytes());
+  return sendAtOnce(link_.socket(), writer.bytes());
 }
 
 void RdmaJoining::finish() {
@@ -295,7 +286,7 @@ void RdmaJoining::finish() {
 }  // namespace
 
 void refuseByRdma(Link link, const Status& why) {
-  static_cast<void>(sendSome(link.socket(), framed(encodeFailure(why))));
+  static_cast<void>(sendAtOnce(link.socket(), encodeFailure(why)));
 }
 
 std::unique_ptr<Joining> joinByRdma(RdmaHandshake handshake, Link link) {

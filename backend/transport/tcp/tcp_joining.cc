@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
 #include "backend/base/wire.h"
@@ -36,21 +35,6 @@ struct Setup {
   Status status;           // an error when the sender rejects the set-up
 };
 
-std::string encodeStatus(ByteWriter writer, const Status& status) {
-  writer.u8(static_cast<std::uint8_t>(codeForPeers(status.code())));
-  writer.text(std::string_view(status.message()).substr(0, kMaxTextBytes));
-  return writer.bytes();
-}
-
-Status readStatus(ByteReader& reader) {
-  const auto code = static_cast<StatusCode>(reader.u8());
-  std::string text = reader.text(kMaxTextBytes);
-  if (code > StatusCode::kInternal) {
-    reader.fail();
-  }
-  return code == StatusCode::kOk ? Status::ok() : Status{code, std::move(text)};
-}
-
 std::string encodeSetup(const Setup& setup) {
   ByteWriter writer;
   writer.u32(kMagic);
@@ -59,7 +43,8 @@ std::string encodeSetup(const Setup& setup) {
     writer.u64(capacity);
   }
   writer.u32(setup.port);
-  return encodeStatus(std::move(writer), setup.status);
+  writeStatus(writer, setup.status, kMaxTextBytes);
+  return writer.bytes();
 }
 
 Result<Setup> decodeSetup(std::string_view bytes) {
@@ -80,7 +65,7 @@ Result<Setup> decodeSetup(std::string_view bytes) {
   }
   const std::uint32_t port = reader.u32();
   setup.port = static_cast<std::uint16_t>(port);
-  setup.status = readStatus(reader);
+  setup.status = readStatus(reader, kMaxTextBytes);
   if (!reader.isDone() || port > 0xffff) {
     return Status{StatusCode::kMismatch, "the peer's tcp set-up is malformed"};
   }
@@ -89,26 +74,14 @@ Result<Setup> decodeSetup(std::string_view bytes) {
 
 Status decodeVerdict(std::string_view bytes) {
   ByteReader reader(bytes);
-  Status theirs = readStatus(reader);
+  Status theirs = readStatus(reader, kMaxTextBytes);
   return reader.isDone() ? theirs : Status{StatusCode::kMismatch, "the peer's tcp verdict is malformed"};
-}
-
-// Messages are short and the socket is empty: bytes that the socket does not take at once are an error.
-Status say(const Fd& socket, std::string_view message) {
-  const std::string bytes = framed(message);
-  const auto sent = sendSome(socket, bytes);
-  SW_RETURN_IF_ERROR(sent.status());
-  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "the peer takes no bytes"};
-}
-
-Status sendProof(const Fd& socket, const Digest& proof) {
-  return say(socket, asText(proof));
 }
 
 }  // namespace
 
 void refuseByTcp(Link link, const Status& why) {
-  static_cast<void>(say(link.socket(), encodeSetup({.status = why})));
+  static_cast<void>(sendAtOnce(link.socket(), encodeSetup({.status = why})));
 }
 
 TcpJoining::TcpJoining(Link link, bool isDialer, TcpJoint joint)
@@ -127,7 +100,7 @@ Status TcpJoining::begin() {
   if (!isDialer_) {
     mine.status = listen(&mine.port);
   }
-  SW_RETURN_IF_ERROR(say(link_.socket(), encodeSetup(mine)));
+  SW_RETURN_IF_ERROR(sendAtOnce(link_.socket(), encodeSetup(mine)));
   return mine.status;
 }
 
@@ -242,7 +215,7 @@ Status TcpJoining::connected() {
         systemError(fmt::format("connecting a second socket to {} (is a firewall between?)", secondName_), error));
   }
   stage_ = Stage::kProving;
-  return sendProof(second_, proveSocket(link_.secret(), kDialerProof));
+  return sendAtOnce(second_, asText(proveSocket(link_.secret(), kDialerProof)));
 }
 
 Status TcpJoining::takeProof() {
@@ -279,7 +252,7 @@ Status TcpJoining::acceptSecond() {
       second_ = std::move(callers_[i].socket);
       callers_.clear();
       listener_.reset();
-      SW_RETURN_IF_ERROR(sendProof(second_, proveSocket(link_.secret(), kListenerProof)));
+      SW_RETURN_IF_ERROR(sendAtOnce(second_, asText(proveSocket(link_.secret(), kListenerProof))));
       judge(Status::ok());
       return Status::ok();
     }
@@ -297,7 +270,9 @@ Status TcpJoining::acceptSecond() {
 
 // Sends this end's verdict, and waits for the peer's verdict when this end agrees.
 void TcpJoining::judge(const Status& mine) {
-  const Status sent = say(link_.socket(), encodeStatus(ByteWriter(), mine));
+  ByteWriter verdict;
+  writeStatus(verdict, mine, kMaxTextBytes);
+  const Status sent = sendAtOnce(link_.socket(), verdict.bytes());
   if (!mine.isOk() || !sent.isOk()) {
     return end(mine.isOk() ? sent : mine);
   }

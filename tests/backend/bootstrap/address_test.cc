@@ -56,9 +56,13 @@ TEST(RankAddress, HasOneWireFormat) {
 TEST(RankAddress, CarriesAFailure) {
   RankAddress address = sample();
   address.failure = {StatusCode::kSystem, "no memory"};
-  const auto decoded = decodeAddress(encodeAddress(address));
+  auto decoded = decodeAddress(encodeAddress(address));
   ASSERT_TRUE(decoded.isOk());
   EXPECT_EQ(decoded->failure, address.failure);
+  address.failure = {StatusCode::kInterrupted, "Ctrl-C"};  // of that rank alone
+  decoded = decodeAddress(encodeAddress(address));
+  ASSERT_TRUE(decoded.isOk());
+  EXPECT_EQ(decoded->failure, Status(StatusCode::kAborted, "Ctrl-C"));
 }
 
 TEST(RankAddress, RefusesWhatIsNone) {
