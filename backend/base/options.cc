@@ -96,44 +96,38 @@ Status readDuration(const char* name, Duration unit, bool negativeIsLegal, Durat
 }
 
 // A setting with named values; the first is the default.
-template <typename T>
-using Choices = std::array<std::pair<std::string_view, T>, 3>;
+template <typename T, std::size_t N>
+using Choices = std::array<std::pair<std::string_view, T>, N>;
 
-constexpr Choices<OrdinaryPath> kOrdinaryPaths = {
+constexpr Choices<OrdinaryPath, 3> kOrdinaryPaths = {
     {{"auto", OrdinaryPath::kAuto}, {"cross_memory", OrdinaryPath::kCrossMemory}, {"staged", OrdinaryPath::kStaged}}};
-constexpr Choices<LinksWhen> kLinks = {
+constexpr Choices<LinksWhen, 3> kLinks = {
     {{"auto", LinksWhen::kAuto}, {"eager", LinksWhen::kEager}, {"lazy", LinksWhen::kLazy}}};
+constexpr Choices<bool, 2> kChecks = {{{"default", false}, {"full", true}}};
+constexpr Choices<bool, 2> kServesStatus = {{{"0", false}, {"1", true}}};
 
-template <typename T>
-Status readChoice(const char* name, const Choices<T>& choices, T* value) {
+template <typename T, std::size_t N>
+Status readChoice(const char* name, const Choices<T, N>& choices, T* value) {
   const auto text = variable(name);
+  std::string names;
   for (const auto& [choice, meaning] : choices) {
     if (text.value_or(choices[0].first) == choice) {
       *value = meaning;
       return Status::ok();
     }
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", choice);
   }
-  return invalid(name, *text, fmt::format("one of {}, {}, {}", choices[0].first, choices[1].first, choices[2].first));
+  return invalid(name, *text, "one of " + names);
 }
 
-template <typename T>
-std::string_view choiceName(const Choices<T>& choices, T value) {
+template <typename T, std::size_t N>
+std::string_view choiceName(const Choices<T, N>& choices, T value) {
   for (const auto& [choice, meaning] : choices) {
     if (meaning == value) {
       return choice;
     }
   }
   return "?";
-}
-
-Status readCheck(bool* checkAll) {
-  constexpr const char* kName = "SHARDWIRE_CHECK";
-  const auto text = variable(kName);
-  if (text && *text != "full" && *text != "default") {
-    return invalid(kName, *text, "one of full, default");
-  }
-  *checkAll = text && *text == "full";
-  return Status::ok();
 }
 
 // The first of these variables that is set: our own name, then the names from NCCL and gloo.
@@ -160,16 +154,6 @@ Status readRecordedOps(int* numOps) {
     }
     return Status::ok();  // the first variable that is set
   }
-  return Status::ok();
-}
-
-Status readStatus(bool* serves) {
-  constexpr const char* kName = "SHARDWIRE_STATUS";
-  const auto text = variable(kName);
-  if (text && *text != "0" && *text != "1") {
-    return invalid(kName, *text, "one of 0, 1");
-  }
-  *serves = text && *text == "1";
   return Status::ok();
 }
 
@@ -202,11 +186,11 @@ Result<Options> Options::fromEnvironment() {
   options.jobToken = firstOf({"SHARDWIRE_JOB_TOKEN"});
   options.rdmaDevices = firstOf({"SHARDWIRE_RDMA_DEVICES", "NCCL_IB_HCA"});
   SW_RETURN_IF_ERROR(readGidIndex(&options.rdmaGidIndex));
-  SW_RETURN_IF_ERROR(readCheck(&options.checkAll));
+  SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_CHECK", kChecks, &options.checkAll));
   options.algorithms = variable("SHARDWIRE_ALGORITHMS").value_or("");
   SW_RETURN_IF_ERROR(readRecordedOps(&options.recordedOps));
   options.recordFile = firstOf({"SHARDWIRE_RECORD_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"});
-  SW_RETURN_IF_ERROR(readStatus(&options.serveStatus));
+  SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_STATUS", kServesStatus, &options.serveStatus));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));
   SW_RETURN_IF_ERROR(
       readBytes("SHARDWIRE_STAGING_BYTES", kMinStagingBytes, kMaxHeapBytes, false, &options.stagingBytes));
@@ -233,9 +217,9 @@ std::string toString(const Options& options) {
       options.inlineBytes, choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports),
       choiceName(kLinks, options.links), orAuto(options.hostId), orAuto(options.socketIfname),
       orAuto(options.rdmaDevices), options.rdmaGidIndex, options.jobToken.empty() ? "none" : "set",
-      orAuto(options.algorithms), options.checkAll ? "full" : "default", options.stagingBytes,
+      orAuto(options.algorithms), choiceName(kChecks, options.checkAll), options.stagingBytes,
       options.recordedOps < 0 ? "auto" : fmt::format("{}", options.recordedOps),
-      options.recordFile.empty() ? "none" : options.recordFile, options.serveStatus ? 1 : 0);
+      options.recordFile.empty() ? "none" : options.recordFile, choiceName(kServesStatus, options.serveStatus));
 }
 
 }  // namespace shardwire
