@@ -8,6 +8,7 @@
 namespace shardwire::internal {
 namespace {
 
+constexpr std::size_t kReleasedBytes = sizeof(MpiHead::released);
 constexpr std::uint32_t kListed = 0;
 constexpr std::uint32_t kRegular = 1;
 constexpr std::size_t kRequestHeadBytes = 16;
@@ -30,27 +31,13 @@ std::size_t countRegular(std::span<const MemoryRun> runs) {
   return count;
 }
 
-void put32(std::uint32_t value, std::byte* to) {
-  for (int i = 0; i < 4; ++i) {
-    to[i] = static_cast<std::byte>(value >> (8 * i));
-  }
-}
-
-std::uint32_t get32(const std::byte* from) {
-  std::uint32_t value = 0;
-  for (int i = 0; i < 4; ++i) {
-    value |= std::to_integer<std::uint32_t>(from[i]) << (8 * i);
-  }
-  return value;
-}
-
 }  // namespace
 
 void encodeHead(const MpiHead& head, std::byte* to) {
-  for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
-    put32(head.released[lane], to + 4 * lane);
-  }
-  put32(static_cast<std::uint32_t>(head.kind) | (head.confirmed % MpiHead::kConfirmedModulo) << 8, to + 12);
+  const std::uint32_t kindAndConfirmed =
+      static_cast<std::uint32_t>(head.kind) | (head.confirmed % MpiHead::kConfirmedModulo) << 8;
+  std::memcpy(to, head.released.data(), kReleasedBytes);
+  std::memcpy(to + kReleasedBytes, &kindAndConfirmed, sizeof kindAndConfirmed);
 }
 
 std::optional<MpiHead> decodeHead(std::span<const std::byte> message) {
@@ -58,10 +45,9 @@ std::optional<MpiHead> decodeHead(std::span<const std::byte> message) {
     return std::nullopt;
   }
   MpiHead head;
-  for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
-    head.released[lane] = get32(message.data() + 4 * lane);
-  }
-  const std::uint32_t kindAndConfirmed = get32(message.data() + 12);
+  std::uint32_t kindAndConfirmed = 0;
+  std::memcpy(head.released.data(), message.data(), kReleasedBytes);
+  std::memcpy(&kindAndConfirmed, message.data() + kReleasedBytes, sizeof kindAndConfirmed);
   const std::uint32_t kind = kindAndConfirmed & 0xff;
   if (kind > static_cast<std::uint32_t>(MpiKind::kRefusal)) {
     return std::nullopt;

@@ -32,20 +32,6 @@ Status garbled(std::string_view what) {
   return {StatusCode::kMismatch, fmt::format("sent {}: a bug, or a foreign process wrote to this connection", what)};
 }
 
-void putLittleEndian(std::byte* at, std::uint32_t value) {
-  for (int i = 0; i < 4; ++i) {
-    at[i] = static_cast<std::byte>(value >> (8 * i));
-  }
-}
-
-std::uint32_t getLittleEndian(const std::byte* at) {
-  std::uint32_t value = 0;
-  for (int i = 0; i < 4; ++i) {
-    value |= static_cast<std::uint32_t>(at[i]) << (8 * i);
-  }
-  return value;
-}
-
 }  // namespace
 
 FrameStream::FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities)
@@ -76,7 +62,8 @@ void FrameStream::Batch::add(UnitType type, std::uint8_t tag, std::uint8_t flags
                              const void* payload) {
   auto& header = headers[numUnits++];
   header = {static_cast<std::byte>(type), static_cast<std::byte>(tag), static_cast<std::byte>(flags), std::byte{0}};
-  putLittleEndian(header.data() + 4, static_cast<std::uint32_t>(unitBytes));
+  const auto size = static_cast<std::uint32_t>(unitBytes);
+  std::memcpy(header.data() + 4, &size, sizeof size);
   pieces[numPieces++] = {header.data(), header.size()};
   bytes += header.size();
   if (payload != nullptr && unitBytes > 0) {
@@ -275,7 +262,8 @@ Status FrameStream::parse() {
 Status FrameStream::beginUnit(const std::byte* header) {
   unit_ = {static_cast<UnitType>(header[0]), static_cast<std::uint8_t>(header[1]), static_cast<std::uint8_t>(header[2]),
            0};
-  const std::size_t bytes = getLittleEndian(header + 4);
+  std::uint32_t bytes = 0;
+  std::memcpy(&bytes, header + 4, sizeof bytes);
   if (header[3] != std::byte{0} || (unit_.flags & ~kMore) != 0) {
     return garbled("a malformed unit header");
   }
