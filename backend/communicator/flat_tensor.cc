@@ -8,21 +8,6 @@
 
 namespace shardwire::internal {
 
-namespace {
-
-bool isContiguous(const TensorView& tensor) {
-  std::int64_t expected = 1;
-  for (int d = tensor.shape.size() - 1; d >= 0; --d) {
-    if (tensor.shape[d] != 1 && tensor.strides[d] != expected) {
-      return false;
-    }
-    expected *= tensor.shape[d];
-  }
-  return true;
-}
-
-}  // namespace
-
 Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, bool unpack) {
   const std::int64_t elems = numElements(tensor.shape);
   if (elems == 0 || isContiguous(tensor)) {

@@ -25,14 +25,6 @@ std::string bytesText(std::uint64_t bytes) {
                               : fmt::format("{:.2f} GB", b / 1e9);
 }
 
-std::uint64_t sum(const std::vector<PlanEdge>& edges) {
-  std::uint64_t bytes = 0;
-  for (const PlanEdge& edge : edges) {
-    bytes += edge.bytes;
-  }
-  return bytes;
-}
-
 std::string listTensors(const std::vector<TensorDecl>& tensors) {
   constexpr std::size_t kMaxListed = 8;
   std::string text;
@@ -69,9 +61,7 @@ std::vector<Traffic::Edge> edgesOf(const Plan& plan) {
   for (const PlanEdge& edge : plan.receives) {
     edges.push_back({edge.peer, plan.rank, edge.bytes, edge.numItems});
   }
-  std::sort(edges.begin(), edges.end(), [](const Traffic::Edge& a, const Traffic::Edge& b) {
-    return a.source != b.source ? a.source < b.source : a.destination < b.destination;
-  });
+  std::ranges::sort(edges, {}, [](const Traffic::Edge& edge) { return std::pair(edge.source, edge.destination); });
   return edges;
 }
 
@@ -114,8 +104,8 @@ PlanRow OpFacts::row() const {
 
 OpStats OpFacts::stats() const {
   OpStats stats;
-  stats.bytesSent = sum(plan_->sends);
-  stats.bytesReceived = sum(plan_->receives);
+  stats.bytesSent = edgeBytes(plan_->sends);
+  stats.bytesReceived = edgeBytes(plan_->receives);
   for (std::uint32_t i = 0; i < plan_->moves.size(); ++i) {
     const PlanMove& move = plan_->moves[i];
     if (i < plan_->numOwnCopies) {

@@ -324,8 +324,4 @@ void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources,
   BoxReducer(to, dtype, SourceList(sources, elemBytes), shape, dtype, op, hint).run();
 }
 
-const char* reduceKernelName() {
-  return kernels().name;
-}
-
 }  // namespace shardwire::internal

@@ -32,7 +32,4 @@ SHARDWIRE_EXPORT void reduceBox(const StridedBox& dst, std::span<const StridedBo
 SHARDWIRE_EXPORT void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox> sources,
                                 const Dims& shape, DType dtype, ReduceOp op, StoreHint hint = StoreHint::kAuto);
 
-// "avx512", "avx2", "baseline": the kernels in use here (see isa_kernels.h).
-const char* reduceKernelName();
-
 }  // namespace shardwire::internal

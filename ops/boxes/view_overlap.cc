@@ -86,17 +86,6 @@ class StepSum {
   int searched_ = 0;
 };
 
-bool isContiguous(const TensorView& view) {
-  std::int64_t expected = 1;
-  for (int d = view.shape.size() - 1; d >= 0; --d) {
-    if (view.shape[d] != 1 && view.strides[d] != expected) {
-      return false;
-    }
-    expected *= view.shape[d];
-  }
-  return true;
-}
-
 bool shareMemory(const TensorView& a, const AddressRange& rangeA, const TensorView& b, const AddressRange& rangeB) {
   if (!rangeA.meets(rangeB)) {
     return false;

@@ -23,6 +23,17 @@ SHARDWIRE_EXPORT AddressRange addressRange(const TensorView& view);
 // file require true.
 bool isAddressable(const TensorView& view);
 
+// Whether the elements lie in row-major order without gaps.
+inline bool isContiguous(const TensorView& view) {
+  std::int64_t expected = 1;
+  for (int d = view.shape.size() - 1; d >= 0; --d) {
+    if (view.shape[d] != 1 && view.strides[d] != expected) {
+      return false;
+    }
+    expected *= view.shape[d];
+  }
+  return true;
+}
 // Whether any byte belongs to both views. The answer is true where the search takes too long.
 SHARDWIRE_EXPORT bool shareMemory(const TensorView& a, const TensorView& b);
 // Whether `a` and `b` are one tensor: equal elements at equal places. The shapes of contiguous views may differ.

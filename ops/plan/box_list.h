@@ -16,6 +16,15 @@ namespace shardwire::internal {
 // begin[0], ..., begin[n - 1], end[0], ..., end[n - 1]
 using BoxRow = std::array<std::int64_t, 2 * kMaxDims>;
 
+inline bool isEmptyRow(int numDims, const std::int64_t* row) {
+  for (int d = 0; d < numDims; ++d) {
+    if (row[d] >= row[numDims + d]) {
+      return true;
+    }
+  }
+  return false;
+}
+
 inline void rowOf(const Slice& slice, std::int64_t* row) {
   const int numDims = slice.offset.size();
   for (int d = 0; d < numDims; ++d) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace shardwire::internal {
 
@@ -297,6 +298,11 @@ class Validator {
 
 Status validate(const Plan& plan) {
   return Validator(plan).run();
+}
+
+std::uint64_t edgeBytes(const std::vector<PlanEdge>& edges) {
+  return std::accumulate(edges.begin(), edges.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const PlanEdge& edge) { return sum + edge.bytes; });
 }
 
 std::uint64_t memoryBytes(const Plan& plan) {

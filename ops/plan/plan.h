@@ -102,6 +102,8 @@ Status validate(const Plan& plan);
 std::string serialise(const Plan& plan);
 Result<Plan> deserialise(std::string_view bytes);
 
+// Bytes that all the edges move.
+std::uint64_t edgeBytes(const std::vector<PlanEdge>& edges);
 // Bytes of a plan in memory, for stats.
 std::uint64_t memoryBytes(const Plan& plan);
 

@@ -35,15 +35,6 @@ Dims shapeOf(int numDims, const std::int64_t* row) {
   return shape;
 }
 
-bool isEmptyRow(int numDims, const std::int64_t* row) {
-  for (int d = 0; d < numDims; ++d) {
-    if (row[d] >= row[numDims + d]) {
-      return true;
-    }
-  }
-  return false;
-}
-
 std::vector<PlanTensor> planTensors(const GlobalSpec& spec, const std::vector<LocalTensor>& locals, bool areOutputs) {
   std::vector<PlanTensor> tensors;
   tensors.reserve(locals.size());
@@ -414,9 +405,8 @@ Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts) {
       traffic.edges.push_back(edge);
     }
   }
-  std::sort(traffic.edges.begin(), traffic.edges.end(), [](const Traffic::Edge& a, const Traffic::Edge& b) {
-    return a.source != b.source ? a.source < b.source : a.destination < b.destination;
-  });
+  std::ranges::sort(traffic.edges, {},
+                    [](const Traffic::Edge& edge) { return std::pair(edge.source, edge.destination); });
   return traffic;
 }
 

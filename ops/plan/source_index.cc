@@ -58,7 +58,7 @@ class TensorGatherer {
     for (std::size_t s = 0; s < local.slices.size(); ++s) {
       const Slice& slice = local.slices[s].slice;
       rowOf(slice, row_.data());
-      if (isEmptyRow()) {
+      if (isEmptyRow(out_.numDims, row_.data())) {
         continue;
       }
       const std::uint32_t stock = stockOf(contribution, replicaClass != 0);
@@ -82,15 +82,6 @@ class TensorGatherer {
   }
 
  private:
-  bool isEmptyRow() const {
-    for (int d = 0; d < out_.numDims; ++d) {
-      if (row_[static_cast<std::size_t>(d)] >= row_[static_cast<std::size_t>(out_.numDims + d)]) {
-        return true;
-      }
-    }
-    return false;
-  }
-
   std::uint32_t contributionOf(std::uint64_t replicaClass) {
     if (replicaClass == 0) {
       return numContributions_++;

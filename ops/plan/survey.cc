@@ -132,14 +132,6 @@ class EdgeBook {
   std::map<std::pair<Rank, Rank>, EdgeEnd> open_;
 };
 
-std::uint64_t sumOf(const std::vector<PlanEdge>& edges) {
-  std::uint64_t bytes = 0;
-  for (const PlanEdge& edge : edges) {
-    bytes += edge.bytes;
-  }
-  return bytes;
-}
-
 Result<RankSurvey> surveyRank(const GlobalSpec& spec, Rank rank, const Plan& plan) {
   const std::string bytes = serialise(plan);
   Result<Plan> read = deserialise(bytes);  // checks every invariant of a plan
@@ -151,8 +143,8 @@ Result<RankSurvey> surveyRank(const GlobalSpec& spec, Rank rank, const Plan& pla
                   fmt::format("the plan of rank {} changed between serialising and reading", rank));
   }
   RankSurvey survey;
-  survey.bytesSent = sumOf(plan.sends);
-  survey.bytesReceived = sumOf(plan.receives);
+  survey.bytesSent = edgeBytes(plan.sends);
+  survey.bytesReceived = edgeBytes(plan.receives);
   for (std::uint32_t m = 0; m < plan.numOwnCopies; ++m) {
     survey.bytesLocal += moveBytes(plan, plan.moves[m]);
   }

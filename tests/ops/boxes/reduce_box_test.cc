@@ -81,7 +81,7 @@ void checkReduction(const Arena& dst, const std::vector<StridedBox>& sources, co
     reduceBox(result.box, sources, shape, c.dtype, c.op, hint);
     const auto differs = std::mismatch(expected.begin(), expected.end(), result.memory.begin());
     ASSERT_TRUE(result.memory == expected)
-        << reduceKernelName() << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " of " << sources.size()
+        << kernels().name << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " of " << sources.size()
         << ", shape " << toString(shape) << ", dst strides " << toString(dst.box.byteStrides) << ", first at byte "
         << differs.first - expected.begin() - (dst.box.bytes - dst.memory.data()) << ": "
         << static_cast<int>(*differs.second) << ", not " << static_cast<int>(*differs.first);
@@ -205,8 +205,8 @@ TEST(ReduceContiguous, MatchesElementLoopForManySources) {
           useKernelsForTest(isa);
           std::vector<std::byte> result(numElems * elem);
           reduceContiguous(result.data(), sources, numElems, c.dtype, c.op);
-          ASSERT_TRUE(result == expected) << reduceKernelName() << " " << dtypeName(c.dtype) << " "
-                                          << reduceOpName(c.op) << " " << numElems << " of " << numSources;
+          ASSERT_TRUE(result == expected) << kernels().name << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op)
+                                          << " " << numElems << " of " << numSources;
         }
       }
     }
@@ -215,7 +215,7 @@ TEST(ReduceContiguous, MatchesElementLoopForManySources) {
 
 TEST(ReduceBox, KernelNameIsOneOfThree) {
   useKernelsForTest(Isa::kBaseline);
-  EXPECT_STREQ(reduceKernelName(), "baseline");
+  EXPECT_STREQ(kernels().name, "baseline");
 }
 
 }  // namespace
