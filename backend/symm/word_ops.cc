@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "ops/boxes/pair_loops.h"
 #include "ops/boxes/reduce_box.h"
 
 namespace shardwire::internal {
@@ -104,26 +105,20 @@ std::uint64_t applyWord(std::byte* at, DType dtype, WordOp op, std::uint64_t ope
 }
 
 void applyWords(const StridedBox& to, const StridedBox& operands, const Dims& shape, DType dtype, WordOp op) {
-  const std::size_t elemBytes = elementBytes(dtype);
-  const std::int64_t count = numElements(shape);
-  Dims index = Dims::filled(shape.size(), 0);
-  std::byte* at = to.bytes;
-  const std::byte* from = operands.bytes;
-  for (std::int64_t done = 0; done < count; ++done) {
-    std::uint64_t operand = 0;
-    std::memcpy(&operand, from, elemBytes);
-    applyWord(at, dtype, op, operand);
-    for (int dim = shape.size() - 1; dim >= 0; --dim) {
-      at += to.byteStrides[dim];
-      from += operands.byteStrides[dim];
-      if (++index[dim] < shape[dim]) {
-        break;
-      }
-      at -= to.byteStrides[dim] * shape[dim];
-      from -= operands.byteStrides[dim] * shape[dim];
-      index[dim] = 0;
-    }
+  if (numElements(shape) == 0) {
+    return;
   }
+  const std::size_t elemBytes = elementBytes(dtype);
+  const PairLoops loops = pairLoopsOf(to, elemBytes, operands, elemBytes, shape);
+  loops.forEachOuter(to.bytes, operands.bytes, [&](std::byte* at, const std::byte* from) {
+    for (std::int64_t row = 0; row < loops[1].extent; ++row) {
+      for (std::int64_t col = 0; col < loops[0].extent; ++col) {
+        std::uint64_t operand = 0;
+        std::memcpy(&operand, from + row * loops[1].srcStep + col * loops[0].srcStep, elemBytes);
+        applyWord(at + row * loops[1].dstStep + col * loops[0].dstStep, dtype, op, operand);
+      }
+    }
+  });
 }
 
 bool isInteger(DType dtype) {

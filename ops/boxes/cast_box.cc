@@ -8,7 +8,7 @@
 #include <array>
 
 #include "ops/boxes/blocks.h"
-#include "ops/boxes/joint_loops.h"
+#include "ops/boxes/pair_loops.h"
 #include "ops/reduce/isa_kernels.h"
 #include "shardwire/status.h"
 
@@ -32,24 +32,13 @@ class BoxCaster {
         srcElem_(static_cast<std::int64_t>(elementBytes(srcDtype))),
         dstBytes_(dst.bytes),
         srcBytes_(src.bytes),
+        loops_(pairLoopsOf(dst, elementBytes(dstDtype), src, elementBytes(srcDtype), shape)),
         totalBytes_(boxBytes(shape, elementBytes(dstDtype))) {
     SW_CHECK(cast_ != nullptr);
-    const auto strideOf = [&](std::size_t tensor, int dim) {
-      return tensor == 0 ? dst.byteStrides[dim] : src.byteStrides[dim];
-    };
-    const JointLoops joined = joinLoops(shape, 2, strideOf);
-    for (int i = 0; i < joined.size; ++i) {
-      const JointLoop& loop = joined.loops[static_cast<std::size_t>(i)];
-      loops_[static_cast<std::size_t>(i)] = {loop.extent, dst.byteStrides[loop.dim], src.byteStrides[loop.dim]};
-    }
-    // There are always two loops for the leaves.
-    for (size_ = static_cast<std::size_t>(joined.size); size_ < 2; ++size_) {
-      loops_[size_] = {1, dstElem_, srcElem_};
-    }
   }
 
   void run(StoreHint hint) {
-    if (loops_[0].dstStep == dstElem_ && loops_[0].srcStep == srcElem_) {
+    if (loops_.isRunBoth()) {
       castRuns(hint);
     } else {
       castBlocks();
@@ -57,37 +46,6 @@ class BoxCaster {
   }
 
  private:
-  struct Loop {
-    std::int64_t extent = 1;
-    std::int64_t dstStep = 0;
-    std::int64_t srcStep = 0;
-  };
-
-  // Calls inner(dst, src) for the two innermost loops at every index of the outer ones.
-  template <typename Inner>
-  void forEachOuter(Inner&& inner) const {
-    std::array<std::int64_t, kMaxDims> index{};
-    std::byte* dst = dstBytes_;
-    const std::byte* src = srcBytes_;
-    while (true) {
-      inner(dst, src);
-      std::size_t i = 2;
-      for (; i < size_; ++i) {
-        dst += loops_[i].dstStep;
-        src += loops_[i].srcStep;
-        if (++index[i] < loops_[i].extent) {
-          break;
-        }
-        dst -= loops_[i].dstStep * loops_[i].extent;
-        src -= loops_[i].srcStep * loops_[i].extent;
-        index[i] = 0;
-      }
-      if (i >= size_) {
-        return;
-      }
-    }
-  }
-
   void castRuns(StoreHint hint) const {
     const std::size_t rowBytes = static_cast<std::size_t>(loops_[0].extent * dstElem_);
     const bool wantsStream =
@@ -95,7 +53,7 @@ class BoxCaster {
     const RowStore store = wantsStream && rowBytes >= kStreamRowBytes                             ? largeStore()
                            : totalBytes_ >= kCastAheadFromBytes && rowBytes >= kCastAheadRowBytes ? RowStore::kAhead
                                                                                                   : RowStore::kPlain;
-    forEachOuter([&](std::byte* dst, const std::byte* src) {
+    loops_.forEachOuter(dstBytes_, srcBytes_, [&](std::byte* dst, const std::byte* src) {
       table_.castRows(cast_, dst, loops_[1].dstStep, laneBytes(dstElem_), src, loops_[1].srcStep, laneBytes(srcElem_),
                       lanesOf(loops_[0].extent), static_cast<std::size_t>(loops_[1].extent), store);
     });
@@ -105,17 +63,11 @@ class BoxCaster {
   }
 
   void castBlocks() {
-    bool isTransposed = false;
-    for (std::size_t i = 1; i < size_ && !isTransposed && loops_[0].srcStep != srcElem_; ++i) {
-      if (loops_[i].srcStep == srcElem_ && loops_[i].extent > 1) {
-        std::swap(loops_[1], loops_[i]);
-        isTransposed = true;
-      }
-    }
+    const bool isTransposed = loops_[0].srcStep != srcElem_ && loops_.transpose();
     Block whole;
     whole.cols = std::min(loops_[0].extent, isTransposed ? kSquareCols : kBlockElems);
     whole.rows = std::min(loops_[1].extent, kBlockElems / whole.cols);
-    forEachOuter([&](std::byte* dst, const std::byte* src) {
+    loops_.forEachOuter(dstBytes_, srcBytes_, [&](std::byte* dst, const std::byte* src) {
       for (std::int64_t row = 0; row < loops_[1].extent; row += whole.rows) {
         for (std::int64_t col = 0; col < loops_[0].extent; col += whole.cols) {
           const Block block{std::min(whole.cols, loops_[0].extent - col), std::min(whole.rows, loops_[1].extent - row)};
@@ -152,9 +104,8 @@ class BoxCaster {
   const std::int64_t srcElem_;
   std::byte* const dstBytes_;
   const std::byte* const srcBytes_;
+  PairLoops loops_;
   const std::size_t totalBytes_;
-  std::array<Loop, kMaxDims> loops_;
-  std::size_t size_ = 0;
   alignas(64) std::byte gathered_[kBufferBytes];
   alignas(64) std::byte stored_[kBufferBytes];
 };

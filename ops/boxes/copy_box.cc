@@ -9,7 +9,7 @@
 #include <array>
 #include <cstring>
 
-#include "ops/boxes/joint_loops.h"
+#include "ops/boxes/pair_loops.h"
 #include "ops/reduce/isa_kernels.h"
 
 namespace shardwire::internal {
@@ -21,64 +21,18 @@ constexpr std::size_t kCopyAheadFromBytes = std::size_t{32} << 10;
 // Rows shorter than this gain nothing from fetching ahead line by line.
 constexpr std::size_t kAheadRowBytes = 256;
 
-// The loops of a copy, innermost first, in bytes.
-struct CopyLoops {
-  std::array<std::int64_t, kMaxDims> extents;
-  std::array<std::int64_t, kMaxDims> dstStrides;
-  std::array<std::int64_t, kMaxDims> srcStrides;
-  int size = 0;
-  std::size_t elemBytes = 1;
-
-  bool isRunBoth() const { return dstStrides[0] == elem() && srcStrides[0] == elem(); }
-  std::int64_t elem() const { return static_cast<std::int64_t>(elemBytes); }
-  void removeInnermost() {
-    for (int i = 1; i < size; ++i) {
-      const std::size_t to = static_cast<std::size_t>(i - 1);
-      extents[to] = extents[to + 1];
-      dstStrides[to] = dstStrides[to + 1];
-      srcStrides[to] = srcStrides[to + 1];
-    }
-    --size;
-  }
-  void swap(int a, int b) {
-    const std::size_t i = static_cast<std::size_t>(a), j = static_cast<std::size_t>(b);
-    std::swap(extents[i], extents[j]);
-    std::swap(dstStrides[i], dstStrides[j]);
-    std::swap(srcStrides[i], srcStrides[j]);
-  }
-  // There are always two loops for the leaves below.
-  void pad() {
-    for (; size < 2; ++size) {
-      const std::size_t i = static_cast<std::size_t>(size);
-      extents[i] = 1;
-      dstStrides[i] = elem();
-      srcStrides[i] = elem();
-    }
-  }
-};
-
 bool isWordSize(std::int64_t bytes) {
   return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16;
 }
 
-CopyLoops copyLoopsOf(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes) {
-  const auto strideOf = [&](std::size_t tensor, int dim) {
-    return tensor == 0 ? dst.byteStrides[dim] : src.byteStrides[dim];
-  };
-  const JointLoops joined = joinLoops(shape, 2, strideOf);
-  CopyLoops loops;
-  loops.elemBytes = elemBytes;
-  loops.size = joined.size;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(joined.size); ++i) {
-    loops.extents[i] = joined.loops[i].extent;
-    loops.dstStrides[i] = dst.byteStrides[joined.loops[i].dim];
-    loops.srcStrides[i] = src.byteStrides[joined.loops[i].dim];
-  }
-  loops.pad();
+PairLoops copyLoopsOf(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes) {
+  PairLoops loops = pairLoopsOf(dst, elemBytes, src, elemBytes, shape);
   // A short run is one wider element.
-  if (loops.extents[1] > 1 && loops.isRunBoth() && isWordSize(loops.extents[0] * loops.elem())) {
-    loops.elemBytes = static_cast<std::size_t>(loops.extents[0] * loops.elem());
-    loops.removeInnermost();
+  const std::int64_t runBytes = loops[0].extent * loops.dstElem;
+  if (loops[1].extent > 1 && loops.isRunBoth() && isWordSize(runBytes)) {
+    std::copy(loops.loops.begin() + 1, loops.loops.begin() + loops.size, loops.loops.begin());
+    --loops.size;
+    loops.dstElem = loops.srcElem = runBytes;
     loops.pad();
   }
   return loops;
@@ -92,14 +46,14 @@ void copyElement(std::byte* dst, const std::byte* src) {
 }
 
 template <typename T>
-void copyStrided(std::byte* dst, const std::byte* src, const CopyLoops& loops) {
-  for (std::int64_t row = 0; row < loops.extents[1]; ++row) {
-    std::byte* to = dst + row * loops.dstStrides[1];
-    const std::byte* from = src + row * loops.srcStrides[1];
-    for (std::int64_t i = 0; i < loops.extents[0]; ++i) {
+void copyStrided(std::byte* dst, const std::byte* src, const PairLoops& loops) {
+  for (std::int64_t row = 0; row < loops[1].extent; ++row) {
+    std::byte* to = dst + row * loops[1].dstStep;
+    const std::byte* from = src + row * loops[1].srcStep;
+    for (std::int64_t i = 0; i < loops[0].extent; ++i) {
       copyElement<T>(to, from);
-      to += loops.dstStrides[0];
-      from += loops.srcStrides[0];
+      to += loops[0].dstStep;
+      from += loops[0].srcStep;
     }
   }
 }
@@ -127,37 +81,37 @@ inline void copyTransposedBlock(std::byte* dst, std::int64_t dstStride, const st
 
 // A transpose: loop 0 is contiguous in dst, loop 1 in src.
 template <typename T>
-void copyTransposed(std::byte* dst, const std::byte* src, const CopyLoops& loops) {
+void copyTransposed(std::byte* dst, const std::byte* src, const PairLoops& loops) {
   using Rows = std::integral_constant<std::int64_t, kBlockRows>;
   using Cols = std::integral_constant<std::int64_t, kBlockRowBytes / static_cast<std::int64_t>(sizeof(T))>;
-  for (std::int64_t col = 0; col < loops.extents[1]; col += Cols::value) {
-    const std::int64_t numCols = std::min<std::int64_t>(Cols::value, loops.extents[1] - col);
-    for (std::int64_t row = 0; row < loops.extents[0]; row += Rows::value) {
-      const std::int64_t numRows = std::min<std::int64_t>(Rows::value, loops.extents[0] - row);
-      std::byte* to = dst + row * loops.dstStrides[0] + col * loops.dstStrides[1];
-      const std::byte* from = src + row * loops.srcStrides[0] + col * loops.srcStrides[1];
+  for (std::int64_t col = 0; col < loops[1].extent; col += Cols::value) {
+    const std::int64_t numCols = std::min<std::int64_t>(Cols::value, loops[1].extent - col);
+    for (std::int64_t row = 0; row < loops[0].extent; row += Rows::value) {
+      const std::int64_t numRows = std::min<std::int64_t>(Rows::value, loops[0].extent - row);
+      std::byte* to = dst + row * loops[0].dstStep + col * loops[1].dstStep;
+      const std::byte* from = src + row * loops[0].srcStep + col * loops[1].srcStep;
       if (numRows == Rows::value && numCols == Cols::value) {
-        copyTransposedBlock<T>(to, loops.dstStrides[1], from, loops.srcStrides[0], Rows{}, Cols{});
+        copyTransposedBlock<T>(to, loops[1].dstStep, from, loops[0].srcStep, Rows{}, Cols{});
       } else {
-        copyTransposedBlock<T>(to, loops.dstStrides[1], from, loops.srcStrides[0], numRows, numCols);
+        copyTransposedBlock<T>(to, loops[1].dstStep, from, loops[0].srcStep, numRows, numCols);
       }
     }
   }
 }
 
 // Elements of a size that no dtype has.
-void copyOddElements(std::byte* dst, const std::byte* src, const CopyLoops& loops) {
-  for (std::int64_t row = 0; row < loops.extents[1]; ++row) {
-    for (std::int64_t i = 0; i < loops.extents[0]; ++i) {
-      std::memcpy(dst + row * loops.dstStrides[1] + i * loops.dstStrides[0],
-                  src + row * loops.srcStrides[1] + i * loops.srcStrides[0], loops.elemBytes);
+void copyOddElements(std::byte* dst, const std::byte* src, const PairLoops& loops) {
+  for (std::int64_t row = 0; row < loops[1].extent; ++row) {
+    for (std::int64_t i = 0; i < loops[0].extent; ++i) {
+      std::memcpy(dst + row * loops[1].dstStep + i * loops[0].dstStep,
+                  src + row * loops[1].srcStep + i * loops[0].srcStep, static_cast<std::size_t>(loops.dstElem));
     }
   }
 }
 
-using Leaf = void (*)(std::byte* dst, const std::byte* src, const CopyLoops& loops);
+using Leaf = void (*)(std::byte* dst, const std::byte* src, const PairLoops& loops);
 
-Leaf leafOf(std::size_t elemBytes, bool isTransposed) {
+Leaf leafOf(std::int64_t elemBytes, bool isTransposed) {
   switch (elemBytes) {
     case 1:
       return isTransposed ? copyTransposed<std::uint8_t> : copyStrided<std::uint8_t>;
@@ -174,30 +128,6 @@ Leaf leafOf(std::size_t elemBytes, bool isTransposed) {
   }
 }
 
-// Calls leaf(dst, src) for the two innermost loops at every index of the outer ones.
-template <typename Inner>
-void forEachOuter(std::byte* dst, const std::byte* src, const CopyLoops& loops, Inner&& inner) {
-  std::array<std::int64_t, kMaxDims> index{};
-  while (true) {
-    inner(dst, src);
-    int loop = 2;
-    for (; loop < loops.size; ++loop) {
-      const std::size_t i = static_cast<std::size_t>(loop);
-      dst += loops.dstStrides[i];
-      src += loops.srcStrides[i];
-      if (++index[i] < loops.extents[i]) {
-        break;
-      }
-      dst -= loops.dstStrides[i] * loops.extents[i];
-      src -= loops.srcStrides[i] * loops.extents[i];
-      index[i] = 0;
-    }
-    if (loop >= loops.size) {
-      return;
-    }
-  }
-}
-
 RowStore rowStoreOf(StoreHint hint, std::size_t totalBytes, std::size_t rowBytes) {
   const bool wantsStream = hint == StoreHint::kStream || (hint == StoreHint::kAuto && totalBytes >= kStreamFromBytes);
   if (wantsStream && rowBytes >= kStreamRowBytes) {
@@ -206,13 +136,13 @@ RowStore rowStoreOf(StoreHint hint, std::size_t totalBytes, std::size_t rowBytes
   return totalBytes >= kCopyAheadFromBytes && rowBytes >= kAheadRowBytes ? RowStore::kAhead : RowStore::kPlain;
 }
 
-void copyRuns(std::byte* dst, const std::byte* src, const CopyLoops& loops, StoreHint hint, std::size_t totalBytes) {
-  const std::size_t rowBytes = static_cast<std::size_t>(loops.extents[0]) * loops.elemBytes;
+void copyRuns(std::byte* dst, const std::byte* src, const PairLoops& loops, StoreHint hint, std::size_t totalBytes) {
+  const std::size_t rowBytes = static_cast<std::size_t>(loops[0].extent * loops.dstElem);
   const RowStore store = rowStoreOf(hint, totalBytes, rowBytes);
   const KernelTable& table = kernels();
-  forEachOuter(dst, src, loops, [&](std::byte* to, const std::byte* from) {
-    table.copyRows(to, loops.dstStrides[1], from, loops.srcStrides[1], rowBytes,
-                   static_cast<std::size_t>(loops.extents[1]), store);
+  loops.forEachOuter(dst, src, [&](std::byte* to, const std::byte* from) {
+    table.copyRows(to, loops[1].dstStep, from, loops[1].srcStep, rowBytes, static_cast<std::size_t>(loops[1].extent),
+                   store);
   });
   if (store == RowStore::kStream || store == RowStore::kStreamPair) {
     table.fence();
@@ -244,21 +174,14 @@ void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, st
     std::memcpy(dst.bytes, src.bytes, totalBytes);  // the loops below would take 30 ns to find this
     return;
   }
-  CopyLoops loops = copyLoopsOf(dst, src, shape, elemBytes);
+  PairLoops loops = copyLoopsOf(dst, src, shape, elemBytes);
   if (loops.isRunBoth()) {
     copyRuns(dst.bytes, src.bytes, loops, hint, totalBytes);
     return;
   }
-  bool isTransposed = false;
-  for (int i = 1; i < loops.size && !isTransposed && loops.dstStrides[0] == loops.elem(); ++i) {
-    if (loops.srcStrides[static_cast<std::size_t>(i)] == loops.elem() &&
-        loops.extents[static_cast<std::size_t>(i)] > 1) {
-      loops.swap(1, i);
-      isTransposed = true;
-    }
-  }
-  const Leaf leaf = leafOf(loops.elemBytes, isTransposed);
-  forEachOuter(dst.bytes, src.bytes, loops, [&](std::byte* to, const std::byte* from) { leaf(to, from, loops); });
+  const bool isTransposed = loops[0].dstStep == loops.dstElem && loops.transpose();
+  const Leaf leaf = leafOf(loops.dstElem, isTransposed);
+  loops.forEachOuter(dst.bytes, src.bytes, [&](std::byte* to, const std::byte* from) { leaf(to, from, loops); });
 }
 
 std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
