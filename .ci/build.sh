@@ -72,7 +72,7 @@ suite_needs() {  # suite_needs ARGS OF ./run test
   done
   if [ -z "$only" ]; then
     only=checks,cpp,python
-    [ "$quick" = yes ] || only=$only,docs,alone,asan,fuzz,tsan,mpi,rdma,torch-suite,example,pip-install
+    [ "$quick" = yes ] || only=$only,docs,alone,asan,tsan,mpi,rdma,torch-suite,example,pip-install
   fi
   suite_groups='' suite_torch=no
   for part in ${only//,/ }; do

@@ -76,7 +76,7 @@ packages_of() {  # packages_of GROUP
     example) packages_of demo ;;
     pip-install) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip python3-setuptools python3-wheel ;;
     wheel) echo binutils python3-wheel; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip ;;
-    test) for part in cpp checks fuzz mpi rdma python docs torch-suite example pip-install; do packages_of $part; done ;;
+    test) for part in cpp checks mpi rdma python docs torch-suite example pip-install; do packages_of $part; done ;;
     bench) packages_of core; echo libcli11-dev openmpi-bin nlohmann-json3-dev ;;
     *) die "no package group '$1'" ;;
   esac

@@ -33,6 +33,8 @@ FOR_SOME_PROCESSORS = re.compile(r"shardwire_kernels_\w+\.dir/")
 
 def program_of(path):
     """None: part of every process. Else the one kind of process with this file."""
+    if path.startswith("tests/fuzz/") and path.endswith("_fuzz.cc"):
+        return path
     if path.startswith("tests/") and not path.startswith("tests/support/"):
         return str(pathlib.PurePosixPath(path).parent)
     if path.startswith("docs/"):

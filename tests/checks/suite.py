@@ -596,8 +596,8 @@ PARTS = {
     "tidy": part_tidy,
     "cuda-torch": part_cuda_torch,
 }
-BY_NAME = ("tidy", "cuda-torch")
-SLOW = ("docs", "alone", "asan", "fuzz", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
+BY_NAME = ("fuzz", "tidy", "cuda-torch")
+SLOW = ("docs", "alone", "asan", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
 
 
 def arguments():

@@ -35,7 +35,7 @@ def buffer(size: int) -> torch.Tensor:
 class HeldLink:
     def __init__(self, hub: Hub, backend: Any, user: int) -> None:
         self.hub, self.backend, self.user = hub, backend, user
-        self.frame = wire.new_frame()
+        self.frame = wire.Frame()
         self.getters: dict[int, tuple[HeldQueue, Getter]] = {}  # request -> the waiting getter
         # request -> entry handed out, arrival not confirmed
         self.handed: dict[int, tuple[HeldQueue, Entry]] = {}
@@ -72,7 +72,7 @@ class HeldLink:
             self._end(error)
 
     def _listen(self) -> None:
-        self._receive(self.frame, wire.REQUESTS, self._on_frame)
+        self._receive(self.frame.tensor, wire.REQUESTS, self._on_frame)
 
     def _on_frame(self) -> None:
         if self.over:

@@ -32,7 +32,7 @@ class Call:
 
     def __init__(self, op: int, queue: int, request: int) -> None:
         self.op, self.queue, self.request = op, queue, request
-        self.frame = wire.new_frame()
+        self.frame = wire.Frame()
         self.work: Any = None
         self.sends: list[Any] = []
 
@@ -59,7 +59,7 @@ class UseLink:
         call = Call(op, queue, next(self._requests))
         message = wire.Message(op, flags, queue, call.request, value, head, tuple(part.numel() for part in parts))
         try:
-            call.work = self.backend.recv([call.frame], wire.HOST, wire.tag_of(call.request))
+            call.work = self.backend.recv([call.frame.tensor], wire.HOST, wire.tag_of(call.request))
             call.sends = wire.send(self.backend, wire.HOST, wire.REQUESTS, message, parts)
         except ShardwireError as error:
             raise self._break(error) from error

@@ -52,8 +52,14 @@ def tag_of(request: int) -> int:
     return 1 + request % (_TAGS - 1)
 
 
-def new_frame() -> torch.Tensor:
-    return torch.empty(FRAME_BYTES, dtype=torch.uint8, device="cpu")
+class Frame:
+    """Memory for one frame: bytes, which Python reads fast, and a tensor of the same memory, for send and recv."""
+
+    __slots__ = ("memory", "tensor")
+
+    def __init__(self) -> None:
+        self.memory = bytearray(FRAME_BYTES)
+        self.tensor = torch.frombuffer(self.memory, dtype=torch.uint8)
 
 
 def _places(begin: int, sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -67,42 +73,42 @@ def _places(begin: int, sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def encode(message: Message,
-           parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None, Sequence[torch.Tensor]]:
+           parts: Sequence[torch.Tensor]) -> tuple[Frame, torch.Tensor | None, Sequence[torch.Tensor]]:
     """The frame, the rest of the head when the head does not fit, and the parts that are not in the frame."""
     sizes = message.part_sizes
     head = struct.pack(f"<{len(sizes)}Q", *sizes) + message.head if sizes else message.head
     flags, end = message.flags, _FIELDS.size + len(head)
-    frame = bytearray(FRAME_BYTES)
+    frame = Frame()
+    memory = frame.memory
     if parts and end + sum(sizes) <= FRAME_BYTES:
         places, last = _places(end, sizes)
         if last <= FRAME_BYTES:
             flags |= _PARTS_WITHIN
             for place, size, part in zip(places, sizes, parts):
                 if size:
-                    frame[place:place + size] = memoryview(part.numpy())
+                    memory[place:place + size] = memoryview(part.numpy())
             parts = ()
-    _FIELDS.pack_into(frame, 0, _MAGIC, _VERSION, message.op, flags, message.queue, message.request, message.value,
+    _FIELDS.pack_into(memory, 0, _MAGIC, _VERSION, message.op, flags, message.queue, message.request, message.value,
                       len(head), len(sizes))
     fits = len(head) <= ROOM
     if fits:
-        frame[_FIELDS.size:end] = head
-    return (torch.frombuffer(frame, dtype=torch.uint8),
-            None if fits else torch.frombuffer(bytearray(head), dtype=torch.uint8), parts)
+        memory[_FIELDS.size:end] = head
+    return frame, None if fits else torch.frombuffer(bytearray(head), dtype=torch.uint8), parts
 
 
-def head_outside(frame: torch.Tensor) -> int:
+def head_outside(frame: Frame) -> int:
     """Bytes of the head that follow the frame."""
     size = _unpack(frame)[7]
     return size if size > ROOM else 0
 
 
-def request_of(frame: torch.Tensor) -> int:
+def request_of(frame: Frame) -> int:
     return int(_unpack(frame)[5])
 
 
-def decode(frame: torch.Tensor, rest: torch.Tensor | None) -> Message:
+def decode(frame: Frame, rest: torch.Tensor | None) -> Message:
     _, _, op, flags, queue, request, value, size, count = _unpack(frame)
-    head = bytes(frame.numpy()[_FIELDS.size:_FIELDS.size + size] if rest is None else rest.numpy())
+    head = bytes(memoryview(frame.memory)[_FIELDS.size:_FIELDS.size + size] if rest is None else rest.numpy())
     if not count and not flags & _PARTS_WITHIN:
         return Message(op, flags, queue, request, value, head)
     if count > MAX_PARTS or 8 * count > len(head):
@@ -112,7 +118,7 @@ def decode(frame: torch.Tensor, rest: torch.Tensor | None) -> Message:
     return Message(op, flags & ~_PARTS_WITHIN, queue, request, value, head[8 * count:], sizes, parts)
 
 
-def _parts_within(frame: torch.Tensor, begin: int, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+def _parts_within(frame: Frame, begin: int, sizes: tuple[int, ...]) -> list[torch.Tensor]:
     """A copy of the frame's parts, in one piece of memory."""
     places, end = _places(begin, sizes)
     if end > FRAME_BYTES:
@@ -120,12 +126,12 @@ def _parts_within(frame: torch.Tensor, begin: int, sizes: tuple[int, ...]) -> li
     if not sizes:
         return []
     begin = places[0]
-    whole = frame[begin:end].clone()
+    whole = frame.tensor[begin:end].clone()
     return [whole] if len(sizes) == 1 else [whole.narrow(0, place - begin, size) for place, size in zip(places, sizes)]
 
 
-def _unpack(frame: torch.Tensor) -> tuple[Any, ...]:
-    fields = _FIELDS.unpack_from(frame.numpy(), 0)
+def _unpack(frame: Frame) -> tuple[Any, ...]:
+    fields = _FIELDS.unpack_from(frame.memory, 0)
     if fields[0] != _MAGIC or fields[1] != _VERSION:
         raise ShardwireError("a message of a queue is of another version of shardwire: use one on all ranks")
     return fields
@@ -134,7 +140,7 @@ def _unpack(frame: torch.Tensor) -> tuple[Any, ...]:
 def send(backend: Any, peer: int, tag: int, message: Message, parts: Sequence[torch.Tensor]) -> list[Any]:
     """Sends a message whose frame has `tag`; returns the works."""
     frame, rest, outside = encode(message, parts)
-    works = [backend.send([frame], peer, tag)]
+    works = [backend.send([frame.tensor], peer, tag)]
     body = tag_of(message.request)
     for piece in (*(() if rest is None else (rest,)), *outside):
         if piece.numel():
