@@ -28,9 +28,9 @@ from shardwire.kernels.tensor_forms import TensorForm
 from shardwire.plain.serialize import PLAIN, deserialize, from_parts, serialize
 from shardwire.plain.write import write
 from shardwire.queues import content, wire
+from shardwire.records import server as record_server
 from shardwire.status import processes
-from shardwire.weights import (checkpoint_folder, dcp_folder, meeting_place, record_server, safetensors_file,
-                               torch_archive)
+from shardwire.weights import checkpoint_folder, dcp_folder, meeting_place, safetensors_file, torch_archive
 from shardwire.weights.pickles import unpickle
 
 LONGEST_INPUT = 1 << 14
@@ -248,9 +248,9 @@ def targets() -> dict[str, Target]:
                             ("plain/serialize", "plain/read", "plain/keys", "plain/tensor_bytes")),
         "queue_messages": Target(parse_queue_message, list(queue_seeds()), (Exception,),
                                  ("queues/wire", "queues/content")),
-        "records": Target(Records().take, list(record_seeds()), (), ("weights/record_server",)),
+        "records": Target(Records().take, list(record_seeds()), (), ("records/server",)),
         "publish_records": Target(lambda data: meeting_place.verified("publisher", data, "the record"), [signed],
-                                  (ValueError, errors.MismatchError), ("weights/meeting_place", "weights/job_token")),
+                                  (ValueError, errors.MismatchError), ("weights/meeting_place", "records/job_token")),
         "safetensors": Target(files.safetensors, [header[8:] + bytes(26), header[8:]], broken_file,
                               ("weights/safetensors_file",)),
         "checkpoint_index": Target(files.index, [b'{"metadata": {}, "weight_map": {"a": "b.safetensors"}}'],

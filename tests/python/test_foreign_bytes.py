@@ -21,8 +21,8 @@ from shardwire.status import processes
 from shardwire.weights.checkpoint_folder import read_index
 from shardwire.weights.meeting_place import verified
 from shardwire.weights.pickles import unpickle
-from shardwire.weights.record_server import RecordServer
-from shardwire.weights.records import RecordClient
+from shardwire.records.server import RecordServer
+from shardwire.records.client import RecordClient
 from shardwire.weights.torch_archive import Chunk, find_elements
 
 DEEP = b"[" * 100_000
