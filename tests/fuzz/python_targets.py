@@ -57,7 +57,8 @@ def parse_plain(data: bytes) -> None:
 
 def parse_queue_message(data: bytes) -> None:
     """A frame, the head outside of the frame, and the entry in the message."""
-    frame = tensor_of(data[:wire.FRAME_BYTES].ljust(wire.FRAME_BYTES, b"\0"))
+    frame = wire.Frame()
+    frame.memory[:min(len(data), wire.FRAME_BYTES)] = data[:wire.FRAME_BYTES]
     outside = wire.head_outside(frame)
     if outside > LONGEST_INPUT:
         return
@@ -181,7 +182,7 @@ def queue_seeds() -> Iterator[bytes]:
                         content.of_object(["x" * 3000], False), (b"a text", [])):
         message = wire.Message(wire.PUT, 0, 3, 7, 1, head, tuple(part.numel() for part in parts))
         frame, rest, _ = wire.encode(message, parts)
-        yield bytes(frame.numpy()) + (b"" if rest is None else bytes(rest.numpy()))
+        yield bytes(frame.memory) + (b"" if rest is None else bytes(rest.numpy()))
 
 
 def archive_seeds() -> Iterator[bytes]:
