@@ -157,7 +157,7 @@ class Launcher:
     """The ranks of one job on this host. Used by one thread; signal handlers run on it too."""
 
     def __init__(self, command: Sequence[str], job: Job, environment: Mapping[str, str], prefix: bool = False,
-                 grace: float = 5.0) -> None:
+                 grace: float = 5.0, survive: bool = False) -> None:
         self._command = list(command)
         self._job = job if job.port else replace(job, port=free_port())
         self._environment = dict(environment)
@@ -167,6 +167,7 @@ class Launcher:
             self._environment["SHARDWIRE_JOB_TOKEN"] = secrets.token_hex(16)
         self._prefix = prefix
         self._grace = grace
+        self._survive = survive
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._ended: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._printers: list[threading.Thread] = []
@@ -213,7 +214,7 @@ class Launcher:
                 target.flush()
 
     def _wait(self) -> int:
-        code = 0
+        code = killed = 0
         left = self._job.count
         deadline: float | None = None
         while left:
@@ -225,22 +226,32 @@ class Launcher:
                 continue
             if index is not None:
                 left -= 1
-                if self._ranks[index].returncode != 0 and code == 0 and not self._signal:
-                    code = self._report(index, left)
+                returned = self._ranks[index].returncode
+                if returned != 0 and code == 0 and not self._signal:
+                    goes_on = self._survive and returned < 0
+                    failed = self._report(index, left, goes_on)
+                    if goes_on:
+                        killed = failed
+                    else:
+                        code = failed
             if (code or self._signal) and not self._stopping:
                 self._stopping = True
                 deadline = time.monotonic() + self._grace
                 if not self._signal:
                     self._kill_all(signal.SIGTERM)
+        if code == 0 and all(process.returncode != 0 for process in self._ranks):
+            code = killed
         return 128 + self._signal if self._signal else code
 
-    def _report(self, index: int, others: int) -> int:
-        """Reports which rank failed and how; returns the code to exit with."""
+    def _report(self, index: int, others: int, goes_on: bool) -> int:
+        """Reports which rank failed and how; returns the code to exit with. goes_on: the other ranks are not
+        stopped."""
         process = self._ranks[index]
         returned = process.returncode
         how = f"exited with code {returned}" if returned > 0 else f"was killed by {_signal_name(-returned)}"
         here = " of this host's" if self._job.count < self._job.size else ""
-        rest = f"; stopping the other {others}{here}" if others else ""
+        rest = f"; {'the other' if goes_on else 'stopping the other'} {others}{here}" if others else ""
+        rest += " go on" if rest and goes_on else ""
         with self._output_lock:
             sys.stderr.write(f"shardwire.launch: rank {self._job.first + index} (pid {process.pid}) {how}{rest}\n")
             sys.stderr.flush()
@@ -300,6 +311,9 @@ def _parser() -> argparse.ArgumentParser:
                         help="its port (default: see below; a free one on one host)")
     parser.add_argument("--grace", type=float, default=5.0,
                         help="seconds between asking ranks to stop and killing them (default: %(default)s)")
+    parser.add_argument("--survive", action="store_true",
+                        help="a rank killed by a signal does not stop the others, which may go on with "
+                             "shardwire.shrink(); the exit code is 0 when the others succeed")
     parser.add_argument("script", help="the Python file (or module, with -m) to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     return parser
@@ -369,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _become(command, job.environment(0, environment))
     if job.count > 1 or options.standalone or options.nnodes:
         environment = without_mpi(environment)  # only this process is known to MPI
-    return Launcher(command, job, environment, options.prefix, options.grace).run()
+    return Launcher(command, job, environment, options.prefix, options.grace, options.survive).run()
 
 
 if __name__ == "__main__":

@@ -76,6 +76,35 @@ def test_killed_rank_is_named_with_its_signal(launcher, script):
     assert "rank 0 (pid" in done.stderr and "SIGSEGV" in done.stderr
 
 
+SURVIVE = """
+import torch, torch.distributed as dist, shardwire
+dist.init_process_group('shardwire')
+shardwire.reconfigure_handles()
+ones = torch.ones(1)
+try:
+    for step in range(100000):
+        if rank == DEAD and step == 3: os.kill(os.getpid(), 9)
+        dist.all_reduce(ones, dist.ReduceOp.MAX)
+except shardwire.PeerFailedError:
+    shardwire.shrink()
+    dist.all_reduce(ones)
+os.write(1, f'{int(ones.item())} of {dist.get_world_size()}\\n'.encode())
+"""
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_survivors_of_a_killed_rank_go_on(launcher, script, dead):
+    done = launch(launcher, "-n", "3", "--survive", script(SURVIVE.replace("DEAD", str(dead))))
+    assert (done.returncode, done.stdout) == (0, "2 of 2\n" * 2), done.stderr
+    assert f"rank {dead} (pid" in done.stderr and "signal 9 (SIGKILL); the other 2 go on" in done.stderr
+
+
+def test_survivors_do_not_hide_an_error_or_the_death_of_all(launcher, script):
+    assert launch(launcher, "-n", "2", "--survive", script("os.kill(os.getpid(), 9)")).returncode == 128 + 9
+    done = launch(launcher, "-n", "2", "--survive", script("if rank == 1: sys.exit(7)\ntime.sleep(60)"))
+    assert done.returncode == 7 and "stopping the other 1" in done.stderr
+
+
 def test_stubborn_ranks_are_killed_after_the_grace_time(launcher, script):
     path = script("if rank == 0:\n  time.sleep(0.5); sys.exit(3)\nsignal.signal(signal.SIGTERM, "
                   "signal.SIG_IGN)\ntime.sleep(60)")
