@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ..errors import MismatchError, PeerFailedError, TimeoutError
 from ..records.client import RecordClient, RecordStore
@@ -21,7 +20,7 @@ def digest_of(*texts: str) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def meet(uuid: str, members: Sequence[ProcessHandle], seconds: float) -> Any:
+def meet(uuid: str, members: Sequence[ProcessHandle], seconds: float) -> GroupStore:
     """The store of the new group, which the first process serves. The error names ``uuid``, and the process that has
     ended (PeerFailedError), did not come in time (TimeoutError), or has another list (MismatchError)."""
     store, place = own_store(), _place(uuid)
@@ -42,7 +41,7 @@ def meet(uuid: str, members: Sequence[ProcessHandle], seconds: float) -> Any:
     client = first.connect()
     if client is None:
         raise PeerFailedError(f"reconfigure {uuid!r}: rank 0 ({members[0]}) has ended")
-    return _GroupStore(client, f"{place}/group/", others)
+    return GroupStore(client, f"{place}/group/", others)
 
 
 def forget_meeting(uuid: str) -> None:
@@ -55,7 +54,7 @@ def _place(uuid: str) -> str:
     return f"meet/{digest_of(uuid)}"
 
 
-class _GroupStore(RecordStore):
+class GroupStore(RecordStore):
     """The store of a group. Torch 1.13 ends init_process_group with a barrier that asks the store again and again for
     the number of ranks: PeerFailedError instead of the timeout when one has ended."""
 
@@ -69,6 +68,10 @@ class _GroupStore(RecordStore):
             if other.is_gone:
                 raise PeerFailedError(f"rank {rank} ({other.handle}) has ended")
         return super().add(key, amount)
+
+    def group_is_made(self) -> None:
+        """Closes the connections to the other processes."""
+        self._others = ()
 
 
 def _answer_of(first: OtherProcess, place: str, digest: str, end: float) -> str:

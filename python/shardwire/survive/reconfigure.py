@@ -229,6 +229,7 @@ def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
         made = c10d._get_default_group()
     else:
         made = create_over_fresh_store(store, rank, size, kind.timeout, kind.name, kind.is_standalone)
+    store.group_is_made()
     members.store, _members[made] = store, members
     return made
 
