@@ -8,10 +8,12 @@ import random
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 import shardwire
 from conftest import raises
@@ -195,8 +197,38 @@ def test_processes_join_split_and_merge(run_ranks, tmp_path):
     run_ranks(4, _move, tmp_path, init=False)
 
 
+def _join_with_other_pasts(rank, size, folder):
+    handles = _handles_by_file(folder, rank, size)
+    # Torch numbers the groups of a process, and counts a group that could not be made. Ranks meet under the numbers.
+    for _ in range(rank):
+        raises(RuntimeError, lambda: dist.init_process_group("shardwire", store=dist.HashStore(), rank=0, world_size=2,
+                                                             timeout=timedelta(milliseconds=1)), contains="rank 1")
+        shardwire.create_process_group(dist.HashStore(), 0, 1)
+    for uuid in ("first", "second"):
+        shardwire.reconfigure(None, uuid, handles, timeout=20)
+        assert _sum() == size
+        assert _sum(dist.new_group(timeout=timedelta(seconds=20))) == size
+        assert _sum(shardwire.create_process_group(_get_default_store(), rank, size, timeout=20)) == size
+
+
+def test_processes_that_made_other_numbers_of_groups_join(run_ranks, tmp_path):
+    run_ranks(3, _join_with_other_pasts, tmp_path, init=False)
+
+
+def _keep_the_timeout(rank, size):
+    handles = _exchange_handles()
+    shardwire.reconfigure(None, "again", handles, timeout=15)
+    store = dist.PrefixStore("own", _get_default_store())
+    group = shardwire.create_process_group(store, rank, size, timeout=7, standalone=True)
+    group = shardwire.reconfigure(group, "own again", handles, timeout=15)
+    assert [shardwire.resolve_backend(each).options._timeout.total_seconds() for each in (None, group)] == [20, 7]
+
+
+def test_a_group_keeps_its_timeout(run_ranks):
+    run_ranks(2, _keep_the_timeout)
+
+
 def _standalone(rank, size):
-    from torch.distributed.distributed_c10d import _get_default_store
     group = shardwire.create_process_group(dist.PrefixStore("own", _get_default_store()), rank, size, timeout=20,
                                            name="mine", standalone=True)
     handles = _exchange_handles(group)

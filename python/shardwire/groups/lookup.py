@@ -21,8 +21,8 @@ from ..process.log import route
 _named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 # The stores of groups made here: standalone groups are not in torch's table of stores.
 store_by_group: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-# Of create_process_group: the number is part of the keys by which ranks meet, so no other code may take numbers
-_counter = itertools.count()
+# Of create_process_group: these names are part of the keys by which ranks meet, so no other code may take names
+_names = map("shardwire:{}".format, itertools.count())
 # Of create_over_fresh_store: the names of these groups are local to this rank
 _fresh_counter = itertools.count()
 # Before 2.0 a backend is itself torch's ProcessGroup; since 2.0 a ProcessGroup wraps the backend.
@@ -56,7 +56,7 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
         raise TypeError(f"name is a {type(name).__name__}; give a str or None")
     # Arguments are checked before a number is taken
     period = as_timeout(timeout)
-    unique = f"shardwire:{next(_counter)}"
+    unique = next(_names)
     return create_under_prefix(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, period, unique, name,
                                standalone)
 
@@ -67,6 +67,18 @@ def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta
     before."""
     return create_under_prefix(store, rank, size, as_timeout(timeout), f"shardwire:fresh:{next(_fresh_counter)}", name,
                                standalone)
+
+
+def begin_names_anew(digest: str) -> None:
+    """For processes that join and may have made different numbers of groups before: torch and create_process_group
+    number the groups, and ranks meet under these names. digest: equal on all ranks, and given once. The process must
+    have no default group."""
+    global _names
+    _names = map(f"shardwire:{digest}:{{}}".format, itertools.count())
+    if hasattr(c10d, "_world"):
+        c10d._world.group_count = 0  # as dist.destroy_process_group() does
+    else:
+        c10d._group_count = 0
 
 
 def end_process_group(group: Any = None) -> None:

@@ -22,7 +22,8 @@ from torch.distributed import distributed_c10d as c10d
 from .. import _C
 from ..errors import ShardwireError
 from ..groups.create import as_timeout
-from ..groups.lookup import create_over_fresh_store, end_process_group, find_process_group, resolve_backend
+from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
+                             find_process_group, resolve_backend)
 from .agreement import Verdict, agree_on
 from .handles import ProcessHandle, own_store, parse_handle
 from .meeting import digest_of, forget_meeting, meet
@@ -134,7 +135,8 @@ def reconfigure(group: Any, uuid: str, handles: Sequence[str], timeout: timedelt
         other groups of torch end too, as in ``dist.destroy_process_group()``: make sub-groups, DeviceMeshes, compiled
         ops, queues and symmetric memory anew.
     uuid: a name of this call; a name that this process used before is refused ("already used").
-    timeout: for the meeting; None: the old group's timeout, else 30 minutes. The new group keeps the old one's timeout.
+    timeout: for the meeting, and again for the making of the group; None: the old group's timeout, else 30 minutes. The
+        new group keeps the old one's timeout.
     backend: as in ``init_process_group``, for a default group that did not exist here; None: "shardwire".
 
     ValueError, with the old group untouched, for handles without this process's, or with one twice. Afterwards the old
@@ -220,18 +222,25 @@ def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
     store = meet(members.uuid, handles, seconds)
     rank, size = handles.index(own_store().handle), len(handles)
     if kind.is_default:
+        begin_names_anew(digest_of(members.uuid))
         try:
-            dist.init_process_group(kind.backend, store=store, rank=rank, world_size=size,
-                                    timeout=as_timeout(kind.timeout))
+            dist.init_process_group(kind.backend, store=store, rank=rank, world_size=size, timeout=as_timeout(seconds))
         except Exception:
             _end(None)  # torch may have entered the group already
             raise
         made = c10d._get_default_group()
     else:
-        made = create_over_fresh_store(store, rank, size, kind.timeout, kind.name, kind.is_standalone)
+        made = create_over_fresh_store(store, rank, size, seconds, kind.name, kind.is_standalone)
+    _set_timeout(made, as_timeout(kind.timeout))
     store.group_is_made()
     members.store, _members[made] = store, members
     return made
+
+
+def _set_timeout(made: Any, timeout: timedelta) -> None:
+    for each in [made._get_backend(device) for device in made._device_types] if IS_WRAPPED else [made]:
+        if hasattr(each, "_set_default_timeout"):
+            each._set_default_timeout(timeout)
 
 
 def _group_object(group: Any) -> Any:
