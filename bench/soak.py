@@ -45,7 +45,9 @@ class _Mallinfo2(ctypes.Structure):
 
 def footprint() -> dict[str, int]:
     """The memory of this process: resident bytes of its own and of shared memory, malloc's of all arenas in use and
-    free, and numbers of objects."""
+    free, and numbers of objects. malloc first returns its free pages to the system: how many it keeps depends on the
+    order of calls, and would hide a leak, or look like one."""
+    ctypes.CDLL(None).malloc_trim(0)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Mallinfo2

@@ -272,18 +272,20 @@ def _register(dist):
         dist.Backend.register_backend(NAME, _create, extended_api=True)
 
 
-def _create(options, backend_options):
+def _create(options, backend_options, for_gloo=False):
     """Makes a group's backend, for torch."""
+    if getattr(options, "enable_reconfigure", False):
+        from shardwire.survive.members import create_reconfigurable
+
+        return create_reconfigurable(options, backend_options, for_gloo)
     from shardwire.groups.create import create_from_options
 
-    return create_from_options(options, backend_options)
+    return create_from_options(options, backend_options, for_gloo)
 
 
 def _create_for_gloo(options, backend_options):
     """As _create, for a group by the name gloo."""
-    from shardwire.groups.create import create_from_options
-
-    return create_from_options(options, backend_options, for_gloo=True)
+    return _create(options, backend_options, for_gloo=True)
 
 
 def _register_rendezvous():

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/c10d/issue.h"
+#include "backend/c10d/reconfigurable.h"
 
 namespace shardwire {
 
@@ -31,6 +32,13 @@ void describeOptions(BaseOptions& options, const std::string& name, const std::s
 }
 
 template <typename BaseOptions>
+void markReconfigurable(BaseOptions& options) {
+  if constexpr (requires { options.enable_reconfigure; }) {
+    options.enable_reconfigure = true;
+  }
+}
+
+template <typename BaseOptions>
 std::string nameIn(const BaseOptions& options) {
   if constexpr (requires { options.group_name; }) {
     return options.group_name;
@@ -51,6 +59,17 @@ std::string descriptionOf(const Group& group) {
 }  // namespace
 
 c10::intrusive_ptr<Base::Options> ProcessGroupShardwire::getBackendOptions() {
+  if (reconfigurable_ != nullptr) {
+    Milliseconds timeout{};
+    {
+      const internal::MutexLock lock(mutex_);
+      timeout = reconfigurable_->timeout;
+    }
+    auto options = c10::make_intrusive<Options>(timeout);
+    describeOptions(*options, reconfigurable_->name, descriptionOf(*this), globalRanks());
+    markReconfigurable(*options);
+    return options;
+  }
   const std::shared_ptr<Communicator> communicator = this->communicator();
   auto options = c10::make_intrusive<Options>(std::chrono::duration_cast<Milliseconds>(communicator->timeout()));
   describeOptions(*options, communicator->groupName(), descriptionOf(*this), globalRanks());

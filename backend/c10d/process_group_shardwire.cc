@@ -11,6 +11,7 @@
 #include "backend/c10d/heap_allocator.h"
 #include "backend/c10d/issue.h"
 #include "backend/c10d/observer.h"
+#include "backend/c10d/reconfigurable.h"
 #include "backend/c10d/store_adapter.h"
 #include "backend/c10d/torch_storage_watch.h"
 #include "backend/c10d/without_python.h"
@@ -27,9 +28,7 @@ using internal::throwUnlessOk;
 using internal::valueOrThrow;
 using internal::viewOf;
 
-c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const StorePtr& store, int rank, int size,
-                                                                        Milliseconds timeout,
-                                                                        const std::string& groupName, bool isOfOneJob) {
+::shardwire::Options ProcessGroupShardwire::optionsFor(Milliseconds timeout) {
   ::shardwire::Options options = valueOrThrow(::shardwire::Options::fromEnvironment());
   if (timeout.count() > 0) {
     options.timeout = timeout;
@@ -38,42 +37,54 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   if (options.recordedOps < 0) {
     options.recordedOps = internal::kRecordedOps;  // cheap compared with torch's work in a call
   }
-  // The agent of torchrun keeps the store over restarts; processes started by hand have no such variable.
-  options.storeIsKept = isOfOneJob && ::getenv("TORCHELASTIC_RUN_ID") != nullptr;
+  return options;
+}
+
+std::shared_ptr<Communicator> ProcessGroupShardwire::connect(const StorePtr& store, int rank, int size,
+                                                             const ::shardwire::Options& options,
+                                                             const std::string& groupName) {
   internal::C10dStore adapted(store, options.timeout);
   // Dropping the last reference ends the group, and waits for threads that may be in a Python callback. The owner of
   // the last reference, a Python binding or torch with Python's lock held, must not keep the lock meanwhile.
-  std::shared_ptr<Communicator> communicator(
-      valueOrThrow(Communicator::create(adapted, rank, size, options, groupName)).release(), [](Communicator* ended) {
-        const internal::WithoutPython released;
-        delete ended;
-      });
-  auto group = c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);
+  return {valueOrThrow(Communicator::create(adapted, rank, size, options, groupName)).release(),
+          [](Communicator* ended) {
+            const internal::WithoutPython released;
+            delete ended;
+          }};
+}
+
+c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const StorePtr& store, int rank, int size,
+                                                                        Milliseconds timeout,
+                                                                        const std::string& groupName, bool isOfOneJob) {
+  ::shardwire::Options options = optionsFor(timeout);
+  // The agent of torchrun keeps the store over restarts; processes started by hand have no such variable.
+  options.storeIsKept = isOfOneJob && ::getenv("TORCHELASTIC_RUN_ID") != nullptr;
+  auto group = c10::make_intrusive<ProcessGroupShardwire>(connect(store, rank, size, options, groupName), rank, size,
+                                                          options.stagingBytes);
   group->isOfOneJob_ = isOfOneJob;
   return group;
 }
-
-namespace {
-
-// When a device refuses a copy, no rank can go on: the group is aborted.
-std::function<void(const std::string&)> failureOf(const std::shared_ptr<Communicator>& communicator) {
-  return [weak = std::weak_ptr<Communicator>(communicator)](const std::string& reason) {
-    if (const std::shared_ptr<Communicator> alive = weak.lock()) {
-      alive->abort(reason);
-    }
-  };
-}
-
-}  // namespace
 
 ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size,
                                              std::size_t stagingBytes)
     : TorchBackend(rank, size),
       observer_(std::make_shared<internal::Observer>()),
-      stager_(internal::DeviceStager::create(stagingBytes, failureOf(communicator))),
+      present_(std::make_shared<Present>()),
+      stager_(internal::DeviceStager::create(
+          stagingBytes, [present = present_](const std::string& reason) { present->abort(reason); })),
       communicator_(std::move(communicator)),
       globalRanks_(sizeAsCount()) {
+  present_->set(communicator_);
   std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
+}
+
+// Only for a group without a communicator.
+Status ProcessGroupShardwire::whyNone() const {
+  return reconfigurable_ == nullptr || reconfigurable_->isShutDown
+             ? Status{StatusCode::kAborted, "this process group was shut down; make a new one"}
+             : Status{StatusCode::kAborted,
+                      "this process group, made with enable_reconfigure=True, has no members: call reconfigure(), with "
+                      "a new uuid, on all ranks that are to be members"};
 }
 
 ProcessGroupShardwire::~ProcessGroupShardwire() {
@@ -91,7 +102,7 @@ std::shared_ptr<Communicator> ProcessGroupShardwire::communicator() const {
   }
   const internal::MutexLock lock(mutex_);
   if (communicator_ == nullptr) {
-    throw StatusError(Status(StatusCode::kAborted, "this process group was shut down; make a new one"));
+    throw StatusError(whyNone());
   }
   return communicator_;
 }
@@ -254,7 +265,14 @@ at::Tensor ProcessGroupShardwire::allocateTensor(long size, at::TensorOptions op
 }
 
 void ProcessGroupShardwire::setTimeout(Milliseconds timeout) {
-  communicator()->setTimeout(timeout);
+  if (reconfigurable_ == nullptr) {
+    return communicator()->setTimeout(timeout);
+  }
+  const internal::MutexLock lock(mutex_);
+  reconfigurable_->timeout = timeout;
+  if (communicator_ != nullptr) {
+    communicator_->setTimeout(timeout);
+  }
 }
 
 void ProcessGroupShardwire::waitInside(::c10d::Work& work, const char* name) {
@@ -287,23 +305,30 @@ Status ProcessGroupShardwire::end() {
   if (!owner_.isHere()) {
     return Status::ok();  // the communicator and the stager detect themselves that the parent owns them
   }
+  if (reconfigurable_ != nullptr) {
+    const internal::MutexLock lock(mutex_);
+    reconfigurable_->isShutDown = true;
+  }
   const internal::WithoutPython released;  // end() waits for devices and joins the stager's thread
+  Status waited = endCommunicator();
+  stager_->stop();
+  return waited;
+}
+
+// Ends here and now, even if other threads are inside a call. Threads that wait in the group are woken, and a thread
+// that only reads from the group is no reason to fail the other ranks.
+Status ProcessGroupShardwire::endCommunicator() {
   std::shared_ptr<Communicator> communicator;
   {
     const internal::MutexLock lock(mutex_);
     communicator = std::exchange(communicator_, nullptr);
     coalesced_.clear();
   }
-  Status waited;
-  if (communicator != nullptr) {
-    waited = stager_->finishAwaited(deadlineAfter(communicator->timeout()));
+  if (communicator == nullptr) {
+    return Status::ok();
   }
-  // Ends here and now, even if other threads are inside a call. Threads that wait in the group are woken, and a thread
-  // that only reads from the group is no reason to fail the other ranks.
-  if (communicator != nullptr) {
-    communicator->end();
-  }
-  stager_->stop();
+  Status waited = stager_->finishAwaited(deadlineAfter(communicator->timeout()));
+  communicator->end();
   return waited;
 }
 

@@ -24,6 +24,7 @@ namespace shardwire {
 namespace internal {
 class DeviceStager;
 class HostTensors;
+class Membership;
 class Observer;
 }  // namespace internal
 
@@ -151,10 +152,35 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   // reference to the group the destructor runs much later.
   void release_resources() override;
 
+#if SW_TORCH_HAS_RECONFIGURE
+  // A group without members, for init_process_group(..., enable_reconfigure=True). Every operation is refused before
+  // reconfigure(); until then getRank() and getSize() return `rank` and `size`. `timeout`: of operations.
+  static c10::intrusive_ptr<ProcessGroupShardwire> createReconfigurable(
+      std::shared_ptr<internal::Membership> membership, int rank, int size, Milliseconds timeout,
+      const std::string& groupName);
+  bool supportsReconfigure() const {
+    return reconfigurable_ != nullptr;
+  }
+  std::string get_reconfigure_handle() const;
+  // The group ends for its present members: their pending operations fail on this rank, and compiled ops, symmetric
+  // memory and queues of the group end. Then the group gets the members of these handles. Collective among the new
+  // members. Blocks until all have met, at most `options.timeout`, or the group's timeout; the returned Work is a
+  // barrier of the new members. After an exception the group has no members, and reconfigure() may be called again with
+  // a new uuid. No other thread may be in a call of the group.
+  TorchWork reconfigure(const ::c10d::ReconfigureOptions& options);
+#endif
+
  private:
   struct Call;
+  class Present;
+  struct Reconfigurable;
+  static ::shardwire::Options optionsFor(Milliseconds timeout);
+  static std::shared_ptr<Communicator> connect(const StorePtr& store, int rank, int size,
+                                               const ::shardwire::Options& options, const std::string& groupName);
   // kInterrupted when a signal ended the wait for devices; the group ends in that case, too.
   Status end();
+  Status endCommunicator();
+  Status whyNone() const SW_REQUIRES(mutex_);
   // A wait in the middle of a call: after an interruption there the call is half done, so the group fails.
   void waitInside(::c10d::Work& work, const char* name);
   template <typename Issue>
@@ -172,15 +198,17 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
 
   const internal::OwnerProcess owner_;
   const std::shared_ptr<internal::Observer> observer_;
+  const std::shared_ptr<Present> present_;
   const std::shared_ptr<internal::DeviceStager> stager_;
   const char* profiledAs_ = "shardwire";
   std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
   mutable internal::Mutex mutex_;
-  std::shared_ptr<Communicator> communicator_ SW_GUARDED_BY(mutex_);  // null after shutdown
+  std::shared_ptr<Communicator> communicator_ SW_GUARDED_BY(mutex_);  // null after shutdown, and without members
   std::map<std::string, int> groupsMade_ SW_GUARDED_BY(mutex_);       // by ranks and name: groups made from this group
   std::vector<std::int64_t> globalRanks_ SW_GUARDED_BY(mutex_);
-  bool isOfOneJob_ = false;               // set before any other thread has the group
-  std::atomic<bool> coalescing_ = false;  // relaxed: set and read by the thread that issues operations
+  std::shared_ptr<Reconfigurable> reconfigurable_;  // set before any other thread has the group
+  bool isOfOneJob_ = false;                         // set before any other thread has the group
+  std::atomic<bool> coalescing_ = false;            // relaxed: set and read by the thread that issues operations
   std::vector<WorkPtr> coalesced_ SW_GUARDED_BY(mutex_);
   internal::OperationTensors coalescedTensors_ SW_GUARDED_BY(mutex_);
 };

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .compile_op import CustomOp, compile_op
-from ..groups.lookup import find_process_group, resolve_backend
+from ..groups.lookup import find_process_group, resolve_backend, table_by_group
 from .layout import Layout, Partial, Replicate, Shard, StridedShard, kind_of, is_dtensor, local_tensor
 from ..errors import UnsupportedError
 
@@ -20,7 +20,7 @@ from ..errors import UnsupportedError
 # the same time.
 CACHED_OPS_PER_GROUP = 64
 # By torch's group object, kept by torch until the group is destroyed: the ops of the group end with the object.
-_caches: weakref.WeakKeyDictionary[Any, OrderedDict[tuple[Layout, Layout], CustomOp]] = weakref.WeakKeyDictionary()
+_caches: weakref.WeakKeyDictionary[Any, OrderedDict[tuple[Layout, Layout], CustomOp]] = table_by_group()
 
 
 def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | None = None, group: Any = None) -> Any:

@@ -22,7 +22,7 @@ import torch
 from .. import _C
 from ..compiler.compile_op import CustomOp, compile_op
 from ..compiler.future import Future
-from ..groups.lookup import resolve_backend
+from ..groups.lookup import resolve_backend, table_by_group
 from ..compiler.plot import human_bytes
 from ._ends import End, _meet
 from ._fft_route import Local, Move
@@ -62,7 +62,7 @@ class Chunk(NamedTuple):
     views: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]
 
 
-_hosts: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_hosts: weakref.WeakKeyDictionary[Any, str] = table_by_group()
 
 
 def host_with_wires(group: Any) -> str:

@@ -8,11 +8,11 @@ from collections import OrderedDict
 from typing import Any
 
 from ..compiler import agree
-from ..groups.lookup import resolve_backend
+from ..groups.lookup import resolve_backend, table_by_group
 
 # The state kept for a group: the plans of one-off calls.
 PLANS_PER_GROUP = 8
-_plans: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = table_by_group()
 # The number of times that this process dropped all plans. Every rank sends the number, so when one rank drops plans,
 # the keys change on all ranks of its groups, and no rank finds a plan that another rank lacks.
 _forgotten = 0

@@ -20,13 +20,18 @@ def create_from_options(options: Any, backend_options: Any, for_gloo: bool = Fal
 
     pg_options for another backend of the same group are ignored; of ``shardwire.Options`` the timeout counts when set.
     """
-    timeout = as_timeout(options.timeout)
-    if getattr(backend_options, "backend", None) == "shardwire" and backend_options._timeout != _DEFAULT_TIMEOUT:
-        timeout = as_timeout(backend_options._timeout)
+    timeout = chosen_timeout(options, backend_options)
     ranks = list(options.global_ranks_in_group)
     route()
     return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks,
                              for_gloo, is_of_one_job=True)
+
+
+def chosen_timeout(options: Any, backend_options: Any) -> timedelta:
+    """The timeout of a group that torch makes with these arguments."""
+    if getattr(backend_options, "backend", None) == "shardwire" and backend_options._timeout != _DEFAULT_TIMEOUT:
+        return as_timeout(backend_options._timeout)
+    return as_timeout(options.timeout)
 
 
 def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta | None, name: str,

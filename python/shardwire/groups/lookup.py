@@ -19,14 +19,31 @@ from ..process.log import route
 
 # Names given by name_process_group and create_process_group. Weak: naming a group does not keep it alive.
 _named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-# The stores of groups made here: standalone groups are not in torch's table of stores.
-store_by_group: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_tables: list[weakref.WeakKeyDictionary[Any, Any]] = []
 # Of create_process_group: these names are part of the keys by which ranks meet, so no other code may take names
 _names = map("shardwire:{}".format, itertools.count())
 # Of create_over_fresh_store: the names of these groups are local to this rank
 _fresh_counter = itertools.count()
 # Before 2.0 a backend is itself torch's ProcessGroup; since 2.0 a ProcessGroup wraps the backend.
 IS_WRAPPED = hasattr(dist.ProcessGroup, "_register_backend")
+
+
+def table_by_group() -> weakref.WeakKeyDictionary[Any, Any]:
+    """A table by torch's group, or by the native backend, of what belongs to the group's present members: when a group
+    gets other members (torch 2.14), its entries end."""
+    _tables.append(weakref.WeakKeyDictionary())
+    return _tables[-1]
+
+
+def forget_members(group: Any) -> None:
+    """The group has other members now."""
+    for key in (group, resolve_backend(group)):
+        for table in _tables:
+            table.pop(key, None)
+
+
+# The stores of groups made here: standalone groups are not in torch's table of stores.
+store_by_group: weakref.WeakKeyDictionary[Any, Any] = table_by_group()
 
 
 def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | float | None = None,
@@ -71,14 +88,14 @@ def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta
 
 def begin_names_anew(digest: str) -> None:
     """For processes that join and may have made different numbers of groups before: torch and create_process_group
-    number the groups, and ranks meet under these names. digest: equal on all ranks, and given once. The process must
-    have no default group."""
+    number the groups, and ranks meet under these names. digest: hexadecimal, equal on all ranks, and given once."""
     global _names
     _names = map(f"shardwire:{digest}:{{}}".format, itertools.count())
+    first = int(digest[:12], 16) if dist.is_initialized() else 0  # 0: as dist.destroy_process_group() leaves it
     if hasattr(c10d, "_world"):
-        c10d._world.group_count = 0  # as dist.destroy_process_group() does
+        c10d._world.group_count = first
     else:
-        c10d._group_count = 0
+        c10d._group_count = first
 
 
 def end_process_group(group: Any = None) -> None:

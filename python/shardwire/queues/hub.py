@@ -31,7 +31,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
 from ..process.ending import close_at_exit
-from ..groups.lookup import resolve_backend, store_of
+from ..groups.lookup import resolve_backend, store_of, table_by_group
 from ..groups.mpi import tcp_store
 from ..errors import ShardwireError, TimeoutError
 from . import wire
@@ -46,7 +46,7 @@ _DRIVE_LIMIT = timedelta(milliseconds=200)
 _LOST_S = 1.0  # between two checks of the number of connection requests
 _MEET_S = 60.0  # the longest attempt of a holder to meet a requesting user
 
-_hubs: weakref.WeakKeyDictionary[Any, Hub] = weakref.WeakKeyDictionary()
+_hubs: weakref.WeakKeyDictionary[Any, Hub] = table_by_group()
 _hubs_lock = threading.Lock()
 
 

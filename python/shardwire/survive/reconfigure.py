@@ -23,7 +23,7 @@ from .. import _C
 from ..errors import ShardwireError
 from ..groups.create import as_timeout
 from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
-                             find_process_group, resolve_backend)
+                             find_process_group, resolve_backend, table_by_group)
 from .agreement import Verdict, agree_on
 from .handles import ProcessHandle, own_store, parse_handle
 from .meeting import digest_of, forget_meeting, meet
@@ -31,7 +31,7 @@ from .meeting import digest_of, forget_meeting, meet
 _lock = threading.Lock()
 _used: set[str] = set()  # of this process
 # By torch's group object. Weak: a group is not kept alive.
-_members: weakref.WeakKeyDictionary[Any, Members] = weakref.WeakKeyDictionary()
+_members: weakref.WeakKeyDictionary[Any, Members] = table_by_group()
 
 
 class Members:
@@ -235,6 +235,11 @@ def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
     store.group_is_made()
     members.store, _members[made] = store, members
     return made
+
+
+def know_members(group: Any, members: Members) -> None:
+    """To be called when a group has got these members in another way."""
+    _members[group] = members
 
 
 def _set_timeout(made: Any, timeout: timedelta) -> None:
