@@ -88,6 +88,8 @@ def stand_in_for(name):
         raise RuntimeError("this torch was built without gloo: there is nothing to stand in for; use the name "
                            "shardwire")
     torchs = c10d.ProcessGroupGloo
+    if hasattr(c10d.Backend, "_ensure_backend_registered"):
+        c10d.Backend._ensure_backend_registered("gloo")  # torch registers its own backends at their first use
     plugin = c10d.Backend._plugins.get("GLOO")
     if plugin is not None:  # from torch 2.14 on each backend, gloo too, is made by the plugin of the name
         dist.Backend.register_backend(OF_TORCH, plugin.creator_fn, extended_api=plugin.extended_api, devices=["cpu"])

@@ -50,6 +50,8 @@ def _sum():
 
 
 def _first_members(rank, size, folder, backend):
+    if backend == "gloo":
+        shardwire.stand_in_for("gloo")
     me = _Members(folder, rank, size, backend)
     assert dist._supports_reconfigure() and c10d._get_default_group().supports_reconfigure
     raises(RuntimeError, dist.all_reduce, torch.ones(1), contains="has no members")
@@ -71,7 +73,7 @@ def _first_members(rank, size, folder, backend):
     assert sorted(ranks) == list(range(size))
 
 
-@pytest.mark.parametrize("backend", ["shardwire", "cpu:shardwire"])
+@pytest.mark.parametrize("backend", ["shardwire", "cpu:shardwire", "gloo"])
 def test_members_come_by_reconfigure(run_ranks, tmp_path, backend):
     run_ranks(3, _first_members, tmp_path, backend, init=False)
 
