@@ -14,6 +14,7 @@
 #include "backend/c10d/reconfigurable.h"
 #include "backend/c10d/store_adapter.h"
 #include "backend/c10d/torch_storage_watch.h"
+#include "backend/c10d/window.h"
 #include "backend/c10d/without_python.h"
 #include "backend/exec/op_recorder.h"
 #include "backend/plans/op_facts.h"
@@ -263,6 +264,16 @@ at::Tensor ProcessGroupShardwire::allocateTensor(long size, at::TensorOptions op
   }
   return internal::heapEmpty({size}, c10::typeMetaToScalarType(options.dtype()));
 }
+
+#if SW_TORCH_HAS_WINDOW
+c10::intrusive_ptr<::c10d::Window> ProcessGroupShardwire::new_window(const std::optional<at::Tensor>& tensor) {
+  auto window = internal::WindowShardwire::create(communicator());
+  if (tensor.has_value()) {
+    window->tensor_register(*tensor, true);
+  }
+  return window;
+}
+#endif
 
 void ProcessGroupShardwire::setTimeout(Milliseconds timeout) {
   if (reconfigurable_ == nullptr) {

@@ -169,6 +169,13 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   // a new uuid. No other thread may be in a call of the group.
   TorchWork reconfigure(const ::c10d::ReconfigureOptions& options);
 #endif
+#if SW_TORCH_HAS_WINDOW
+  bool supportsWindow() const {
+    return true;
+  }
+  // Collective, blocking: window.h. `tensor` is registered, and owned by the window.
+  c10::intrusive_ptr<::c10d::Window> new_window(const std::optional<at::Tensor>& tensor);
+#endif
 
  private:
   struct Call;

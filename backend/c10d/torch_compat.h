@@ -68,6 +68,8 @@ inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
 #define SW_TORCH_HAS_SYMM_BACKENDS SW_TORCH_AT_LEAST(2, 13)
 // Backend::reconfigure, and a rank and size that a backend may change.
 #define SW_TORCH_HAS_RECONFIGURE SW_TORCH_AT_LEAST(2, 14)
+// c10d::Window.
+#define SW_TORCH_HAS_WINDOW SW_TORCH_AT_LEAST(2, 14)
 // Completion hooks and their WorkInfo.
 #define SW_TORCH_HAS_WORK_INFO SW_TORCH_AT_LEAST(2, 1)
 

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 VERSION = os.environ.get("SHARDWIRE_CUDA_TORCH") or "2.14.1"
 VENV = ROOT / "build" / f"cuda-torch-{VERSION}"
 PYTHON = VENV / "bin" / "python"
-TESTS = "backend or symm or stand_in or c10d_surface or reconfigure"
+TESTS = "backend or symm or stand_in or c10d_surface or reconfigure or window"
 TWO_RANKS = """
 import torch, torch.distributed as dist, shardwire
 dist.init_process_group("shardwire")
