@@ -79,9 +79,9 @@ c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& 
   return group;
 }
 
-#if SW_TORCH_HAS_RECONFIGURE
 c10::intrusive_ptr<Base> createReconfigurable(py::object membership, int rank, int size, Milliseconds timeout,
                                               const std::string& groupName, bool isForGloo) {
+#if SW_TORCH_HAS_RECONFIGURE
   auto group = ProcessGroupShardwire::createReconfigurable(std::make_shared<PyMembership>(std::move(membership)), rank,
                                                            size, timeout, groupName);
   if (isForGloo) {
@@ -89,8 +89,11 @@ c10::intrusive_ptr<Base> createReconfigurable(py::object membership, int rank, i
   }
   liveGroups().add(group);
   return group;
-}
+#else
+  static_cast<void>(std::tie(membership, rank, size, timeout, groupName, isForGloo));
+  throw StatusError(Status(StatusCode::kUnsupported, "reconfigure needs torch 2.14 or later"));
 #endif
+}
 
 // Torch's Python code copies options; torch's own binding of options has no copy.
 c10::intrusive_ptr<Options> copyOf(const Options& options) {
@@ -164,11 +167,10 @@ void bindGroups(py::module_& module) {
              py::arg("is_of_one_job") = false, py::call_guard<py::gil_scoped_release>(),
              "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles the "
              "operations have gloo's name.");
-#if SW_TORCH_HAS_RECONFIGURE
   module.def("create_reconfigurable_backend", &createReconfigurable, py::arg("membership"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("for_gloo") = false,
-             "A c10d backend object without members; reconfigure() makes the group. membership: survive/members.py.");
-#endif
+             "A c10d backend object without members; reconfigure() makes the group. membership: survive/members.py. "
+             "UnsupportedError before torch 2.14.");
   module.def(
       "store_has",
       [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },

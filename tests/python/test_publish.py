@@ -27,8 +27,10 @@ from shardwire import FusedLayout, Layout, NameMap, Part, Replicate, Shard
 from shardwire.groups.mpi import tcp_store
 from shardwire.launch import free_port
 from shardwire.weights.meeting_place import Address, FolderPlace, RecordPlace, signed
-from shardwire.weights.publishing import Publication
+from shardwire.records.client import RecordClient
 from shardwire.records.server import RecordServer
+from shardwire.weights import publishing
+from shardwire.weights.publishing import Publication, _SeenNotes
 from shardwire.weights.versions import Versions
 
 F32 = torch.float32
@@ -347,7 +349,7 @@ def test_the_jobs_token(tmp_path: Path) -> None:
 @in_a_child
 def test_the_publisher_refuses_foreign_notes(tmp_path: Path) -> None:
     """The writer can write into the store, but does not know the token."""
-    from shardwire.weights import publishing, subscribing
+    from shardwire.weights import subscribing
     address = Address(f"file://{tmp_path}", "policy")
     before = os.environ.get("SHARDWIRE_JOB_TOKEN")
     os.environ["SHARDWIRE_JOB_TOKEN"] = "ours"
@@ -427,6 +429,49 @@ def test_a_version_that_is_committed_while_a_fetch_asks_is_not_gone(tmp_path: Pa
     assert sub.fetch(2) == 2
     sub.close()
     pub.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+@in_a_child
+def test_nothing_is_kept_of_subscribers_that_left(kind: str, tmp_path: Path) -> None:
+    from shardwire.compiler.compile_op import _numbers
+    url = url_of(kind, tmp_path)
+    pub = shardwire.publish(url, "policy", {"b": torch.zeros(3)})
+    pub.commit(1)
+    for _ in range(20):
+        with shardwire.subscribe(url, "policy", timeout=20) as sub:
+            assert sub.fetch() == 1
+    limit = time.monotonic() + 20
+    while pub._nonces or pub._servings or pub._ended:  # until the publisher's next look
+        assert time.monotonic() < limit, (pub._nonces, pub._servings, pub._ended)
+        time.sleep(0.05)
+    assert not [name for name in _numbers if "subscriber" in name]
+    pub.close()
+
+
+def test_seen_notes_are_forgotten_when_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = RecordServer("127.0.0.1", 0)
+    try:
+        folder = FolderPlace(tmp_path)
+        records = RecordPlace(RecordClient("127.0.0.1", int(server.address.rpartition(":")[2]), 5.0), "p")
+        for place in (folder, records):
+            seen = _SeenNotes("box")
+            for number in range(50):
+                note = place.post("box", str(number).encode())
+                assert seen.read_new(place) == [(note, str(number).encode())] and seen.read_new(place) == []
+                place.remove(f"box/{note}")
+            assert seen.read_new(place) == [] and len(seen._names) == 0
+        # Numbers whose note was never written, and one that is written late.
+        for _ in range(3):
+            records._client.ask("add", "p/box.count", 1)
+        last = records.post("box", b"last")
+        assert seen.read_new(records) == [(last, b"last")] and len(seen._names) == 1
+        records.put("box/52", b"late")
+        assert seen.read_new(records) == [("52", b"late")]
+        monkeypatch.setattr(publishing, "_EMPTY_S", 0.0)
+        assert seen.read_new(records) == [] and not seen._names and seen._before == int(last) == 54
+    finally:
+        server.close()
 
 
 # Deaths.

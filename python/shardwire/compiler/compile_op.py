@@ -179,6 +179,11 @@ def _numbered(op: CustomOp, backend: Any) -> CustomOp:
     return op
 
 
+def forget_numbers(group: str) -> None:
+    """At the end of a group with a name that no other group has: nothing is kept for each group that ever was."""
+    _numbers.pop(group, None)
+
+
 def _forget_the_dead() -> None:
     for name, known in list(_by_name.items()):
         if known() is None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..compiler.compile_op import CustomOp, compile_op
+from ..compiler.compile_op import CustomOp, compile_op, forget_numbers
 from ..errors import MismatchError, ShardwireError
 from ..compiler.agree import Meeting
 from .descriptions import collect, moved_to
@@ -103,6 +103,7 @@ class Joint:
     def __init__(self, store: Any, name: str, rank: int, publishers: int, subscribers: int, layout_rank: int,
                  seconds: float) -> None:
         self.publishers, self.subscribers = publishers, subscribers
+        self._name = name
         self._store = store  # kept: the group uses the store, and some stores are Python objects
         with errors_by_side(publishers, subscribers):
             self.backend = _C.create_backend(store, rank, publishers + subscribers, timedelta(seconds=seconds), name)
@@ -187,6 +188,7 @@ class Joint:
         """Leaves the group when no call is under way on this rank. Other ranks may still be about to end the last
         common call. A failed group that was left does not affect the process's other groups.
         """
+        forget_numbers(self._name)  # no other group has this name
         _C.shutdown(self.backend)
 
     def errors_by_side(self) -> Any:

@@ -35,7 +35,8 @@ class Place(Protocol):
     def put(self, key: str, value: bytes) -> None: ...
     def post(self, box: str, value: bytes) -> str:
         """Puts a note into the box and returns its name: ``peek(box + "/" + note)`` has the value."""
-    def notes(self, box: str) -> list[str]: ...
+    def notes(self, box: str, after: int = 0) -> list[str]:
+        """The names of the box's notes. Where names are numbers: of all notes ever put, those above ``after``."""
     def remove(self, note: str) -> None:
         """Removes the note, and records whose names continue the note's name."""
     def group_store(self, key: str) -> Any:
@@ -64,8 +65,8 @@ class StorePlace:
         self.put(f"{box}/{note}", value)
         return note
 
-    def notes(self, box: str) -> list[str]:
-        return [str(number) for number in range(1, int(self.peek(f"{box}.count") or b"0") + 1)]
+    def notes(self, box: str, after: int = 0) -> list[str]:
+        return [str(number) for number in range(after + 1, int(self.peek(f"{box}.count") or b"0") + 1)]
 
     def remove(self, note: str) -> None:
         self._store.delete_key(note)
@@ -96,8 +97,8 @@ class RecordPlace:
         self.put(f"{box}/{note}", value)
         return note
 
-    def notes(self, box: str) -> list[str]:
-        return [str(number) for number in range(1, int(self.peek(f"{box}.count") or b"0") + 1)]
+    def notes(self, box: str, after: int = 0) -> list[str]:
+        return [str(number) for number in range(after + 1, int(self.peek(f"{box}.count") or b"0") + 1)]
 
     def remove(self, note: str) -> None:
         self._client.ask("remove", self._prefix + note)
@@ -138,7 +139,7 @@ class FolderPlace:
         self.put(f"{box}/{note}", value)
         return note
 
-    def notes(self, box: str) -> list[str]:
+    def notes(self, box: str, after: int = 0) -> list[str]:
         try:
             return [name for name in os.listdir(self._path(box)) if not name.startswith(".") and "." not in name]
         except FileNotFoundError:
@@ -146,8 +147,11 @@ class FolderPlace:
 
     def remove(self, note: str) -> None:
         path = self._path(note)
-        for each in [path, *path.parent.glob(f"{path.name}.*")]:
-            each.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        # Not glob(): Python keeps the compiled form of up to 32,768 patterns.
+        for name in os.listdir(path.parent):
+            if name.startswith(f"{path.name}."):
+                (path.parent / name).unlink(missing_ok=True)
 
     def rest(self, seconds: float) -> None:
         time.sleep(min(seconds, _LOOK_S))

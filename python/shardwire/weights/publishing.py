@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from typing import Any
 
 import torch.distributed as dist
@@ -36,6 +37,8 @@ from .serving import Serving
 from .versions import MAX_BUFFERS, Versions
 
 _MAX_RANKS = 1 << 20
+# A note without a value for so long is never looked at again
+_EMPTY_S = 60.0
 _BLOCK_BYTES = 64 << 10
 _publications: weakref.WeakSet[Publication] = weakref.WeakSet()
 
@@ -147,7 +150,9 @@ class Publication:
         self._over = ""  # why no subscriber is served any more
         self._announced = False  # this publisher's record is there, or was seen: a different record is newer
         self._server = address.serve() if self.rank == 0 else None
+        # Of subscribers that are or were served, as long as their notes are there.
         self._nonces: set[str] = set()
+        self._ended: deque[tuple[str, str]] = deque()  # nonces and notes of subscribers that left since the last look
         self._place: Place = address.open(10.0) if self.rank == 0 else _opened(address)
         _publications.add(self)
         self._watcher = threading.Thread(target=self._watch, daemon=True, name=f"shardwire-publish-{self.name}")
@@ -226,7 +231,7 @@ class Publication:
 
     def _watch(self) -> None:
         place = None
-        seen: set[str] = set()
+        seen = _SeenNotes(self._id)
         waiting: dict[str, tuple[dict[str, Any], float]] = {}
         trouble = False
         while not self._closing.wait(1.0 if trouble else 0.0):
@@ -249,7 +254,7 @@ class Publication:
                     log("warn", f"publish {self.name!r}: {error}; new subscribers wait until the error is over, "
                                 "present subscribers are served")
                 trouble, place = True, None
-                seen.clear()
+                seen = _SeenNotes(self._id)
 
     def _return_to_store(self) -> None:
         """Serves the store again: the store may have ended with another process, and lost this publisher's record."""
@@ -277,15 +282,13 @@ class Publication:
             return False
         return announced or self.rank > 0 and place.peek(f"{self._id}.over") is not None
 
-    def _look(self, place: Place, seen: set[str], waiting: dict[str, tuple[dict[str, Any], float]]) -> None:
-        for note in place.notes(self._id):
+    def _look(self, place: Place, seen: _SeenNotes, waiting: dict[str, tuple[dict[str, Any], float]]) -> None:
+        while self._ended:
+            nonce, note = self._ended.popleft()
+            if place.peek(f"{self._id}/{note}") is None:
+                self._nonces.discard(nonce)
+        for note, data in seen.read_new(place):
             key = f"{self._id}/{note}"
-            if note in seen:
-                continue
-            data = place.peek(key)
-            if data is None:
-                continue  # the writer was killed between two writes, or still writes
-            seen.add(note)
             try:
                 ask = verified("subscriber", data, "a subscriber's note")
                 size, seconds, nonce = ask["size"], ask["seconds"], ask["nonce"]
@@ -317,9 +320,40 @@ class Publication:
             self._servings[ask["nonce"]] = serving
         serving.start()
 
-    def _forget(self, nonce: str) -> None:
+    def _forget(self, nonce: str, note: str) -> None:
         with self._lock:
             self._servings.pop(nonce, None)
+        self._ended.append((nonce, note))
+
+
+class _SeenNotes:
+    """The notes of a box that need no further look: of numbered notes the numbers up to ``_before``, otherwise as many
+    names as are still there."""
+
+    def __init__(self, box: str) -> None:
+        self._box = box
+        self._before = 0
+        self._names: set[str] = set()
+        self._empty: dict[str, float] = {}  # note -> since when it has no value
+
+    def read_new(self, place: Place) -> list[tuple[str, bytes]]:
+        """The notes with a value that no call has returned before."""
+        listed = place.notes(self._box, self._before)
+        self._names.intersection_update(listed)
+        self._empty = {note: since for note, since in self._empty.items() if note in listed}
+        new = []
+        for note in listed:
+            data = None if note in self._names else place.peek(f"{self._box}/{note}")
+            if data is not None:
+                new.append((note, data))
+            # The note was removed, or the writer was killed between two writes; or the writer still writes.
+            elif time.monotonic() - self._empty.setdefault(note, time.monotonic()) < _EMPTY_S:
+                continue
+            self._names.add(note)
+        while str(self._before + 1) in self._names:
+            self._before += 1
+            self._names.remove(str(self._before))
+        return new
 
 
 def _opened(address: Address) -> Place:

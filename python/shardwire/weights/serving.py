@@ -63,7 +63,7 @@ class Serving(threading.Thread):
             if joint is not None:
                 joint.leave()
             self._versions.release(self)
-            self._publication._forget(self._nonce)
+            self._publication._forget(self._nonce, self._note)
 
     def _join_group(self) -> None:
         own = self._publication
