@@ -18,6 +18,10 @@ class PyMembership final : public internal::Membership {
  public:
   explicit PyMembership(py::object membership) : membership_(std::move(membership)) {}
   ~PyMembership() override {
+    if (Py_IsInitialized() == 0) {  // torch's table of groups outlives Python where a program destroys no group
+      membership_.release();
+      return;
+    }
     const py::gil_scoped_acquire gil;
     membership_ = py::object();
   }

@@ -289,7 +289,7 @@ def futures(rank: int) -> None:
     future = op([torch.full((4,), float(rank))], [out])
     assert isinstance(future, Future)
     future.wait(timeout=30)
-    assert future.done() and future.exception() is None and "done" in repr(future)
+    assert future.done() and future.is_completed() and future.exception() is None and "done" in repr(future)
     future.wait()
     assert torch.equal(out, expected_gather(2))
     value = op([torch.full((4,), rank * 3.0)], [out]).get_future()
@@ -364,7 +364,7 @@ def late_rank(rank: int, seen: pathlib.Path) -> None:
     # the call returns at once: rank 1 comes only after the next steps
     future = op([torch.full((4,), float(rank))], [out])
     if rank == 0:
-        assert not future.done() and future.exception() is None
+        assert not future.done() and not future.is_completed() and future.exception() is None
         with pytest.raises(TimeoutError):
             future.wait(timeout=0.1)
         seen.touch()

@@ -449,6 +449,20 @@ def test_nothing_is_kept_of_subscribers_that_left(kind: str, tmp_path: Path) -> 
     pub.close()
 
 
+@in_a_child
+def test_a_fetch_reports_its_progress_and_refuses_a_target_that_no_run_can_take(tmp_path: Path) -> None:
+    url, calls = url_of("file", tmp_path), []
+    pub = shardwire.publish(url, "policy", {"b": torch.arange(300.0)})
+    pub.commit(1)
+    kind, text = raised(lambda: shardwire.subscribe(url, "policy", {"b": torch.zeros(1).expand(300)}, timeout=20))
+    assert kind == "ValueError" and "'b'" in text, text
+    with shardwire.subscribe(url, "policy", {"b": torch.zeros(300)}, timeout=20,
+                             progress=lambda done, total: calls.append((done, total))) as sub:
+        assert sub.fetch() == 1
+    assert calls and calls[-1] == (1200, 1200), calls
+    pub.close()
+
+
 def test_seen_notes_are_forgotten_when_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = RecordServer("127.0.0.1", 0)
     try:

@@ -216,6 +216,7 @@ def run_versions(rank, size):
         "a compiled op": lambda saved: op(inputs, [saved]).wait(),
         "a bound op": lambda saved: op.bind(inputs, [saved])().wait(),
         "symm.get": lambda saved: symm.get(saved, part, other),
+        "sync": lambda saved: shardwire.sync({"w": torch.ones(4)}, {"w": saved}).run().wait(),
     }
     for name, write in written.items():
         assert is_noticed(write), name

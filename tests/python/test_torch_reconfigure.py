@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from datetime import timedelta
 
@@ -130,6 +132,16 @@ def _absent(rank, size, folder):
 
 def test_a_timeout_leaves_a_group_that_can_be_made_again(run_ranks, tmp_path):
     run_ranks(3, _absent, tmp_path, init=False)
+
+
+def test_a_program_may_end_without_destroying_the_group():
+    program = ("import torch.distributed as dist, shardwire\n"
+               "dist.init_process_group('shardwire', store=dist.HashStore(), rank=0, world_size=1, "
+               "enable_reconfigure=True)\n"
+               "dist._reconfigure(1, [dist._get_reconfigure_handle()]).wait()\n"
+               "print('made')")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr
 
 
 def _use_everything():

@@ -125,7 +125,8 @@ def handle_body(rank):
                for pad in pads)
     assert (pads[rank].data_ptr() == h.signal_pad_ptrs[rank]
             and h.get_signal_pad(right, (8, 8), torch.uint64).shape == (8, 8))
-    for call in ((0, (7, 5), torch.float32), (3, (1,), torch.float32), (0, (6, 5), torch.float32, 1)):
+    for call in ((0, (7, 5), torch.float32), (3, (1,), torch.float32), (0, (6, 5), torch.float32, 1),
+                 (0, (4, 1 << 62), torch.float32)):  # the bytes do not fit 64 bits
         assert raised(h.get_buffer, *call)[0] is RuntimeError, call
     assert raised(h.get_signal_pad, right, (h.signal_pad_size // 4 + 1,))[0] is RuntimeError
     assert h.get_buffer(right, (0, 1 << 40), torch.float32).numel() == 0
