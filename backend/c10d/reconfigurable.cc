@@ -1,9 +1,10 @@
+#include "backend/c10d/reconfigurable.h"
+
 #include <numeric>
 #include <unordered_set>
 #include <variant>
 
 #include "backend/c10d/issue.h"
-#include "backend/c10d/reconfigurable.h"
 #include "backend/c10d/without_python.h"
 
 #if SW_TORCH_HAS_RECONFIGURE
