@@ -242,17 +242,28 @@ def drop_cache(folder):
         for name in names:
             descriptor = os.open(os.path.join(at, name), os.O_RDONLY)
             try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                size = os.fstat(descriptor).st_size
-                for place in range(0, size, 16 << 20):
-                    try:
-                        if os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT) and size > 1 << 20:
-                            raise SystemExit(f"{name} is still in the page cache, at byte {place}")
-                    except BlockingIOError:
-                        pass
+                until = time.monotonic() + 10
+                # Linux keeps pages that are still being written, or stand in another processor's list of new pages.
+                while (place := cached_at(descriptor)) is not None:
+                    if time.monotonic() > until:
+                        raise SystemExit(f"{name} is still in the page cache, at byte {place}")
+                    time.sleep(0.02)
             finally:
                 os.close(descriptor)
+
+
+def cached_at(descriptor):
+    """A place of a large file that is in the page cache after the cache was asked to drop the file; None: no place."""
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    size = os.fstat(descriptor).st_size
+    for place in range(0, size if size > 1 << 20 else 0, 16 << 20):
+        try:
+            if os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT):
+                return place
+        except BlockingIOError:
+            pass
+    return None
 
 
 def load_ranks(self, cold=False):
