@@ -114,7 +114,8 @@ def measure(cases, name, iteration):
 
 def run_rank(rank, options, port):
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
+                      USE_LIBUV="0")  # Debian 13's torch has no libuv
     dist.init_process_group("gloo", rank=rank, world_size=options.ranks)
     cases = Cases(rank, options)
     times = {name: [] for name in cases.names()}

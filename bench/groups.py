@@ -23,6 +23,7 @@ import time
 import torch.distributed as dist
 
 import shardwire  # noqa: F401: registers the backend
+from shardwire.groups.mpi import tcp_store
 
 LIMIT = datetime.timedelta(seconds=300)
 PORT_CHARACTERS = 8
@@ -34,7 +35,7 @@ def count(folder: str) -> int:
 
 def rank_main(rank: int, args: argparse.Namespace, backend: str, size: int, many: int, port: int, report: str) -> None:
     """One rank: times in the store's hands, printed by rank 0 into the file `report`."""
-    store = dist.TCPStore("127.0.0.1", port, size + 1, False, LIMIT)
+    store = tcp_store("127.0.0.1", port, size + 1, False, LIMIT)
 
     def meet(name: str) -> None:
         store.add(name, 1)
@@ -82,7 +83,7 @@ def measure(args: argparse.Namespace, backend: str, size: int, many: int = 0) ->
                     print(f"{backend}, rank {rank} of {size}: {error}", file=sys.stderr, flush=True)
                 os._exit(1)
             children.append(child)
-        server = dist.TCPStore("127.0.0.1", 0, size + 1, True, LIMIT, wait_for_workers=False)
+        server = tcp_store("127.0.0.1", 0, size + 1, True, LIMIT)
         os.write(ports_in, f"{server.port:{PORT_CHARACTERS}d}".encode() * size)
         failed = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
         os.close(ports_out)

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 import shardwire  # noqa: F401  registers the backend
+from shardwire.groups.mpi import tcp_store
 from campaigns.soak_kinds import KINDS, Soaked
 from campaigns.trial import Rank, Trial, print_table
 
@@ -61,7 +62,7 @@ def footprint() -> dict[str, int]:
 def soak(me: Rank, args: argparse.Namespace, port: int) -> None:
     """A rank: rounds until rank 0's time is over, and the process's memory at the end of some rounds."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = tcp_store("127.0.0.1", port, None, False, timedelta(minutes=5))
     dist.init_process_group("shardwire", store=store, rank=me.rank, world_size=me.size, timeout=timedelta(seconds=120))
     kinds = [KINDS[name] for name in args.only]
     soaked, begin, held, number = Soaked(me.rank, me.size, me.folder), time.monotonic(), [], 0
@@ -122,7 +123,7 @@ def campaign(args: argparse.Namespace) -> bool:
     everyone = list(range(args.ranks))
     # In this process, as torchrun has it in its own: what the groups leave in it is no rank's. A FileStore keeps all
     # keys in each rank.
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store = tcp_store("127.0.0.1", 0, None, True, timedelta(minutes=5))
     with Trial(args.ranks, "soak") as trial:
         trial.fork(soak, args, store.port)
         reports = follow(trial, everyone, args.seconds)

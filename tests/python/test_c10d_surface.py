@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import shardwire
 from conftest import TORCH, raises
+from shardwire.groups.mpi import tcp_store
 from shardwire.launch import free_port
 
 SECONDS = timedelta(seconds=1)
@@ -665,7 +666,7 @@ def test_object_collectives_in_groups(run_ranks):
 
 def test_what_a_tcp_store_says_of_a_missing_key() -> None:
     """backend/c10d/store_adapter.cc asks a TCPStore in one step: what torch does there is written down nowhere."""
-    store = dist.TCPStore("127.0.0.1", free_port(), 1, True, timedelta(seconds=20), wait_for_workers=False)
+    store = tcp_store("127.0.0.1", free_port(), 1, True, timedelta(seconds=20))
     prefixed = dist.PrefixStore("group", store)
     before = store.num_keys()
     assert prefixed.compare_set("key", "nothing", "nothing") == b"nothing"

@@ -26,7 +26,7 @@ logger.addHandler(handler)
 logger.setLevel(logging.DEBUG)
 second = group("second")
 log("info", "a line of Python's")
-print("python", (logging.INFO, "a line of Python's") in lines)
+print("python", (logging.INFO, "a line of Python's") in lines, flush=True)  # the child would write the line again
 child = os.fork()
 if child == 0:
     lines.clear()

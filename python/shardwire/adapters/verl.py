@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import ray
@@ -22,9 +23,11 @@ import torch.distributed as dist
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 from ..groups.lookup import create_over_fresh_store, end_process_group
+from ..groups.mpi import tcp_store
 from ._buckets import Buckets
 
 _HOST = "shardwire_host"
+_STORE_TIMEOUT = timedelta(minutes=5)  # torch's default
 
 
 @CheckpointEngineRegistry.register("shardwire")
@@ -63,7 +66,7 @@ class ShardwireCheckpointEngine(CheckpointEngine):
         the address of the group's store."""
         if self.is_master and self._server is None:
             host = ray.util.get_node_ip_address().strip("[]")
-            self._server = dist.TCPStore(host, 0, None, True, wait_for_workers=False)
+            self._server = tcp_store(host, 0, None, True, _STORE_TIMEOUT)
         if self._group is None:
             self._incarnation = secrets.token_hex(8)
         address = (self._server.host, self._server.port) if self.is_master else None
@@ -90,7 +93,7 @@ class ShardwireCheckpointEngine(CheckpointEngine):
         nothing."""
         if rank >= 0 and (self._group is None or self._members != members):
             self._end_group()
-            store = self._server if self.is_master else dist.TCPStore(*address, None, False)
+            store = self._server if self.is_master else tcp_store(*address, None, False, _STORE_TIMEOUT)
             self._group = create_over_fresh_store(dist.PrefixStore(members, store), rank, world_size, self.timeout,
                                                   "shardwire.adapters.verl", standalone=True)
             self._members = members
