@@ -73,7 +73,7 @@ packages_of() {  # packages_of GROUP
     cuda-torch) packages_of core; echo nlohmann-json3-dev iproute2; [ "$python" != /usr/bin/python3 ] || echo python3-dev python3-venv python3-pip ;;
     docs) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-sphinx python3-myst-parser furo ;;
     torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;
-    example) packages_of demo ;;
+    example) packages_of demo; echo dpkg-dev file ;;  # for the Debian packages, by cpack
     pip-install) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip python3-setuptools python3-wheel ;;
     wheel) echo binutils python3-wheel; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip ;;
     test) for part in cpp checks mpi rdma python docs torch-suite example pip-install; do packages_of $part; done ;;
