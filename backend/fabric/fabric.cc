@@ -186,10 +186,9 @@ void Fabric::serve() {
   bool isPressed = false;
   std::vector<pollfd> fds;
   while (true) {
-    FabricPart* const part = begunPart();
     fds.assign({pollfd{wakeFd_.get(), POLLIN, 0}, pollfd{watches_->socket().get(), POLLIN, 0},
                 pollfd{listenerSocket(), POLLIN, 0}});
-    const bool mustGoOn = part != nullptr && part->appendSockets(&fds);
+    const bool mustGoOn = begun_ != nullptr && begun_->appendSockets(&fds);
     const int ready = ::poll(fds.data(), fds.size(), mustGoOn ? kPartMs : isPressed ? kPressedMs : -1);
     if (ready > 0 && fds[1].revents != 0) {
       watches_->serve();
@@ -198,12 +197,14 @@ void Fabric::serve() {
       std::uint64_t count = 0;
       (void)!::read(wakeFd_.get(), &count, sizeof count);
       if (mustStop_.load(std::memory_order_seq_cst)) {
-        if (part != nullptr) {
-          part->end();
+        if (begun_ != nullptr) {
+          begun_->end();
         }
         return;
       }
     }
+    // Looked up behind the wake-ups: these may announce both a new part and the part's first request.
+    FabricPart* const part = begunPart();
     bool isAnyGone = false;
     if (isPressed || (ready > 0 && fds[2].revents != 0)) {
       const MutexLock lock(listenerMutex_);

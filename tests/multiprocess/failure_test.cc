@@ -260,7 +260,9 @@ TEST(LeavingRank, FailsThoseWhoStillNeedIt) {
     std::vector<float> values(10, static_cast<float>(rank));
     const auto view = TensorView::contiguous(values.data(), DType::kFloat32, {10});
     auto sum = group->allReduce(view, ReduceOp::kMax);
-    ASSERT_TRUE(sum.isOk() && (*sum)->wait().isOk());
+    ASSERT_TRUE(sum.isOk()) << sum.status().message();
+    const Status summed = (*sum)->wait();
+    ASSERT_TRUE(summed.isOk()) << summed.message();
     if (rank == 0) {
       // The frames that rank 0 sent before it left still arrive.
       auto work = group->broadcast(view, 0);

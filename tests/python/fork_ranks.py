@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+_this: Rank | None = None  # in a rank's process
 GRACE_S = 10  # once a rank failed, the other ranks get this time to report why they failed too
 
 
@@ -57,6 +58,20 @@ class Rank:
         self.orders.poll(None)
 
 
+def meet(name: str, count: int | None = None) -> None:
+    """Inside a rank: waits until ``count`` ranks, by default all ranks, have called with this name; a name serves once.
+    A barrier of files, which no death can fail: a rank that dies behind a barrier of a group, or behind any other
+    operation, may still fail the operation on the other ranks.
+    """
+    assert _this is not None, "meet() works inside a rank only"
+    folder = Path(_this.store).parent
+    (folder / f"{name}.met.{_this.number}").touch()
+    deadline = time.monotonic() + 40
+    while len(list(folder.glob(f"{name}.met.*"))) < (count or _this.size):
+        assert time.monotonic() < deadline, f"nobody came to {name}"
+        time.sleep(0.005)
+
+
 class ForkedRanks:
     """The ranks, for a with statement, or followed by a call of end(), which ends the remaining ranks."""
 
@@ -87,7 +102,8 @@ class ForkedRanks:
 
     def _run(self, rank: Rank, main: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Runs in the rank and never returns: no atexit of a forked pytest runs, and no teardown, which could hang."""
-        code = 1
+        global _this
+        code, _this = 1, rank
         try:
             # The rank collects no garbage of the parent: a TCPStore's destructor joins a thread of the parent.
             gc.freeze()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fork_ranks import meet
 from ranks import error_of, group, outcome, run_ranks
 
 import shardwire
@@ -301,6 +302,7 @@ def test_a_rank_that_never_calls_is_named() -> None:
 
 def dies(rank: int) -> Any:
     experts = Experts(3, 8, 1, 4, group=group(), timeout=30)
+    meet("made")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return outcome(experts.dispatch, torch.ones(1, 8), torch.zeros(1, 1, dtype=torch.int64))

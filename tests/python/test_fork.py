@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 import shardwire
 from conftest import raises
-from fork_ranks import ForkedRanks
+from fork_ranks import ForkedRanks, meet
 from ranks import await_file, outcome
 
 
@@ -263,6 +263,7 @@ def test_a_child_does_not_hide_its_parents_death(run_ranks, tmp_path, monkeypatc
 
     def body(rank, size):
         dist.barrier()
+        meet("joined")
         if rank == 1:
             if os.fork() == 0:
                 signal.alarm(60)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from fork_ranks import meet
 from ranks import await_file
 
 import shardwire
@@ -41,15 +42,6 @@ def joined(folder, rank, size, timeout=20):
                                           name="job")
 
 
-def meet(folder, name, count):
-    """A barrier of files, which works also when ranks have died."""
-    (folder / f"{name}.{os.getpid()}").touch()
-    deadline = time.monotonic() + 40
-    while len(list(folder.glob(f"{name}.*"))) < count:
-        assert time.monotonic() < deadline, f"nobody came to {name}"
-        time.sleep(0.005)
-
-
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -61,7 +53,7 @@ def dead_holder(rank, size, folder):
     full, empty = Queue(group, 0, capacity=1), Queue(group, 0, "empty")
     full.put(rank) if rank == 0 else full.wait()
     assert rank != 2 or not empty.wait(0.01)
-    meet(folder, "ready", size)
+    meet("ready")
     if rank == 0:
         time.sleep(0.3)  # by then the other ranks are mostly in their calls
         die()
@@ -73,7 +65,7 @@ def dead_holder(rank, size, folder):
         results = [raised(empty.get), raised(Queue.wait_any, [full, empty]), raised(next, empty.stream()),
                    raised(full.close)]
     assert time.monotonic() - start < 10, "it took a timeout to see a death"
-    meet(folder, "over", size - 1)
+    meet("over", size - 1)
     return results
 
 
@@ -96,25 +88,25 @@ def dead_putter(rank, size, folder):
             q.put("whole")
             puts = q.transaction().__enter__()
             puts.put(torch.ones(100000))
-        meet(folder, "put", size)
+        meet("put")
         time.sleep(0.3)  # by then the other ranks are mostly in their calls
         die()
-    meet(folder, "put", size)
+    meet("put")
     if rank == 2:
         assert strict.get() == "whole"
-    meet(folder, "empty", size - 1)
+    meet("empty", size - 1)
     start = time.monotonic()
     failed = raised(strict.get)
     waited = raised(strict.wait)
     assert time.monotonic() - start < 10
-    meet(folder, "failed", size - 1)
+    meet("failed", size - 1)
     if rank == 2:
         strict.put("of a survivor")
         assert strict.get() == "of a survivor"
         lasting.put("more")
-    meet(folder, "seen", size - 1)
+    meet("seen", size - 1)
     got = [lasting.get(timeout=10), lasting.get(timeout=10), raised(lasting.get, timeout=0.3)[0]] if rank == 0 else None
-    meet(folder, "over", size - 1)
+    meet("over", size - 1)
     return failed, waited, got
 
 
@@ -133,10 +125,10 @@ def leaving_putter(rank, size, folder):
     if rank == 1:
         q.put(1)
         q.hub.stop()  # as at the end of a program
-        meet(folder, "over", size)
+        meet("over")
         return None
     result = [q.get(timeout=10), raised(q.get, timeout=0.5)[0]]
-    meet(folder, "over", size)
+    meet("over")
     return result
 
 
@@ -159,8 +151,8 @@ def killed_at_random(rank, size, folder, seed):
     if rank in (2, 3, 5, 6):
         threading.Timer(rng.uniform(0.05, 0.8), die).start()
     if rank == 0:
-        meet(folder, "put all", 2)
-        meet(folder, "got all", 2)
+        meet("put all", 2)
+        meet("got all", 2)
         return q.qsize()
     if rank <= 3:
         number = 0
@@ -170,7 +162,7 @@ def killed_at_random(rank, size, folder, seed):
             q.put([tag, torch.full((rng.choice([1, 2000, 60000, 300000]),), float(rank * 1000 + number))], timeout=15)
             log(folder, rank, "put", tag)
             number += 1
-        meet(folder, "put all", 2)
+        meet("put all", 2)
         return None
     while True:
         try:
@@ -180,7 +172,7 @@ def killed_at_random(rank, size, folder, seed):
             break
         assert (tensor == float(tag[0] * 1000 + tag[1])).all(), f"a mixture in {tag}"
         log(folder, rank, "got", tag)
-    meet(folder, "got all", 2)
+    meet("got all", 2)
     return None
 
 
@@ -215,11 +207,11 @@ def stopped_holder(rank, size, folder):
     if rank == 0:
         (folder / "pid").write_text(str(os.getpid()))
         q.put("there")
-        meet(folder, "ready", size)
-        meet(folder, "over", size)
+        meet("ready")
+        meet("over")
         return q.qsize()
     q.wait()
-    meet(folder, "ready", size)
+    meet("ready")
     holder = int((folder / "pid").read_text())
     time.sleep(0.2)  # a holder at rest
     os.kill(holder, signal.SIGSTOP)
@@ -236,7 +228,7 @@ def stopped_holder(rank, size, folder):
     finally:
         os.kill(holder, signal.SIGCONT)
     assert q.get(timeout=20) == "there", "an entry was lost by getters that gave up"
-    meet(folder, "over", size)
+    meet("over")
     return in_time, after, silent, silence, putting
 
 
@@ -265,7 +257,7 @@ def never_made(rank, size, folder):
         await_file(folder / "other")
         Queue(group, 0, "another")
         (folder / "made").touch()
-    meet(folder, "over", size)
+    meet("over")
     return result
 
 
@@ -289,11 +281,11 @@ def lost_request(rank, size, folder):
         q.put("taken", timeout=30)
         store.set(f"0/request/{slow}", "1")
         link = q.hub._make_link(0, slow, 1, wire.USER, 30)
-        meet(folder, "over", size)
+        meet("over")
         del link
     else:
         got = q.get(timeout=35)
-        meet(folder, "over", size)
+        meet("over")
     return got
 
 
@@ -323,11 +315,11 @@ def interrupted(rank, size, folder):
     here, there = Queue(group, rank, f"of {rank}"), Queue(group, 1 - rank, f"of {1 - rank}")
     full = Queue(group, 0, "full", capacity=1)
     if rank == 1:
-        meet(folder, "ready", size)
-        meet(folder, "over", size)
+        meet("ready")
+        meet("over")
         return None
     full.put(0)
-    meet(folder, "ready", size)
+    meet("ready")
     waited = []
     for call in (here.get, there.get, lambda: full.put(1), lambda: Queue.wait_any([here, there]),
                  lambda: next(there.stream())):
@@ -340,7 +332,7 @@ def interrupted(rank, size, folder):
     there.put("b")
     assert (here.get(timeout=5) == "a" and there.get(timeout=5) == "b" and full.get() == 0
             and full.qsize() == 0), "an interrupted call took or left something"
-    meet(folder, "over", size)
+    meet("over")
     return max(waited)
 
 
@@ -362,7 +354,7 @@ def forked(rank, size, folder):
         result = os.read(reader, 1000).decode()
         os.wait()
         assert sorted([q.get(timeout=10), q.get(timeout=10)]) == [0, 1]
-    meet(folder, "over", size)
+    meet("over")
     return result
 
 

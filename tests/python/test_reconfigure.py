@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -17,23 +16,12 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import shardwire
 from conftest import raises
-
-
-@pytest.fixture
-def run_ranks(run_ranks):
-    """As usual, with a barrier outside of all groups: after a group's barrier the death of a rank may still fail the
-    other ranks in the same barrier."""
-    def run(size, *args, **more):
-        global _barrier
-        _barrier = multiprocessing.get_context("fork").Barrier(size)
-        return run_ranks(size, *args, **more)
-
-    return run
+from fork_ranks import meet
 
 
 def _exchange_handles(group=None):
     handles = shardwire.reconfigure_handles(group)
-    _barrier.wait(30)
+    meet("handles")
     return handles
 
 
@@ -79,6 +67,7 @@ def test_survivors_go_on(run_ranks, dying):
 def _die_one_after_another(rank, size):
     _exchange_handles()
     for dead in range(size - 1):
+        meet(f"summed {dead}", size - dead)
         if rank == dead:  # always the present rank 0
             _kill()
         _until_it_fails()
@@ -133,6 +122,7 @@ def _agree(rank, size):
     raises(ValueError, shardwire.shrink, None, [7], contains="ranks [7]")
     assert shardwire.agree() == (True, (), shardwire.reconfigure_handles())
     assert not shardwire.agree(rank != 1).flag
+    meet("agreed")
     if rank == 2:
         _kill()
     verdict = shardwire.agree(flag=True)

@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from fork_ranks import meet
 from ranks import group, outcome, raised, run_ranks
 
 import shardwire
@@ -363,7 +364,7 @@ def killed_body(rank, pids, kind):
     world = group()
     word = symm.zeros(2, dtype=torch.int32, group=world)
     mc = symm.get_multicast_tensor(symm.zeros(2, group=world))
-    symm.barrier(world)
+    meet("made")
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     calls = {"signal": lambda: symm.signal_wait(word[0], "ge", 1), "barrier": lambda: symm.barrier(world),

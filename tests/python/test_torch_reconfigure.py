@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import shardwire
 from conftest import raises
+from fork_ranks import meet
 
 pytestmark = pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch has no reconfigure")
 
@@ -103,6 +104,7 @@ def _die(rank, size, folder):
     handles = me.handles("all")
     me.reconfigure(1, handles)
     for dead in range(2):
+        meet(f"made {dead}", size - dead)
         if rank == dead:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(shardwire.PeerFailedError):

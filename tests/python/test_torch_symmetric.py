@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from collective_model import BYTES, COMPLEX, NARROW, UNSIGNED, bytes_of, random_values, reduced
+from fork_ranks import meet
 from ranks import RankFailed, group, raised, run_ranks
 
 import shardwire
@@ -718,7 +719,7 @@ def killed_body(rank, kind):
     t = made((4,)).fill_(1)
     h = met(t, name)
     h.put_signal(2, 1)
-    h.barrier()
+    meet("put")
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     calls = {"barrier": h.barrier, "wait_signal": lambda: h.wait_signal(2), "put_signal": lambda: h.put_signal(2, 1),

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import shardwire
 from conftest import raises
+from fork_ranks import meet
 
 pytestmark = pytest.mark.skipif(not hasattr(dist, "_new_window"), reason="this torch has no windows")
 
@@ -117,6 +118,7 @@ def test_wrong_calls(run_ranks):
 
 def _die(rank, size):
     window = dist._new_window(shardwire.symm.zeros(4))
+    meet("made")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     raises(shardwire.PeerFailedError, window.wait_signal, 1, False, contains="rank 1")
