@@ -21,7 +21,7 @@ struct Options {
   // How long this group waits for a rank whose process failed in another group because a rank died there, while that
   // rank has no operation in flight here. Then this group fails too and names the cause. Negative: wait until the
   // timeout. Shutting down the failed group ends this rule. SHARDWIRE_GRACE_S
-  Duration grace = std::chrono::seconds(5);
+  Duration grace = std::chrono::milliseconds(500);
   // How long a waiter spins before sleeping; negative: chosen by cores and local ranks. SHARDWIRE_SPIN_US
   Duration spin = std::chrono::nanoseconds(-1);
   // Bytes of the ring for staged payloads, per directed pair of ranks. SHARDWIRE_RING_BYTES

@@ -146,7 +146,15 @@ void bindBackend(py::module_& module) {
           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = OptionsPtr(), released)
       // Torch calls this method on ranks left out of a split, if splitting is supported. There is nothing to do.
       .def(
-          "perform_nocolor_split", [](ProcessGroupShardwire&, const py::object&) {}, py::arg("device"));
+          "perform_nocolor_split", [](ProcessGroupShardwire&, const py::object&) {}, py::arg("device"))
+      // For dist.shrink_group.
+      .def_property_readonly("supports_shrinking", [](const ProcessGroupShardwire&) { return true; })
+      .def(
+          "shrink",
+          [](const py::object& self, const py::object& ranks, int flags, const py::object& options) {
+            return py::module_::import("shardwire.survive.shrink_group").attr("shrink")(self, ranks, flags, options);
+          },
+          py::arg("ranks_to_exclude"), py::arg("shrink_flags") = 0, py::arg("opts_override") = py::none());
 }
 
 }  // namespace

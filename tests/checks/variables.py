@@ -32,6 +32,7 @@ def default_of(written):
     """A member's default in common words: "30 min", "1 MiB", "auto"."""
     for pattern, say in (
             (r"std::chrono::(minutes|seconds)\((\d+)\)", lambda m: f"{m[2]} {'min' if m[1] == 'minutes' else 's'}"),
+            (r"std::chrono::milliseconds\((\d+)\)", lambda m: f"{int(m[1]) / 1000:g} s"),
             (r"std::size_t\{(\d+)\} << (10|20|30)",
              lambda m: f"{m[1]} {dict([('10', 'KiB'), ('20', 'MiB'), ('30', 'GiB')])[m[2]]}"),
             (r"\w+::k([A-Z]\w*)", lambda m: m[1].lower()), (r"std::chrono::nanoseconds\(-1\)|-1|0", lambda m: "chosen"),

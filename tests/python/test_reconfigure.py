@@ -104,6 +104,48 @@ def test_a_rank_dies_while_the_others_shrink(run_ranks):
         run_ranks(4, _die_within_shrink, dying, draw.uniform(0, 0.03), may_die={0, dying})
 
 
+def _recompile(rank, size):
+    """Each rank holds two rows, and the next rank holds a copy of them."""
+    _exchange_handles()
+    x = torch.arange(2. * size * 3).view(2 * size, 3)
+    mine, copied, whole = [2 * rank, 0], [2 * ((rank - 1) % size), 0], {"offset": [0, 0], "shape": [2 * size, 3]}
+    held = [{"offset": each, "shape": [2, 3]} for each in (mine, copied)]
+    op = shardwire.compile_op(None, (2 * size, 3), torch.float32, held, [whole], overlap="any", name="rows")
+    alone = shardwire.compile_op(None, (2 * size, 3), torch.float32, held[:1], [whole])
+    gaps = shardwire.compile_op(None, (2 * size, 3), torch.float32, held[:1], [whole], allow_gaps=True)
+    total = shardwire.compile_op(None, (3,), torch.float32, *2 * [[{"offset": [0], "shape": [3]}]], reduction="sum")
+    planned = shardwire.compile_op(None, (2,), torch.float32, *2 * [[{"offset": [0], "shape": [2]}]], cc_enabled=False,
+                                   rank_id=rank, world_size=size)
+    parts = [x[first:first + 2] for first, _ in (mine, copied)]
+    out = torch.zeros_like(x)
+    op(parts, out).wait()
+    assert torch.equal(out, x)
+    meet("compiled")
+    if rank == 1:
+        _kill()
+    _until_it_fails()
+    shardwire.shrink()
+    raises(shardwire.ShardwireError, lambda: op(parts, out).wait())
+    again, out = op.for_group(), torch.zeros_like(x)
+    again(parts, out).wait()
+    assert torch.equal(out, x) and again.traffic()["name"] == "rows" and again.traffic()["world_size"] == size - 1
+    raises(shardwire.GapError, alone.for_group, contains="[2:4, 0:3]")
+    out = torch.full_like(x, -1)
+    gaps.for_group()(parts[:1], out).wait()
+    assert torch.equal(out, torch.cat([x[:2], torch.full((2, 3), -1.), x[4:]]))
+    out = torch.zeros(3)
+    total.for_group(timeout=20)([torch.ones(3)], [out]).wait()
+    assert out.tolist() == [size - 1.] * 3
+    raises(TypeError, planned.for_group, contains="planned without a group")
+    # One rank's mistake is raised on all ranks.
+    raises(ValueError, lambda: op.for_group(timeout=-1 if dist.get_rank() == 0 else None))
+    assert _sum() == size - 1
+
+
+def test_a_compiled_op_goes_on_with_the_survivors(run_ranks):
+    run_ranks(3, _recompile, may_die={1})
+
+
 def _leave(rank, size):
     _exchange_handles()
     made = shardwire.shrink(ranks=[1])

@@ -130,7 +130,7 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
                                given_name, error, seconds, overlap if error is None and overlap else "last",
                                is_spmd if isinstance(is_spmd, bool) else None, use_cached_if_exists is True, kept_in)
         _warn_of_what_was_not_kept(native, given_name)
-    return _numbered(CustomOp(native, spec.inputs, spec.outputs), backend)
+    return _numbered(CustomOp(native, spec.inputs, spec.outputs, again=(allow_gaps, given_name, overlap)), backend)
 
 
 def _with_reduce(reduction: Any, overlap: Any, reduce: Any) -> tuple[Any, Any]:
@@ -227,13 +227,16 @@ class CustomOp:
     dtype, device, aliasing) raises TypeError or ValueError on the caller before anything moves; the op stays usable.
     """
 
-    __slots__ = ("_op", "_inputs", "_outputs", "_has_group", "__weakref__")
+    __slots__ = ("_op", "_inputs", "_outputs", "_has_group", "_again", "__weakref__")
 
-    def __init__(self, native: Any, inputs: Side, outputs: Side, *, has_group: bool = True) -> None:
+    def __init__(self, native: Any, inputs: Side, outputs: Side, *, has_group: bool = True,
+                 again: tuple[bool, str, str | None] | None = None) -> None:
+        """again: allow_gaps, name and overlap, for :meth:`for_group`."""
         self._op = native
         self._inputs = inputs
         self._outputs = outputs
         self._has_group = has_group
+        self._again = again
 
     def __call__(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *,
                  timeout: Seconds = None) -> Future:
@@ -273,6 +276,30 @@ class CustomOp:
             _C.exchange(backend, "attach", error=failure)
             raise
         return _numbered(CustomOp(_C.attach(backend, self._op, seconds), self._inputs, self._outputs), backend)
+
+    def for_group(self, group: Any = None, *, timeout: Seconds = None) -> CustomOp:
+        """Compiles this op anew for another group, for example after :func:`shrink`: each rank holds and wants the same
+        boxes as before. This op stays unchanged.
+
+        Collective like ``compile_op``: the other ranks of ``group`` call ``for_group`` of their op, or ``compile_op``
+        with the same global tensors. Elements that only a missing rank held are a :class:`GapError` on all ranks,
+        unless the op allows gaps. A reduction is over the inputs of the group's ranks. group, timeout: as for
+        ``compile_op``. TypeError on all ranks for an op planned without a group, for a fixed number of ranks.
+        """
+        backend = resolve_backend(group)
+        seconds: float | None = None
+        error: Exception | None = None
+        try:
+            seconds = as_seconds(timeout)
+            if self._again is None:
+                raise TypeError("for_group: this op was planned without a group, for a fixed number of ranks; call "
+                                "compile_op in the group")
+        except (TypeError, ValueError) as failure:
+            error = failure
+        allow_gaps, name, overlap = self._again or (False, "", None)
+        native = _C.compile_op(backend, self._op.tensors, self._op.inputs, self._op.outputs, allow_gaps, name, error,
+                               seconds, overlap or "last")
+        return _numbered(CustomOp(native, self._inputs, self._outputs, again=self._again), backend)
 
     @property
     def origin(self) -> str:

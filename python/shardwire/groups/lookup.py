@@ -263,6 +263,14 @@ def resolve_backend(group: Any = None) -> Any:
     return backend
 
 
+def group_around(backend: Any) -> Any:
+    """torch's group with this native backend. ValueError when the group is not known any more."""
+    for group in (*(group for group, _ in _torch_groups()), *store_by_group):
+        if shardwire_behind(group) is backend:
+            return group
+    raise ValueError("this backend is in no group of this process (was the group destroyed?)")
+
+
 def shardwire_behind(group: Any) -> Any | None:
     """The shardwire backend of a group or of a debug wrapper around one; None for groups of other backends."""
     if _C.is_backend(group):

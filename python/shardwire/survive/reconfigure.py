@@ -237,6 +237,11 @@ def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
     return made
 
 
+def known_members(group: Any) -> Members | None:
+    """None: the ranks have not exchanged their handles."""
+    return _members.get(group)
+
+
 def know_members(group: Any, members: Members) -> None:
     """To be called when a group has got these members in another way."""
     _members[group] = members
