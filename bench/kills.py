@@ -8,7 +8,7 @@ take turns in one run. --seed S --trial N repeats a trial.
   ./run bench kills                              # 50 trials over shm, tcp and gloo
   ./run bench kills --trials 500 --ways shm,tcp  # over mpi: --ways mpi, one mpirun for each trial
   ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, after a rank published its address
-  ./run bench kills --ways survive-shm,survive-tcp   # the living ranks shrink the group, and reduce in the new one
+  ./run bench kills --ways survive-shm,survive-tcp   # one or two die; the others shrink the group, and reduce in it
   ./run bench kills --ways pause --trials 60     # SIGSTOP in the middle of a copy, instead of kills
   ./run bench kills --beside 12                  # beside so many programs that only compute
 """
@@ -98,21 +98,31 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
 
 
 def again() -> dict[str, Any]:
-    """The first reduction of the living ranks in the new group, and the time of its end."""
+    """The first reduction that all living ranks have in a new group, and the time of its end: another rank may die in
+    between."""
     try:
-        shardwire.shrink()
-        ones = torch.ones(1000)
-        dist.all_reduce(ones)
+        while True:
+            shardwire.shrink()
+            ones = torch.ones(1000)
+            try:
+                dist.all_reduce(ones)
+                failed = False
+            except shardwire.PeerFailedError:
+                failed = True
+            end = time.monotonic()
+            verdict = shardwire.agree(not failed)
+            if verdict.flag and not verdict.dead:
+                return {"again": ones.min().item() if ones.min() == ones.max() else -1.0, "again_at": end}
     except Exception as error:
         return {"again": f"{type(error).__name__}: {error}"}
-    return {"again": ones.min().item() if ones.min() == ones.max() else -1.0, "again_at": time.monotonic()}
 
 
 # ---- the campaign
 
 
-def plan(seed: int, number: int, way: str) -> tuple[Setting, int, float]:
-    """The setting of a trial, the rank to kill, and after how many seconds."""
+def plan(seed: int, number: int, way: str) -> tuple[Setting, dict[int, float]]:
+    """The setting of a trial, and the ranks to kill: the first after how many seconds, the second, if any, how many
+    seconds later, which may be while the others shrink the group."""
     rng = random.Random(f"{seed}/{number}/{'' if way == 'gloo' else way}")
     size = rng.randint(2, 4 if way == "mpi" else 6)
     part = sorted(rng.sample(range(size), rng.randint(2, size - 1))) if size > 2 and rng.random() < 0.4 else []
@@ -122,11 +132,16 @@ def plan(seed: int, number: int, way: str) -> tuple[Setting, int, float]:
     setting = Setting(f"{seed}/{number}", size, "gloo" if way == "gloo" else "shardwire", part,
                       rng.choice((-1, -1, 0, 1, 3)), rng.choice((1 << 12, 1 << 18, 1 << 22, 1 << 24)),
                       {rank: rng.choice(kinds) for rank in range(size)})
-    return setting, rng.randrange(size), math.exp(rng.uniform(math.log(1e-4), math.log(0.2)))
+    victim, delay = rng.randrange(size), math.exp(rng.uniform(math.log(1e-4), math.log(0.2)))
+    deaths = {victim: delay * (0.1 if way.startswith("init") else 1)}
+    if way.startswith("survive") and size > 2 and rng.random() < 0.5:
+        other = rng.choice([rank for rank in range(size) if rank != victim])
+        deaths[other] = rng.choice((0.0, math.exp(rng.uniform(math.log(1e-4), math.log(0.2)))))
+    return setting, deaths
 
 
 def kill_once(seed: int, number: int, way: str, bound: float) -> dict[str, Any]:
-    setting, victim, delay = plan(seed, number, way)
+    setting, deaths = plan(seed, number, way)
     environment = {"SHARDWIRE_LOG": "info", "GLOO_SOCKET_IFNAME": "lo", **ENVIRONMENT[way]}
     with Trial(setting.size, "kills") as trial:
         if way == "mpi":
@@ -136,22 +151,27 @@ def kill_once(seed: int, number: int, way: str, bound: float) -> dict[str, Any]:
             trial.fork(live, setting, f"file://{trial.folder}/store", environment=environment)
         everyone = list(range(setting.size))
         if way.startswith("init"):
-            await_address(trial, victim)
-            delay *= 0.1
+            await_address(trial, next(iter(deaths)))
         elif not trial.page.await_all(everyone, "state", READY, START_SECONDS):
             reports = trial.collect(everyone, time.monotonic())
-            return {"number": number, "way": way, "setting": asdict(setting), "victim": victim,
+            return {"number": number, "way": way, "setting": asdict(setting), "victims": dict.fromkeys(deaths),
                     "broken": "the ranks did not start", "reports": reports}
-        end = time.monotonic() + delay
-        while time.monotonic() < end:
-            time.sleep(min(0.001, max(0.0, end - time.monotonic())))
-        killed = trial.kill(victim)
-        survivors = [rank for rank in everyone if rank != victim]
-        reports = trial.collect(survivors, killed + bound)
+        killed, *later = [kill_after(trial, rank, seconds) for rank, seconds in deaths.items()]
+        survivors = [rank for rank in everyone if rank not in deaths]
+        reports = trial.collect(survivors, (later or [killed])[-1] + bound)
         steps = [trial.page.get(rank, "step") for rank in everyone]
-        pid = trial.page.get(victim, "pid")
-        return {"number": number, "way": way, "setting": asdict(setting), "victim": victim, "victim_pid": pid,
-                "killed": killed, "delay": delay, "steps": steps, "reports": reports}
+        return {"number": number, "way": way, "setting": asdict(setting),
+                "victims": {rank: trial.page.get(rank, "pid") for rank in deaths}, "killed": killed,
+                "last_killed": (later or [killed])[-1], "delays": list(deaths.values()), "steps": steps,
+                "reports": reports}
+
+
+def kill_after(trial: Trial, rank: int, seconds: float) -> float:
+    """The time of the kill."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(min(0.001, max(0.0, end - time.monotonic())))
+    return trial.kill(rank)
 
 
 def await_address(trial: Trial, rank: int) -> None:
@@ -169,7 +189,8 @@ def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
     """One verdict for each survivor: kind (raised, hung, wrong, broken), whether the error names the dead rank, seconds
     from the kill to the error."""
     verdicts = []
-    part, victim = outcome["setting"]["part"], outcome["victim"]
+    part, victims, size = outcome["setting"]["part"], outcome["victims"], outcome["setting"]["size"]
+    results = {report.get("again") for report in outcome["reports"].values()}
     for rank, report in outcome["reports"].items():
         verdict: dict[str, Any] = {"rank": rank, "kind": "raised", "named": False, "wrong": report.get("wrong", [])}
         if "broken" in report or "ended" in report or "broken" in outcome:
@@ -183,12 +204,15 @@ def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
         else:
             verdict["seconds"] = report["at"] - outcome["killed"]
             # A subgroup numbers its ranks itself; the pid is the same everywhere.
-            numbers = {victim, part.index(victim)} if report["part"] and victim in part else {victim}
-            whom = [rf"rank {number}\b" for number in numbers] + [rf"rank \d+ \(pid {outcome['victim_pid']}\b"]
+            numbers = {each for victim in victims
+                       for each in ([victim, part.index(victim)] if report["part"] and victim in part else [victim])}
+            whom = [*(rf"rank {number}\b" for number in numbers),
+                    *(rf"rank \d+ \(pid {pid}\b" for pid in victims.values())]
             verdict["named"] = any(re.search(who + DEATH, report["text"]) for who in whom)
             if "again" in report:
-                verdict["again"] = report.get("again_at", math.inf) - outcome["killed"]
-                if report["again"] != outcome["setting"]["size"] - 1:
+                verdict["again"] = report.get("again_at", math.inf) - outcome["last_killed"]
+                # The last of two deaths may come when the others are done.
+                if len(results) > 1 or not results <= {size - 1.0, float(size - len(victims))}:
                     verdict["kind"] = "wrong"
         verdicts.append(verdict)
     return verdicts
@@ -199,8 +223,8 @@ def print_outcome(outcome: dict[str, Any], seed: int, verdict: dict[str, Any]) -
     report = outcome["reports"][verdict["rank"]]
     setting = outcome["setting"]
     print(f"FAULT {verdict['kind']}{'' if verdict['named'] else ', dead rank not named'}: rank {verdict['rank']} of "
-          f"{setting['size']}, rank {outcome['victim']} was killed; repeat: --ways {outcome['way']} --seed {seed} "
-          f"--trial {outcome['number']}")
+          f"{setting['size']}; killed: {', '.join(f'rank {rank}' for rank in outcome['victims'])}; repeat: --ways "
+          f"{outcome['way']} --seed {seed} --trial {outcome['number']}")
     print(f"  part {setting['part']}, depth {setting['depth']}, up to {setting['max_bytes']} bytes, behaviour "
           f"{setting['behaviour']}, steps {outcome.get('steps')}")
     for name in ("operation", "type", "text", "again", "wrong", "broken", "ended", "stacks", "log"):
@@ -210,7 +234,7 @@ def print_outcome(outcome: dict[str, Any], seed: int, verdict: dict[str, Any]) -
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    # again: from the kill to the first reduction in the new group
+    # again: from the last kill to the first reduction in the new group
     rows = [["way", "kills", "survivors", "raised", "hung", "wrong", "broken", "dead rank named", "p50", "p99", "max",
              "again p50", "p99", "max"]]
     for way, outcomes in results.items():
@@ -270,7 +294,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # print the results so far
     if options.rank_of:
         seed, number = (int(word) for word in options.rank_of.split("/"))
-        setting, _victim, _delay = plan(seed, number, "mpi")
+        setting, _deaths = plan(seed, number, "mpi")
         rank_main(Path(options.folder), int(os.environ["OMPI_COMM_WORLD_RANK"]), setting.size, live, setting, "mpi://")
     ways = options.ways.split(",")
     if unknown := set(ways) - set(WAYS):

@@ -199,11 +199,11 @@ TEST(KilledRank, WithMuchMemoryIsNoticed) {
                         ASSERT_NE(group, nullptr);
                         auto first = group->barrier();
                         ASSERT_TRUE(first.isOk() && (*first)->wait().isOk());
+                        // Tearing down 2 GB takes the kernel some hundred milliseconds; the mark in shared memory
+                        // appears before the end.
+                        std::vector<char> large(rank == 1 ? kMuch : 0, 1);
                         meetOutside(*arrived, 2);
                         if (rank == 1) {
-                          // Tearing down 2 GB takes the kernel some hundred milliseconds; the mark in shared memory
-                          // appears before the end.
-                          std::vector<char> large(kMuch, 1);
                           *killedAt = Clock::now().time_since_epoch().count();
                           raise(SIGKILL);
                         }

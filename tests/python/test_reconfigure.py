@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 import shardwire
+import shardwire.survive.reconfigure as survive
 from conftest import raises
 from fork_ranks import meet
 
@@ -102,6 +103,36 @@ def test_a_rank_dies_while_the_others_shrink(run_ranks):
     draw = random.Random(seed)
     for dying in (1, 2, 3):
         run_ranks(4, _die_within_shrink, dying, draw.uniform(0, 0.03), may_die={0, dying})
+
+
+def _die_behind_the_meeting(rank, size, dying):
+    """The rank has met the others, and has not published an address."""
+    _exchange_handles()
+    if rank == 1:
+        _kill()
+    _until_it_fails()
+    if rank == dying:
+        survive.begin_names_anew = lambda digest: _kill()
+    begin = time.monotonic()
+    shardwire.shrink()
+    assert time.monotonic() - begin < 10  # half of the group's timeout
+    assert _sum() == size - 2
+
+
+@pytest.mark.parametrize("dying", [0, 2])
+def test_a_rank_that_dies_while_the_group_is_made_is_left_out(run_ranks, dying):
+    run_ranks(5, _die_behind_the_meeting, dying, may_die={1, dying})
+
+
+def _dies_in_reconfigure(rank, size):
+    handles = _exchange_handles()
+    if rank == 1:
+        survive.begin_names_anew = lambda digest: _kill()
+    raises(shardwire.PeerFailedError, shardwire.reconfigure, None, "dies", handles, contains="rank 1 (pid")
+
+
+def test_reconfigure_names_a_rank_that_dies_while_the_group_is_made(run_ranks):
+    run_ranks(3, _dies_in_reconfigure, may_die={1})
 
 
 def _recompile(rank, size):

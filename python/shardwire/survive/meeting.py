@@ -7,6 +7,7 @@ meanwhile, and answers: all get the store of the new group, or all raise the sam
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Sequence
 
@@ -14,6 +15,10 @@ from ..errors import MismatchError, PeerFailedError, TimeoutError
 from ..records.client import RecordClient, RecordStore
 from .agreement import LOOK_S
 from .handles import OtherProcess, ProcessHandle, own_store
+
+
+# The address of a rank, in the store of a group (backend/bootstrap/roster.h).
+_ADDRESS_KEY = re.compile(r"shardwire/(\d+)(?:/|$)")
 
 
 def digest_of(*texts: str) -> str:
@@ -55,19 +60,36 @@ def _place(uuid: str) -> str:
 
 
 class GroupStore(RecordStore):
-    """The store of a group. Torch 1.13 ends init_process_group with a barrier that asks the store again and again for
-    the number of ranks: PeerFailedError instead of the timeout when one has ended."""
+    """The store of a group. While the group is made, PeerFailedError instead of the timeout when a rank has ended that
+    is waited for: for its address, or in the barrier by which torch 1.13 ends init_process_group, which asks again and
+    again for the number of ranks."""
 
     def __init__(self, client: RecordClient, prefix: str, others: Sequence[OtherProcess]) -> None:
         super().__init__(client, prefix)
         self._others = others
 
     def add(self, key: str, amount: int) -> int:
-        for rank, other in enumerate(self._others if amount == 0 else ()):
-            other.ask("peek", "")
-            if other.is_gone:
-                raise PeerFailedError(f"rank {rank} ({other.handle}) has ended")
+        if amount == 0 and (ended := self.who_ended()):
+            raise PeerFailedError(ended)
         return super().add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        if super().check(keys):
+            return True
+        for key in keys:
+            owner = _ADDRESS_KEY.search(key)
+            if owner is not None and (ended := self.who_ended(int(owner[1]))):
+                raise PeerFailedError(ended)
+        return False
+
+    def who_ended(self, *ranks: int) -> str:
+        """"rank 2 (pid 7 on host a) has ended": the first of ``ranks``, of all when none is given; "" for none."""
+        for rank, other in enumerate(self._others):
+            if not ranks or rank in ranks:
+                other.ask("peek", "")
+                if other.is_gone:
+                    return f"rank {rank} ({other.handle}) has ended"
+        return ""
 
     def group_is_made(self) -> None:
         """Closes the connections to the other processes."""

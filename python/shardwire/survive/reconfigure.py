@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
-from ..errors import ShardwireError
+from ..errors import PeerFailedError, ShardwireError
 from ..groups.create import as_timeout
 from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
                              find_process_group, resolve_backend, table_by_group)
@@ -190,7 +190,7 @@ def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | fl
         members = Members(rest, f"shrink {digest_of(members.uuid, str(members.round))}")
         try:
             made = _remake(kind, members, seconds)
-        except RuntimeError as error:  # ShardwireError, and what torch's stores raise
+        except (RuntimeError, OSError) as error:  # ShardwireError, and what stores raise
             made, why = _NONE, f"{own}: {error}"
         # Which of the ranks have the new group is agreed on too: a rank may have died in between. A rank may come from
         # the meeting, and then from making the group, at its timeout.
@@ -221,16 +221,20 @@ def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
     handles = members.handles
     store = meet(members.uuid, handles, seconds)
     rank, size = handles.index(own_store().handle), len(handles)
-    if kind.is_default:
-        begin_names_anew(digest_of(members.uuid))
-        try:
+    try:
+        if kind.is_default:
+            begin_names_anew(digest_of(members.uuid))
             dist.init_process_group(kind.backend, store=store, rank=rank, world_size=size, timeout=as_timeout(seconds))
-        except Exception:
+            made = c10d._get_default_group()
+        else:
+            made = create_over_fresh_store(store, rank, size, seconds, kind.name, kind.is_standalone)
+    except Exception as error:
+        if kind.is_default:
             _end(None)  # torch may have entered the group already
-            raise
-        made = c10d._get_default_group()
-    else:
-        made = create_over_fresh_store(store, rank, size, seconds, kind.name, kind.is_standalone)
+        # The error of a store, or of a lost connection to the store, is only a consequence of a death.
+        if not isinstance(error, PeerFailedError) and (ended := store.who_ended()):
+            raise PeerFailedError(f"reconfigure {members.uuid!r}: {ended}") from error
+        raise
     _set_timeout(made, as_timeout(kind.timeout))
     store.group_is_made()
     members.store, _members[made] = store, members
