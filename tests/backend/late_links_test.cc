@@ -13,6 +13,7 @@
 #include "shardwire/communicator.h"
 #include "tests/backend/thread_group.h"
 #include "tests/support/random.h"
+#include "tests/support/rounds.h"
 #include "tests/support/shared_value.h"
 
 namespace shardwire::internal {
@@ -215,12 +216,12 @@ TEST(LateLinksOfTwoHosts, AreOfBothKindsInOneGroup) {
 
 TEST_P(LateLinks, RandomOperationsOverSomeOfThePeersGiveWhatTheyShould) {
   const std::uint64_t seed = testing::numberFromEnvironment("SHARDWIRE_ORACLE_SEED", 20261122);
-  for (std::uint64_t round = 0; round < 5; ++round) {
+  for (int round = 0; round < testing::rounds(5); ++round) {
     constexpr int kRanks = 6;
     withGroup(
         kRanks,
         [&](Communicator& group) {
-          testing::Random random(seed + round);  // the same on all ranks
+          testing::Random random(seed + static_cast<std::uint64_t>(round));  // the same on all ranks
           std::vector<std::vector<std::int64_t>> tensors;
           std::vector<WorkPtr> works;
           std::vector<std::pair<std::size_t, std::vector<std::int64_t>>> expected;

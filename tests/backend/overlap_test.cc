@@ -7,6 +7,7 @@
 
 #include "tests/backend/thread_group.h"
 #include "tests/support/random.h"
+#include "tests/support/rounds.h"
 
 namespace shardwire::internal {
 namespace {
@@ -37,7 +38,7 @@ TEST_P(OverOneTensor, OperationsRunInTheOrderOfTheirCalls) {
   constexpr int kOps = 6;
   withGroup(kRanks, [&](Communicator& group) {
     for (const std::int64_t step : {1, 2}) {
-      for (int round = 0; round < 5; ++round) {
+      for (int round = 0; round < testing::rounds(5); ++round) {
         std::vector<std::int64_t> buffer(static_cast<std::size_t>(count * step), group.rank() + 1);
         std::vector<WorkPtr> works;
         std::int64_t expected = 0;
@@ -238,11 +239,11 @@ TEST(RandomOverlaps, AreAsIfEachCallWereOverBeforeTheNext) {
   const std::uint64_t seed = first != nullptr ? std::strtoull(first, nullptr, 10) : 1;
   for (const int n : {2, 3, 4}) {
     withGroup(n, [&](Communicator& group) {
-      for (std::uint64_t i = 0; i < 100 && !::testing::Test::HasFailure(); ++i) {
-        compareWithModel(group, seed + i, 100, 10);
+      for (int i = 0; i < testing::rounds(100) && !::testing::Test::HasFailure(); ++i) {
+        compareWithModel(group, seed + static_cast<std::uint64_t>(i), 100, 10);
       }
-      for (std::uint64_t i = 0; i < 8 && !::testing::Test::HasFailure(); ++i) {
-        compareWithModel(group, seed + i, 200000, 30000);
+      for (int i = 0; i < testing::rounds(8) && !::testing::Test::HasFailure(); ++i) {
+        compareWithModel(group, seed + static_cast<std::uint64_t>(i), 200000, 30000);
       }
     });
   }

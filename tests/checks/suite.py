@@ -236,9 +236,9 @@ def cpp(folder, env, options, *more, target="all", only="."):
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
     programs = reports / "ctest.xml"
-    # The random specs: the full number is for the plain build; under a sanitizer each costs ten times as much.
+    # The random specs: the full number is for the plain build; under a sanitizer each costs 5 to 20 times as much.
     cases = options.oracle or (20000 if options.quick else 100000)
-    oracle = {"SHARDWIRE_ORACLE_CASES": cases if folder == "cpp" else min(cases, 5000)}
+    oracle = {"SHARDWIRE_ORACLE_CASES": min(cases, {"asan": 2500, "tsan": 1500}.get(folder, cases))}
     status, log = run(
         f"ctest-{folder}",
         [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure",

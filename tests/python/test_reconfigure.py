@@ -18,6 +18,7 @@ import shardwire
 import shardwire.survive.reconfigure as survive
 from conftest import raises
 from fork_ranks import meet
+from shardwire.survive.handles import OtherProcess, parse_handle
 
 
 def _exchange_handles(group=None):
@@ -124,6 +125,42 @@ def test_a_rank_that_dies_while_the_group_is_made_is_left_out(run_ranks, dying):
     run_ranks(5, _die_behind_the_meeting, dying, may_die={1, dying})
 
 
+def _die_behind_the_answer(rank, size):
+    """Rank 2 has made the new group and said so; for the others the making fails by the death of rank 2."""
+    handles = _exchange_handles()
+    if rank == 1:
+        _kill()
+    _until_it_fails()
+    ask, remake, answers = OtherProcess.ask, survive._remake, []
+
+    def ask_and_die(self, *request):
+        done = ask(self, *request)
+        answers.extend([request[1]] if request[0] == "put" and request[1].startswith("agree/") else [])
+        if len(set(answers)) == 2:
+            _kill()
+        return done
+
+    def fail_by_the_death(*arguments):
+        remake(*arguments)
+        survive._remake = remake
+        other = OtherProcess(parse_handle(handles[2]))
+        while not other.is_gone:
+            other.ask("peek", "")
+        survive._end(None)
+        raise shardwire.PeerFailedError("rank 2 has ended")
+
+    if rank == 2:
+        OtherProcess.ask = ask_and_die
+    else:
+        survive._remake = fail_by_the_death
+    shardwire.shrink()
+    assert _sum() == size - 2
+
+
+def test_a_rank_that_dies_behind_its_answer_is_left_out(run_ranks):
+    run_ranks(4, _die_behind_the_answer, may_die={1, 2})
+
+
 def _dies_in_reconfigure(rank, size):
     handles = _exchange_handles()
     if rank == 1:
@@ -209,7 +246,6 @@ def test_agreement(run_ranks):
 
 
 def _stopped(rank, size):
-    from shardwire.survive.handles import parse_handle
     pid = parse_handle(_exchange_handles()[1]).pid
     if rank == 1:
         os.kill(pid, signal.SIGSTOP)
@@ -334,7 +370,6 @@ def _wrong(rank, size, folder):
 
 
 def _pid_of(handle):
-    from shardwire.survive.handles import parse_handle
     return parse_handle(handle).pid
 
 

@@ -102,4 +102,10 @@ def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str,
         if missing:
             store.rest(LOOK_S)
     refused = [flags[number] for number in sorted(flags) if not flags[number].flag]
+    # A False often follows from a death, perhaps of a process that had answered before.
+    for number in flags if refused else ():
+        if number != me:
+            others[number].ask("peek", "")
+            if others[number].is_gone:
+                dead.add(number)
     return Verdict(not refused, tuple(sorted(dead)), refused[0].why if refused else "")

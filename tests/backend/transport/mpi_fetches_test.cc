@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "tests/support/rounds.h"
+
 namespace shardwire::testing {
 namespace {
 
@@ -185,7 +187,7 @@ TEST(MpiFetches, RandomRunsEndWhenTheirBytesAreThere) {
   std::vector<std::byte> from(std::size_t{4} << 20);
   std::generate(from.begin(), from.end(), [&] { return static_cast<std::byte>(random()); });
   const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
-  for (int round = 0; round < 50; ++round) {
+  for (int round = 0; round < rounds(50); ++round) {
     std::vector<std::byte> to(from.size());
     std::vector<std::byte> wanted(from.size());
     std::vector<FetchCount> counts(1 + random() % 8);

@@ -7,6 +7,7 @@
 #include "tests/support/hex.h"
 #include "tests/support/random.h"
 #include "tests/support/random_spec.h"
+#include "tests/support/rounds.h"
 
 namespace shardwire::internal {
 namespace {
@@ -179,7 +180,7 @@ TEST(SpecCodec, RefusesCountsThatTheBytesCannotHold) {
 TEST(SpecCodec, SurvivesDamage) {
   Random random(11);
   std::size_t numAccepted = 0;
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < rounds(20000); ++i) {
     std::vector<LocalSpec> specs = makeRandomCase(static_cast<std::uint64_t>(i % 50)).specs;
     std::string bytes = encodeSpec(specs[0]);
     for (std::int64_t flips = random.between(1, 4); flips > 0; --flips) {
