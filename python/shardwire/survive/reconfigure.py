@@ -279,6 +279,16 @@ def _seconds(group: Any, timeout: timedelta | float | None) -> float:
     return (as_timeout(timeout) if timeout is not None else resolve_backend(group).options._timeout).total_seconds()
 
 
+def _configured(group: Any) -> str:
+    """The backend for init_process_group: a name alone where the name means the same, since torch gives such a group a
+    default backend, whose name the group has."""
+    name = str(dist.get_backend(group))
+    if not hasattr(dist, "get_backend_config"):  # 1.13
+        return name
+    configured = str(dist.get_backend_config(group))
+    return name if configured == str(c10d.BackendConfig(c10d.Backend(name))) else configured
+
+
 def _kind_of(group: Any, backend: str | None) -> _Kind:
     if group is None and not dist.is_initialized():
         return _Kind(True, backend or "shardwire", None, None, False)
@@ -286,8 +296,7 @@ def _kind_of(group: Any, backend: str | None) -> _Kind:
     found = _group_object(group)
     timeout = native.options._timeout
     if dist.is_initialized() and found is c10d._get_default_group():
-        configured = getattr(dist, "get_backend_config", dist.get_backend)(found)
-        return _Kind(True, backend or str(configured), timeout, None, False)
+        return _Kind(True, backend or _configured(found), timeout, None, False)
     world: Any = getattr(c10d, "_world", None)
     known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
     return _Kind(False, "shardwire", timeout, _C.group_name(native), found not in known)
