@@ -166,6 +166,7 @@ def _dies_in_reconfigure(rank, size):
     if rank == 1:
         survive.begin_names_anew = lambda digest: _kill()
     raises(shardwire.PeerFailedError, shardwire.reconfigure, None, "dies", handles, contains="rank 1 (pid")
+    meet("raised", size - 1)
 
 
 def test_reconfigure_names_a_rank_that_dies_while_the_group_is_made(run_ranks):

@@ -67,6 +67,7 @@ class GroupStore(RecordStore):
     def __init__(self, client: RecordClient, prefix: str, others: Sequence[OtherProcess]) -> None:
         super().__init__(client, prefix)
         self._others = others
+        self._ended = ""  # the first rank noticed; others end in consequence
 
     def add(self, key: str, amount: int) -> int:
         if amount == 0 and (ended := self.who_ended()):
@@ -84,12 +85,13 @@ class GroupStore(RecordStore):
 
     def who_ended(self, *ranks: int) -> str:
         """"rank 2 (pid 7 on host a) has ended": the first of ``ranks``, of all when none is given; "" for none."""
-        for rank, other in enumerate(self._others):
+        for rank, other in enumerate(self._others if not self._ended else ()):
             if not ranks or rank in ranks:
                 other.ask("peek", "")
                 if other.is_gone:
-                    return f"rank {rank} ({other.handle}) has ended"
-        return ""
+                    self._ended = f"rank {rank} ({other.handle}) has ended"
+                    break
+        return self._ended
 
     def group_is_made(self) -> None:
         """Closes the connections to the other processes."""
