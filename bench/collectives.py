@@ -7,6 +7,7 @@ nccl-tests. Short calls are timed in rows of twenty. Use an otherwise quiet mach
 """
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -37,6 +38,8 @@ def parse_arguments(arguments=None):
     parser.add_argument("--min-bytes", type=int, default=4)
     parser.add_argument("--max-bytes", type=int, default=64 << 20)
     parser.add_argument("--only", default="", help="names of collectives (and latency), separated by commas")
+    parser.add_argument("--device", default="cpu", help="where the tensors lie: cpu, or cuda (a time then ends when the "
+                        "device is done; ranks share the devices)")
     parser.add_argument("--ways", default=",".join(WAYS), help="some of " + ", ".join(WAYS))
     parser.add_argument("--latency-calls", type=int, default=5000,
                         help="calls for the quantiles of a 4-byte all_reduce, of each backend")
@@ -68,10 +71,10 @@ def make_groups(ways):
 class Tensors:
     """Case of one collective of `size` bytes, as counted by nccl-tests: the longer of input and output."""
 
-    def __init__(self, name, way, size, ranks):
+    def __init__(self, name, way, size, ranks, device):
         part = max(1, size // 4 // ranks)
         whole = max(1, size // 4) if name in ("all_reduce", "broadcast") else part * ranks
-        make = shardwire.empty if way == "shardwire_heap" else torch.empty
+        make = shardwire.empty if way == "shardwire_heap" else functools.partial(torch.empty, device=device)
         self.input = make((part if name == "all_gather_into_tensor" else whole,))
         self.output = (make((part if name == "reduce_scatter_tensor" else whole,))
                        if name not in ("all_reduce", "broadcast") else None)
@@ -107,6 +110,10 @@ class Bench:
         # The tightest barrier there is: ranks should start together.
         self.pace = self.groups.get("shardwire") or self.groups.get("shardwire_heap")
 
+    def synchronize(self):
+        if self.options.device != "cpu":
+            torch.cuda.synchronize()
+
     def barrier(self):
         dist.barrier(group=self.pace) if self.pace is not None else dist.barrier()
 
@@ -119,7 +126,7 @@ class Bench:
         """The collectives that work, with their tensors: one trial call each, checked."""
         found = {}
         for way, group in self.groups.items():
-            tensors = Tensors(name, way, size, self.options.ranks)
+            tensors = Tensors(name, way, size, self.options.ranks, self.options.device)
             tensors.rewrite(float(self.rank))
             call = caller(name, tensors, group)
             try:
@@ -141,10 +148,12 @@ class Bench:
         for iteration in range(-self.options.warmup, self.options.iterations):
             for way, (tensors, call) in found.items():
                 tensors.rewrite(float(self.rank + iteration))
+                self.synchronize()
                 self.barrier()
                 start = time.perf_counter()
                 for _ in range(calls):
                     call()
+                self.synchronize()
                 took = (time.perf_counter() - start) * 1e6 / calls
                 if iteration >= 0:
                     times[way].append(took)
@@ -153,13 +162,14 @@ class Bench:
     def latency(self):
         """(p50, p99) of single calls, in blocks by turns, as this rank sees them; and the share of a core that an idle
         wait costs."""
-        times, tensor = {way: [] for way in self.groups if way != "shardwire_heap"}, torch.ones(1)
+        times, tensor = {way: [] for way in self.groups if way != "shardwire_heap"}, torch.ones(1, device=self.options.device)
         for _ in range(max(1, self.options.latency_calls // 250)):
             for way in times:
                 self.barrier()
                 for _ in range(250):
                     start = time.perf_counter()
                     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.groups[way])
+                    self.synchronize()
                     times[way].append((time.perf_counter() - start) * 1e6)
         found = {}
         for way, values in times.items():
@@ -180,8 +190,8 @@ class Bench:
 
 
 def print_head(bench, options):
-    print(f"# torch {torch.__version__}: {options.ranks} ranks on {os.cpu_count()} cores; f32, sum; time of the "
-          "slowest rank")
+    print(f"# torch {torch.__version__}: {options.ranks} ranks on {os.cpu_count()} cores; {options.device} tensors, f32, sum; "
+          "time of the slowest rank")
     for way, why in bench.missing.items():
         print(f"# left out: {way}: {why}")
     columns = "".join(f" | {way + ' us':>17} {'busGB/s':>8}" for way in bench.groups)
@@ -208,6 +218,8 @@ def print_row(bench, name, size, medians, options):
 
 def run_rank(rank, options, store):
     torch.set_num_threads(1)
+    if options.device != "cpu":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=options.ranks)
     bench = Bench(rank, options)
@@ -245,6 +257,8 @@ def main():
     unknown = [way for way in options.ways.split(",") if way not in WAYS]
     if unknown:
         sys.exit(f"collectives.py: no way named {unknown[0]!r}; there are " + ", ".join(WAYS))
+    if options.device != "cpu":  # the heap is the CPU's, and the fake backend takes its tensors alone
+        options.ways = ",".join(way for way in options.ways.split(",") if way in ("gloo", "shardwire"))
     with tempfile.TemporaryDirectory(prefix="shardwire-bench-") as folder:
         mp.spawn(run_rank, args=(options, os.path.join(folder, "store")), nprocs=options.ranks)
     return 0

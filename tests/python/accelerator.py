@@ -1,4 +1,5 @@
-"""The test device (tests/python/device): a kind of device unknown to torch, with threads as streams.
+"""The test device (tests/python/device): a kind of device unknown to torch, with threads as streams. With
+SHARDWIRE_TEST_DEVICE=cuda it is a GPU instead (cuda_controls.py).
 
 ``load()``, called before any rank is forked, builds the device where the package runs from a build folder, imports the
 module, and registers the device with torch and shardwire.
@@ -7,6 +8,7 @@ module, and registers the device with torch and shardwire.
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 import types
@@ -20,7 +22,8 @@ import shardwire
 import shardwire_autoload
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-NAME = "swtest" if TORCH >= (2, 0) else "privateuseone"  # 1.13 cannot rename the device
+IS_CUDA = os.environ.get("SHARDWIRE_TEST_DEVICE") == "cuda"
+NAME = "cuda" if IS_CUDA else "swtest" if TORCH >= (2, 0) else "privateuseone"  # 1.13 cannot rename the device
 DEVICE_NAME = f"{NAME}:0"
 
 
@@ -46,6 +49,9 @@ def build() -> None:
 
 def load() -> Any:
     """The device's module, with the controls. Skips the test where there is no build folder."""
+    if IS_CUDA:
+        import cuda_controls
+        return cuda_controls
     build()
     first = "shardwire_test_device" not in sys.modules
     if first and TORCH >= (2, 0):
@@ -64,3 +70,8 @@ def load() -> Any:
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.device(NAME, 0))
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory that a copy of the device reads and writes later: CUDA makes the CPU wait for any other."""
+    return tensor.pin_memory() if IS_CUDA else tensor

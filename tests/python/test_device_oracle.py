@@ -26,8 +26,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = accelerator.load()
 
     def place(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:
-        # torch passes complex tensors to a backend as views, which torch cannot make of tensors of this device.
-        if tensor.is_complex() or rng.random() < 0.4:
+        # torch passes complex tensors to a backend as views, which torch cannot make of tensors of the test device.
+        if (tensor.is_complex() and not accelerator.IS_CUDA) or rng.random() < 0.4:
             placements["host"] += 1
             return tensor
         placements["device"] += 1
@@ -64,7 +64,7 @@ def test_random_specs_on_the_device(device: Any, world: int) -> None:
 def run_collectives(rank: int, first: int, count: int, module: Any) -> dict[str, int]:
     module.use_gates("own")
     counted = test_collectives_oracle.run_cases(rank, first, count)
-    assert module.uses_after_free() == 0 and module.gates_made() > 0
+    assert module.uses_after_free() == 0 and (accelerator.IS_CUDA or module.gates_made() > 0)
     assert placements["device"] > 20 and placements["host"] > 20
     return counted
 
