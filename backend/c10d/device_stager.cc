@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "backend/base/user_call.h"
+#include "backend/c10d/cuda_driver.h"
 #include "backend/c10d/throw_status.h"
 #include "backend/memory/shared_heap.h"
 
@@ -39,7 +40,7 @@ bool isCapturing(const Guard& guard, const c10::Stream& stream) {
   if constexpr (requires { guard.isStreamCapturing(stream); }) {
     return guard.isStreamCapturing(stream);
   } else {
-    return false;
+    return stream.device_type() == c10::DeviceType::CUDA && isCudaCapturing(stream);
   }
 }
 

@@ -21,8 +21,7 @@ std::atomic<MakeStreamGate>& makerOf(c10::DeviceType type) {
 }
 
 #if SW_TORCH_HAS_STREAM_BLOCK
-// torch's own gate: a kernel that spins on a flag in pinned memory. A torch built for the device registers the gate
-// under the device's name ("CUDA").
+// torch's own gate. A torch built for the device registers the gate under the device's name.
 class TorchGate final : public StreamGate {
  public:
   explicit TorchGate(std::unique_ptr<::c10d::cuda::StreamBlock> block) : block_(std::move(block)) {}
@@ -34,6 +33,13 @@ class TorchGate final : public StreamGate {
 
 std::string nameOf(c10::DeviceType type) {
   return c10::DeviceTypeName(type, false);
+}
+
+// Not CUDA's: whatever opens the gate here calls CUDA first, to copy the result, and CUDA makes this call wait while
+// another thread is in a call that waits for the stream behind the gate (the first launch of a kernel, a copy to memory
+// that is not pinned). Neither would ever end: on an H200, DDP stood still in its first step.
+bool torchHasGates(c10::DeviceType type) {
+  return type != c10::DeviceType::CUDA && ::c10d::cuda::StreamBlockRegistry()->Has(nameOf(type));
 }
 #endif
 
@@ -50,7 +56,7 @@ bool hasStreamGates(c10::DeviceType type) {
     return true;
   }
 #if SW_TORCH_HAS_STREAM_BLOCK
-  return ::c10d::cuda::StreamBlockRegistry()->Has(nameOf(type));
+  return torchHasGates(type);
 #else
   return false;
 #endif
@@ -62,8 +68,9 @@ std::unique_ptr<StreamGate> makeStreamGate(const c10::Stream& stream) {
   }
 #if SW_TORCH_HAS_STREAM_BLOCK
   constexpr std::chrono::milliseconds kForEver(0);
-  if (const std::string name = nameOf(stream.device_type()); ::c10d::cuda::StreamBlockRegistry()->Has(name)) {
-    return std::make_unique<TorchGate>(::c10d::cuda::StreamBlockRegistry()->Create(name, kForEver));
+  if (torchHasGates(stream.device_type())) {
+    return std::make_unique<TorchGate>(
+        ::c10d::cuda::StreamBlockRegistry()->Create(nameOf(stream.device_type()), kForEver));
   }
 #endif
   return nullptr;

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not has_gpu(), reason="there is no GPU, or this 
 
 
 def run(world: int, body: Any, *args: Any) -> list[Any]:
-    return run_ranks(world, body, *args, timeout=120, default_group=True)
+    return run_ranks(world, body, *args, timeout=40, default_group=True)
 
 
 def model() -> torch.nn.Module:
@@ -177,7 +177,7 @@ def test_a_queue_carries_tensors_of_the_device() -> None:
 
 
 def lazily(rank: int) -> None:
-    """Kernels that the device has not loaded yet are needed while a gate holds the stream."""
+    """The device has not loaded the next kernels when wait() returns; the load waits for the stream."""
     tensor = torch.ones(1 << 22, device="cuda").reshape(2048, 2048).t()  # the copies to the host need a kernel
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
@@ -188,7 +188,7 @@ def lazily(rank: int) -> None:
     assert sorted_.median().item() == 4
 
 
-def test_kernels_are_loaded_behind_a_gate() -> None:
+def test_kernels_are_loaded_behind_an_operation() -> None:
     run(2, lazily)
 
 
