@@ -15,6 +15,7 @@
 #include <array>
 
 #include "backend/base/fd.h"
+#include "backend/base/host_name.h"
 #include "backend/base/system_error.h"
 #include "backend/base/wire.h"
 #include "backend/fabric/interfaces.h"
@@ -163,9 +164,7 @@ Result<RankAddress> makeAddress() {
   if (address.networkNamespace != 0) {
     address.kernel = fmt::format("{} {}", address.bootId, address.networkNamespace);
   }
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);  // for messages only: an empty name does no harm
-  address.host = host.data();
+  address.host = hostName();
   address.pid = static_cast<std::uint32_t>(::getpid());
   address.uid = ::geteuid();
   const auto process = processId();

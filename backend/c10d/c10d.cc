@@ -45,6 +45,10 @@ void abort(TorchBackend& group) {
   groupOf(group, "abort").abort();
 }
 
+void revoke(TorchBackend& group) {
+  groupOf(group, "revoke").revoke();
+}
+
 DType dtypeOf(const at::Tensor& tensor) {
   return internal::dtypeOf(tensor.scalar_type());
 }

@@ -308,6 +308,10 @@ void ProcessGroupShardwire::abort() {
   }
 }
 
+void ProcessGroupShardwire::revoke(const std::string& notice) {
+  communicator()->revoke(notice);
+}
+
 void ProcessGroupShardwire::shutdown() {
   throwUnlessOk(end());
 }

@@ -145,6 +145,8 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   void setTimeout(Milliseconds timeout);
   // Fails every pending and later operation on this rank. Idempotent.
   void abort();
+  // Communicator::revoke(). Throws kAborted after shutdown().
+  void revoke(const std::string& notice = "");
   // For a group that is finished: pending and later operations fail on this rank. Other ranks notice only when they
   // need this rank. Idempotent. Does nothing in a child of fork(), where the group belongs to the parent, like abort().
   void shutdown();

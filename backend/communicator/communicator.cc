@@ -5,11 +5,13 @@
 #include "shardwire/communicator.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
+#include "backend/base/host_name.h"
 #include "backend/base/log.h"
 #include "backend/bootstrap/store_rounds.h"
 #include "backend/communicator/communicator_impl.h"
@@ -204,6 +206,23 @@ void CommunicatorImpl::abort(const std::string& reason) {
   }
   engine_->abort({StatusCode::kAborted,
                   fmt::format("aborted on {}{}{}", engine_->facts().label, reason.empty() ? "" : ": ", reason)});
+}
+
+void CommunicatorImpl::revoke(const std::string& notice) {
+  if (owner().isHere()) {
+    const auto mine = [&] {
+      return fmt::format("rank {} (pid {} on host {}) revoked the group", rank(), ::getpid(), hostName());
+    };
+    engine_->revoke(notice.empty() ? mine() : notice);
+  }
+}
+
+std::string CommunicatorImpl::revocation() const {
+  if (!owner().isHere()) {
+    return "";
+  }
+  engine_->memory().help();
+  return engine_->locked([](const GroupState& state) { return state.failure.revocation(); });
 }
 
 std::string CommunicatorImpl::describeTransports() const {

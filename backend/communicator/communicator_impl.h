@@ -58,6 +58,8 @@ class CommunicatorImpl final : public Communicator {
   Result<std::vector<std::string>> exchange(const ExchangeRequest& mine, std::optional<Duration> timeout) override;
 
   void abort(const std::string& reason) override;
+  void revoke(const std::string& notice) override;
+  std::string revocation() const override;
   void end() override;
   void setGlobalRanks(std::vector<std::int64_t> ranks) override;
 

@@ -157,6 +157,18 @@ void Engine::abort(Status reason) {
   });
 }
 
+void Engine::revoke(std::string why) {
+  driving_.act([&](GroupState& state) {
+    if (state.links.isClosed()) {
+      return;
+    }
+    state.failure.revoke(std::move(why));
+    state.links.wantAll();
+    state.poll();
+  });
+  driving_.wakeProgress();  // links under way end without a call of this rank
+}
+
 void Engine::onProcessFailure() {
   const bool isDone = driving_.tryLocked([](GroupState& state) {
     // After close() the connections are being ended, and leave by the wires.

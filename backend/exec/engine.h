@@ -45,6 +45,8 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
                      Duration spinInline = {}, const CallRecord& record = {});
   // Fails the group on this rank and notifies the peers. Idempotent: the first reason stays.
   void abort(Status reason);
+  // Fails the group on all ranks, also on ranks without a link to this rank so far. Idempotent.
+  void revoke(std::string why);
   // Orderly end: fails pending operations, joins the progress thread, notifies the peers. Aborts first if an operation
   // whose wait a signal ended is still in flight. Idempotent.
   void shutdown();

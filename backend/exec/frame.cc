@@ -56,7 +56,7 @@ bool BlobFrame::isSound(Payload payload) const {
 
 bool FailFrame::isSound(Payload) const {
   return code > static_cast<std::uint32_t>(StatusCode::kOk) &&
-         code <= static_cast<std::uint32_t>(StatusCode::kInterrupted);
+         code <= static_cast<std::uint32_t>(StatusCode::kInterrupted) && isRevoked <= 1;
 }
 
 bool EagerFrame::isSound(Payload payload) const {

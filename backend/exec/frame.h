@@ -110,11 +110,11 @@ struct CancelFrame {
 
 // ---- control lane, about the group
 
-// The sender poisoned the group. Payload: the reason.
+// The sender poisoned the group, or a rank revoked the group. Payload: the reason.
 struct FailFrame {
   static constexpr FrameKind kKind = FrameKind::kFail;
-  std::uint32_t code = 0;  // StatusCode, not kOk
-  std::uint32_t reserved = 0;
+  std::uint32_t code = 0;       // StatusCode, not kOk
+  std::uint32_t isRevoked = 0;  // 0 or 1; the group may have failed before
   bool isSound(Payload) const;
 };
 // The ranks disagree about operation `seq`, which belongs to the sender's call `call` (the low 32 bits; 0: too long

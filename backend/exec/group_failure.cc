@@ -48,8 +48,24 @@ void GroupFailure::end(Status why) {
   sendNotices();
 }
 
-void GroupFailure::onFail(Rank /*from*/, const Received<FailFrame>& frame) {
+// A rank's own first reason stays, and the notice is sent once more: peers may wait outside of the group's operations.
+void GroupFailure::revoke(std::string why) {
+  if (!revocation_.empty()) {
+    return;
+  }
+  revocation_ = std::move(why);
+  notifyPeers(revocation_);
   if (operations_.failure().isOk()) {
+    end({StatusCode::kAborted, revocation_});
+  } else {
+    sendNotices();
+  }
+}
+
+void GroupFailure::onFail(Rank /*from*/, const Received<FailFrame>& frame) {
+  if (frame.isRevoked == 1) {
+    revoke(std::string(textOf(frame.payload)));
+  } else if (operations_.failure().isOk()) {
     Status status(static_cast<StatusCode>(frame.code), std::string(textOf(frame.payload)));
     notifyPeers(status.message());
     end(std::move(status));
@@ -77,12 +93,14 @@ void GroupFailure::addNoticeTo(Rank peer) {
 }
 
 void GroupFailure::sendNotices() {
-  const auto code =
-      static_cast<std::uint32_t>(operations_.failure().isOk() ? StatusCode::kAborted : operations_.failure().code());
+  const bool isRevoked = !revocation_.empty();
+  const auto code = static_cast<std::uint32_t>(
+      isRevoked || operations_.failure().isOk() ? StatusCode::kAborted : operations_.failure().code());
   hasNotices_ = false;
   for (const Rank peer : links_.joined()) {
     const auto p = static_cast<std::size_t>(peer);
-    isNoticeDue_[p] = isNoticeDue_[p] && !context_.sendText(peer, FailFrame{.code = code}, notice_);
+    isNoticeDue_[p] =
+        isNoticeDue_[p] && !context_.sendText(peer, FailFrame{.code = code, .isRevoked = isRevoked ? 1U : 0U}, notice_);
     hasNotices_ |= isNoticeDue_[p];
   }
 }

@@ -25,6 +25,9 @@ class GroupFailure {
   void fail(Status why);
   // The same, but the peers are not notified: the group ends.
   void end(Status why);
+  // The same by the wish of a rank, on all ranks, also where the group failed before.
+  void revoke(std::string why);
+  const std::string& revocation() const { return revocation_; }  // empty: no rank revoked the group
   // The peer's reason goes on to all other peers: the peer may end before notifying every rank, and a rank waiting for
   // this rank must know why this rank does not come.
   void onFail(Rank from, const Received<FailFrame>& frame);
@@ -53,6 +56,7 @@ class GroupFailure {
   FailureCallback& callback_;
   std::atomic<bool>& hasWork_;
   std::string notice_;
+  std::string revocation_;
   bool hasNotices_ = false;
   std::vector<bool> isNoticeDue_;  // by peer
   bool isCallbackDue_ = false;

@@ -45,6 +45,14 @@ void PeerLinks::want(Activity& activity) {
   }
 }
 
+void PeerLinks::wantAll() {
+  for (Rank peer = 0; joinsLate() && peer < context_.worldSize; ++peer) {
+    if (peer != context_.rank && !isJoined_[static_cast<std::size_t>(peer)]) {
+      peers_.late->want(peer);
+    }
+  }
+}
+
 bool PeerLinks::takeLate(std::vector<Rank>* joined) {
   std::vector<LateLinks::News> news = peers_.late->poll();
   for (LateLinks::News& each : news) {

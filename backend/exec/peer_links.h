@@ -25,6 +25,8 @@ class PeerLinks {
   bool joinsLate() const { return peers_.late != nullptr; }
   // Asks for the needed peers of the operation that are not joined yet.
   void want(Activity& activity);
+  // Asks for all peers that are not joined yet.
+  void wantAll();
   // Takes the connections made since the last call; true when at least one was made, or a peer cannot be joined.
   // `*joined`: the new peers.
   bool takeLate(std::vector<Rank>* joined);

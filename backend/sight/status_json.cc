@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "backend/base/host_name.h"
 #include "backend/exec/engine.h"
 #include "backend/exec/process_engines.h"
 
@@ -72,12 +73,6 @@ Json groupJson(const GroupSight& group) {
           {"in_flight", listOf(group.inFlight, operationJson)},
           {"last_call", group.lastCall},
           {"latest", listOf(group.latest, recordedJson)}};
-}
-
-std::string hostName() {
-  std::string name(256, '\0');
-  name.resize(::gethostname(name.data(), name.size() - 1) == 0 ? name.find('\0') : 0);
-  return name;
 }
 
 }  // namespace

@@ -47,6 +47,8 @@ SHARDWIRE_EXPORT std::shared_ptr<Communicator> communicatorOf(TorchBackend& grou
 SHARDWIRE_EXPORT void shutdown(TorchBackend& group);
 // Fails every pending and later operation of the group on this rank at once. Idempotent.
 SHARDWIRE_EXPORT void abort(TorchBackend& group);
+// Fails every pending and later operation of the group on all ranks (Communicator::revoke). Idempotent.
+SHARDWIRE_EXPORT void revoke(TorchBackend& group);
 
 // The element type of a tensor, for TensorDecl::dtype.
 SHARDWIRE_EXPORT DType dtypeOf(const at::Tensor& tensor);

@@ -123,6 +123,13 @@ class SHARDWIRE_EXPORT Communicator {
 
   // Fails every pending and later operation of this group on this rank at once with `reason`. Idempotent.
   virtual void abort(const std::string& reason) = 0;
+  // Fails every pending and later operation of this group on all ranks, as MPIX_Comm_revoke does. The errors are
+  // kAborted; on a rank where the group failed before, the first reason stays. Returns at once: the notice goes over
+  // the links between the ranks, needs no store, and makes missing links. The first notice counts. An empty `notice` is
+  // "rank 1 (pid 7 on host a) revoked the group"; a group that serves another group gives the other one's.
+  virtual void revoke(const std::string& notice = "") = 0;
+  // The notice, as soon as the notice is here; empty: no rank revoked the group. Looks for new notices.
+  virtual std::string revocation() const = 0;
   // Does the destructor's work now, even while other owners hold the object: ends the group on this rank, and notifies
   // the other ranks only that this rank left. Waiting calls of other threads fail with kAborted, and so do later calls.
   // Idempotent.

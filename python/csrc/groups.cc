@@ -125,6 +125,8 @@ void bindBackend(py::module_& module) {
   py::class_<ProcessGroupShardwire, c10::intrusive_ptr<ProcessGroupShardwire>, Base>(module, "ProcessGroupShardwire")
       .def_property_readonly("options", &ProcessGroupShardwire::getBackendOptions)
       .def("abort", &ProcessGroupShardwire::abort, released)
+      .def(
+          "revoke", [](ProcessGroupShardwire& self) { self.revoke(); }, released)
       .def("shutdown", &ProcessGroupShardwire::shutdown, released)
       .def("set_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)
       .def("_set_default_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"),
@@ -154,7 +156,15 @@ void bindBackend(py::module_& module) {
           [](const py::object& self, const py::object& ranks, int flags, const py::object& options) {
             return py::module_::import("shardwire.survive.shrink_group").attr("shrink")(self, ranks, flags, options);
           },
-          py::arg("ranks_to_exclude"), py::arg("shrink_flags") = 0, py::arg("opts_override") = py::none());
+          py::arg("ranks_to_exclude"), py::arg("shrink_flags") = 0, py::arg("opts_override") = py::none())
+      .def(
+          "agree",
+          [](const py::object& self, const py::object& flag, const py::object& timeout) {
+            const auto groups = py::module_::import("shardwire.groups.lookup");
+            return py::module_::import("shardwire.survive.agree")
+                .attr("agree")(flag, groups.attr("group_around")(self), timeout);
+          },
+          py::arg("flag") = true, py::arg("timeout") = py::none());
 }
 
 }  // namespace
@@ -167,6 +177,46 @@ ProcessGroupShardwire& groupOf(const py::handle& object) {
   }
   return *group;
 }
+
+namespace {
+
+void bindEnds(py::module_& module) {
+  module.def(
+      "abort",
+      [](const py::object& backend) {
+        ProcessGroupShardwire& group = groupOf(backend);
+        const py::gil_scoped_release release;
+        group.abort();
+      },
+      py::arg("backend"), "Fails every pending and later operation of the group on this rank.");
+  module.def(
+      "revoke",
+      [](const py::object& backend, const std::string& notice) {
+        ProcessGroupShardwire& group = groupOf(backend);
+        const py::gil_scoped_release release;
+        group.revoke(notice);
+      },
+      py::arg("backend"), py::arg("notice"), "Ends the group on all its ranks. notice: the error of the operations.");
+  module.def(
+      "revocation",
+      [](const py::object& backend) {
+        ProcessGroupShardwire& group = groupOf(backend);
+        const py::gil_scoped_release release;
+        return group.communicator()->revocation();
+      },
+      py::arg("backend"),
+      "The rank that revoked the group, as a sentence; empty while no rank did, as far as this rank knows.");
+  module.def(
+      "shutdown",
+      [](const py::object& backend) {
+        ProcessGroupShardwire& group = groupOf(backend);
+        const py::gil_scoped_release release;
+        group.shutdown();
+      },
+      py::arg("backend"), "Ends the group on this rank.");
+}
+
+}  // namespace
 
 void bindGroups(py::module_& module) {
   bindBackend(module);
@@ -235,22 +285,7 @@ void bindGroups(py::module_& module) {
       "Collective: the blobs of all ranks. Otherwise one error on all ranks: MismatchError where call or text differ, "
       "or "
       "the error of the lowest rank that gives one.");
-  module.def(
-      "abort",
-      [](const py::object& backend) {
-        ProcessGroupShardwire& group = groupOf(backend);
-        const py::gil_scoped_release release;
-        group.abort();
-      },
-      py::arg("backend"), "Fails every pending and later operation of the group on this rank.");
-  module.def(
-      "shutdown",
-      [](const py::object& backend) {
-        ProcessGroupShardwire& group = groupOf(backend);
-        const py::gil_scoped_release release;
-        group.shutdown();
-      },
-      py::arg("backend"), "Ends the group on this rank.");
+  bindEnds(module);
 }
 
 }  // namespace shardwire::python

@@ -62,8 +62,8 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from .compiler.shards import (ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards,
                                   specs_from_dtensor)
     from .groups.mpi import create_process_group_from_mpi
-    from .survive.reconfigure import (Agreement, agree, reconfigure, reconfigure_handle, reconfigure_handles,
-                                     shrink)
+    from .survive.agree import Agreement, agree, revoke
+    from .survive.reconfigure import reconfigure, reconfigure_handle, reconfigure_handles, shrink
     from .groups.standalone import ShardwireBackend, ShardwireProcessGroup, create_shardwire_backend
     from .groups.tcp_store import TcpStore
     from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache
@@ -78,7 +78,8 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 _MODULE_OF = {name: module for module, names in {
     "groups.mpi": ("create_process_group_from_mpi",),
-    "survive.reconfigure": ("Agreement", "agree", "reconfigure", "reconfigure_handle", "reconfigure_handles", "shrink"),
+    "survive.agree": ("Agreement", "agree", "revoke"),
+    "survive.reconfigure": ("reconfigure", "reconfigure_handle", "reconfigure_handles", "shrink"),
     "groups.standalone": ("ShardwireBackend", "ShardwireProcessGroup", "create_shardwire_backend"),
     "groups.tcp_store": ("TcpStore",),
     "process.profile": ("enable_profiling",),
@@ -110,8 +111,8 @@ __all__ = [
     "enable_profiling", "end_process_group", "errors", "find_process_group", "fused", "global_ranks",
     "in_shared_heap", "load", "name_process_group", "nvshmem", "plan", "publish", "reconfigure",
     "reconfigure_handle", "reconfigure_handles", "redistribute", "register", "register_plain", "resolve_backend",
-    "save", "serialize", "shrink", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync",
-    "trace", "unfused", "weights",
+    "revoke", "save", "serialize", "shrink", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm",
+    "sync", "trace", "unfused", "weights",
 ]
 
 

@@ -286,6 +286,42 @@ TEST_P(LateLinks, ALatePeerReceivesTheFailureOfTheGroup) {
       lazy());
 }
 
+// The receiving rank and the revoking rank have no link, and no operation of the revoking rank needs one.
+TEST_P(LateLinks, AreMadeByARevocation) {
+  std::atomic<bool> waits{false};
+  std::atomic<int> ended{0};
+  withGroup(
+      4,
+      [&](Communicator& group) {
+        std::vector<std::int64_t> values = {1};
+        EXPECT_EQ(group.revocation(), "");
+        if (group.rank() == 2) {
+          auto work = group.recv(viewOf(values), 3, 0);
+          ASSERT_TRUE(work.isOk());
+          waits = true;
+          const Status status = (*work)->wait();
+          EXPECT_EQ(status.code(), StatusCode::kAborted);
+          EXPECT_NE(status.message().find("rank 0 (pid "), std::string::npos) << status.message();
+          EXPECT_NE(status.message().find("revoked the group"), std::string::npos) << status.message();
+        }
+        while (!waits) {
+          std::this_thread::yield();
+        }
+        if (group.rank() == 0) {
+          group.revoke();
+          group.revoke("the first notice counts");
+        }
+        while (group.revocation().empty()) {
+          std::this_thread::yield();
+        }
+        EXPECT_TRUE(group.revocation().starts_with("rank 0 (pid ")) << group.revocation();
+        EXPECT_EQ(group.barrier().status().code(), StatusCode::kAborted);
+        ++ended;
+        await(ended, 4);
+      },
+      lazy());
+}
+
 // The idle rank has made no call yet, and links back: see Inbox.WakesAnOwnerThatAwaitsAnnouncements.
 TEST_P(LateLinks, AnIdleRankAnswers) {
   std::atomic<int> sent{0};

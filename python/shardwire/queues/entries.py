@@ -81,6 +81,7 @@ class HeldQueue:
         self.reserved = 0  # room of admitted puts not visible yet
         self.closed = False
         self.failure: str | None = None
+        self.revoked = ""
         self._numbers = itertools.count()
 
     # ---- putting
@@ -161,6 +162,7 @@ class HeldQueue:
             getter.serve(entry, READY)
             self._admit_waiting()
         why = READY if self.entries else OVER if self.closed and not self.in_order else self.failure
+        why = self.revoked or why
         if why is None:
             return
         waiting, self.watchers = self.watchers, []
@@ -194,6 +196,17 @@ class HeldQueue:
         """Nothing more can be put; entries in the queue can still be taken."""
         self.closed = True
         waiting, self.for_room = list(self.for_room), deque()
+        for putting in waiting:
+            putting.end(OVER)
+        self._serve()
+
+    def revoke(self, notice: str) -> None:
+        """Ends everything: all waits, now and later, end with the notice."""
+        self.closed, self.revoked = True, notice
+        waiting = [*self.for_room, *(putting for line in self.in_order.values() for putting in line)]
+        self.entries.clear()
+        self.for_room.clear()
+        self.in_order.clear()
         for putting in waiting:
             putting.end(OVER)
         self._serve()

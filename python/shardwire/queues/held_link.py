@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from .. import _C
+from ..errors import ShardwireError
 from . import wire
 from .entries import NOTHING, OVER, READY, Entry, Getter, HeldQueue, Putting
 
@@ -50,6 +51,8 @@ class HeldLink:
 
     def start(self) -> None:
         self.hub.held_links.add(self)
+        if self.hub.revoked:
+            _C.revoke(self.backend, self.hub.revoked)
         self._listen()
 
     # ---- requests
@@ -107,7 +110,7 @@ class HeldLink:
 
     def answer(self, message: wire.Message, op: int, value: int = 0, head: bytes = b"",
                parts: list[torch.Tensor] | None = None) -> None:
-        if self.over:
+        if self.over or self.hub.revoked:  # the end of the link says more
             return
         parts = parts or []
         reply = wire.Message(op, 0, message.queue, message.request, value, head, tuple(part.numel() for part in parts))
@@ -271,6 +274,8 @@ class HeldLink:
         self.hub.held_links.discard(self)
         if self.hub.is_stopped():
             return  # the program ends, and all held queues with it
+        if notice := notice_of(self.backend):
+            self.hub.revoke(notice)
         for held, getter in self.getters.values():
             held.forget(getter)
         puttings, self.puttings = self.puttings, {}
@@ -285,6 +290,14 @@ class HeldLink:
                 held.fail(f"rank {self.user} of group {self.hub.label!r}, which had put into it, {how_it_ended(error)}")
         # In a thread: shutdown may wait for the thread that runs this callback.
         threading.Thread(target=_C.shutdown, args=(self.backend,), name="shardwire-queue-end", daemon=True).start()
+
+
+def notice_of(backend: Any) -> str:
+    """The notice by which a rank revoked the group; empty without a notice."""
+    try:
+        return _C.revocation(backend)
+    except ShardwireError:  # the group was shut down here
+        return ""
 
 
 def how_it_ended(error: BaseException) -> str:

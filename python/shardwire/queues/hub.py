@@ -24,6 +24,7 @@ import uuid
 import weakref
 from collections import deque
 from datetime import timedelta
+from functools import partial
 from typing import Any, Callable
 
 import torch.distributed as dist
@@ -33,7 +34,7 @@ from .. import _C
 from ..process.ending import close_at_exit
 from ..groups.lookup import resolve_backend, store_of, table_by_group
 from ..groups.mpi import tcp_store
-from ..errors import ShardwireError, TimeoutError
+from ..errors import AbortedError, ShardwireError, TimeoutError
 from . import wire
 from .entries import HeldQueue
 from .held_link import HeldLink
@@ -65,6 +66,8 @@ def hub_of(group: Any) -> tuple[Any, Hub]:
 class Hub:
     def __init__(self, group: Any, backend: Any) -> None:
         self.pid = os.getpid()
+        self._group = weakref.ref(group)
+        self.revoked = ""  # the notice of the rank that revoked the group
         self.rank, self.size = _C.rank(backend), _C.size(backend)
         self.label = _C.group_name(backend)
         # The longest silence of a holder before the holder counts as stopped
@@ -151,6 +154,39 @@ class Hub:
                                  "work there only; make a group and a Queue in this process")
         if self._stopped.is_set():
             raise ShardwireError(f"the queues of group {self.label!r} were ended on rank {self.rank}")
+        if self.revoked:
+            raise self.revoked_error()
+
+    # ---- the group was revoked
+
+    def revoked_error(self) -> AbortedError:
+        return AbortedError(f"the queues of group {self.label!r} were ended on rank {self.rank}: {self.revoked}")
+
+    def _watch_group(self) -> None:
+        """Looks for a revocation of the group: nothing of a queue goes over the group's own links."""
+        while not self._stopped.wait(_LONGEST_PAUSE) and not self.revoked:
+            group = self._group()
+            if group is None:
+                return
+            try:
+                notice = _C.revocation(resolve_backend(group))
+            except ShardwireError:  # the group was shut down
+                return
+            if notice:
+                self.post(partial(self.revoke, notice))
+            del group
+
+    def revoke(self, notice: str) -> None:
+        """Ends all waits in the queues of this rank; other ranks learn the notice by the links of the queues, too."""
+        if self.revoked:
+            return
+        self.revoked = notice
+        for held in self.held_by_number:
+            held.revoke(notice)
+        for link in self._users.values():
+            link.revoke()
+        for held_link in list(self.held_links):
+            _C.revoke(held_link.backend, notice)
 
     # ---- holding
 
@@ -162,6 +198,7 @@ class Hub:
                 held = self.held[key] = HeldQueue(key, about, capacity, survives)
                 self.held_by_number.append(held)
         self._requested_at = time.monotonic()
+        self._start(self._watch_group)
         if self.size > 1:
             self._start(self._listen)
 
@@ -245,6 +282,7 @@ class Hub:
     def link_to(self, holder: int, deadline: float | None) -> UseLink:
         """The link to the rank that holds a queue; made when there is none, or the last link broke."""
         self.check_process()
+        self._start(self._watch_group)
         link = self._users.get(holder)
         if link is not None and link.broken is None:
             return link
@@ -259,6 +297,7 @@ class Hub:
             link = self._users.get(holder)
             if link is None or link.broken is not None:
                 link = self._users[holder] = UseLink(self, self._request_link(holder, limit), holder)
+            self.check_process()
             return link
         finally:
             meeting.release()

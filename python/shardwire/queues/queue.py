@@ -356,6 +356,8 @@ class Queue:
 
     def error_of(self, why: str) -> Exception:
         """The error of a getter that was served without an entry."""
+        if self.hub.revoked:
+            return self.hub.revoked_error()
         if why == NOTHING:
             return self.nothing(0.0)
         if why == OVER:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from .. import _C
 from ..errors import AbortedError, PeerFailedError, ShardwireError, TimeoutError
 from . import wire
-from .held_link import how_it_ended
+from .held_link import how_it_ended, notice_of
 
 if TYPE_CHECKING:
     from .hub import Hub
@@ -155,11 +156,20 @@ class UseLink:
 
     def _break(self, error: ShardwireError) -> ShardwireError:
         """Marks the link as broken; returns an error with the holder's rank in the user's group."""
+        if self.broken is None and (notice := self.hub.revoked or notice_of(self.backend)):
+            self.hub.post(partial(self.hub.revoke, notice))
+            self.broken = AbortedError(f"the queues of group {self.hub.label!r} were ended: {notice}")
         if self.broken is None:
             self.peer_gone = True
             self.broken = PeerFailedError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, "
                                           f"{how_it_ended(error)}")
         return self.broken
+
+    def revoke(self) -> None:
+        """The group was revoked."""
+        if self.broken is None:
+            self.broken = self.hub.revoked_error()
+            _C.revoke(self.backend, self.hub.revoked)
 
     # ---- giving up
 

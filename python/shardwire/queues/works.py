@@ -210,6 +210,8 @@ class QueueWork:
         return True
 
     def _judge(self, outcomes: list[str]) -> None:
+        if OVER in outcomes and self._queue.hub.revoked:
+            raise self._queue.hub.revoked_error()
         if OVER in outcomes:
             raise ClosedError(f"{self._queue.label} is closed: nothing can be put into it")
         if NOTHING in outcomes:

@@ -1,4 +1,5 @@
-"""Agreement of the surviving processes: each gives a flag, and all get one verdict with the same dead processes.
+"""Agreement of the surviving processes: each gives a flag, and all get one verdict with the "and" of the flags and the
+same dead processes.
 
 The lowest living process coordinates. The coordinator collects the flags at the own store, waits for each process until
 the process answers or ends, and puts the verdict into the store. Each process keeps the verdict in the own store before
@@ -10,7 +11,9 @@ The group of the processes may have failed: nothing here goes through the group,
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,15 +26,15 @@ LOOK_S = 0.005
 
 
 class Verdict(NamedTuple):
-    """flag: whether each living process gave True. dead: numbers of the ended processes, and of processes without an
-    answer in time. why: the first text given with a False."""
+    """flag: the bitwise "and" of all flags that came, bools or other numbers. dead: numbers of the ended processes, and
+    of processes without an answer in time. why: the first text given with a flag that is 0."""
 
-    flag: bool
+    flag: int
     dead: tuple[int, ...]
     why: str
 
 
-def agree_on(members: Sequence[ProcessHandle], dead_before: Sequence[int], key: str, flag: bool, why: str,
+def agree_on(members: Sequence[ProcessHandle], dead_before: Sequence[int], key: str, flag: int, why: str,
              seconds: float) -> Verdict:
     """The verdict of ``members`` under ``key``, a name of this agreement alone.
 
@@ -102,10 +105,11 @@ def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str,
         if missing:
             store.rest(LOOK_S)
     refused = [flags[number] for number in sorted(flags) if not flags[number].flag]
-    # A False often follows from a death, perhaps of a process that had answered before.
-    for number in flags if refused else ():
+    # A missing bit often follows from a death, perhaps of a process that had answered before.
+    both = functools.reduce(operator.and_, (each.flag for each in flags.values()))
+    for number in flags if refused or any(each.flag != both for each in flags.values()) else ():
         if number != me:
             others[number].ask("peek", "")
             if others[number].is_gone:
                 dead.add(number)
-    return Verdict(not refused, tuple(sorted(dead)), refused[0].why if refused else "")
+    return Verdict(both, tuple(sorted(dead)), refused[0].why if refused else "")

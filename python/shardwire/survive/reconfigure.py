@@ -3,8 +3,8 @@
 1. Each process has a handle (handles.py), which no death of another process makes worthless.
 2. ``reconfigure`` ends the old group here, meets the processes of the given handles (meeting.py), and makes the group
    anew: the ranks follow the order of the handles.
-3. ``agree`` and ``shrink`` know the handles of a group since ``reconfigure_handles``: the survivors agree on the dead
-   ranks (agreement.py), and ``shrink`` reconfigures without them until the remaining ranks all have the new group.
+3. ``shrink`` knows the handles of a group since ``reconfigure_handles``: the survivors agree on the dead ranks
+   (agreement.py), and ``shrink`` reconfigures without them until the remaining ranks all have the new group.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Members:
         self.dead: tuple[int, ...] = ()
         self.store: Any = None
 
-    def agree(self, flag: bool, why: str, seconds: float) -> Verdict:
+    def agree(self, flag: int, why: str, seconds: float) -> Verdict:
         self.round += 1
         # Each process that lives has the verdict before the last one.
         self._forget(self.round - 2)
@@ -62,15 +62,6 @@ class Members:
     def _forget(self, number: int) -> None:
         if number > 0:
             own_store().ask("remove", f"{self.name}/{number}")
-
-
-class Agreement(NamedTuple):
-    """The answer of :func:`agree`. flag: whether each living rank gave True. dead: ranks in the group, ascending.
-    handles: of the living ranks, in the order of their ranks."""
-
-    flag: bool
-    dead: tuple[int, ...]
-    handles: list[str]
 
 
 class _Kind(NamedTuple):
@@ -106,20 +97,6 @@ def reconfigure_handles(group: Any = None) -> list[str]:
                    for blob in _C.exchange(resolve_backend(group), "reconfigure_handles", "", " ".join(words).encode())]
         members = _members[group] = Members([parse_handle(text) for text, _ in answers], answers[0][1])
     return [each.text for each in members.handles]
-
-
-def agree(flag: bool = True, group: Any = None, timeout: timedelta | float | None = None) -> Agreement:
-    """The living ranks of ``group`` agree on the dead ranks, and on the "and" of their flags, though the group may have
-    failed. Collective among the living ranks, which all get the same answer.
-
-    Needs an earlier :func:`reconfigure_handles` of the group (ValueError). ``timeout``: a rank that neither answers nor
-    ends within this time counts as dead; None: the group's timeout. PeerFailedError on a rank that the others have
-    counted as dead. One agreement at a time.
-    """
-    members = _members_of(group)
-    verdict = members.agree(bool(flag), "", _seconds(group, timeout))
-    return Agreement(verdict.flag, verdict.dead, [each.text for number, each in enumerate(members.handles)
-                                                  if number not in verdict.dead])
 
 
 def reconfigure(group: Any, uuid: str, handles: Sequence[str], timeout: timedelta | float | None = None,
@@ -171,8 +148,8 @@ def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | fl
     (ValueError). Ranks that die meanwhile are left out as well. ``timeout``: how long a rank that neither answers nor
     ends is waited for; None: the group's timeout. :func:`reconfigure` says which objects end with the old group.
     """
-    members = _members_of(group)
-    seconds = _seconds(group, timeout)
+    members = members_of(group)
+    seconds = seconds_of(group, timeout)
     leaving = {int(rank) for rank in ranks}
     if not leaving <= set(range(len(members.handles))):
         raise ValueError(f"ranks {sorted(leaving)} are not all in a group of {len(members.handles)} ranks")
@@ -267,7 +244,8 @@ def _group_object(group: Any) -> Any:
     return group
 
 
-def _members_of(group: Any) -> Members:
+def members_of(group: Any) -> Members:
+    """ValueError where the ranks have not exchanged their handles."""
     members = _members.get(_group_object(group))
     if members is None:
         raise ValueError("the group's ranks do not know each other's handles; call "
@@ -275,7 +253,8 @@ def _members_of(group: Any) -> Members:
     return members
 
 
-def _seconds(group: Any, timeout: timedelta | float | None) -> float:
+def seconds_of(group: Any, timeout: timedelta | float | None) -> float:
+    """None: the group's timeout."""
     return (as_timeout(timeout) if timeout is not None else resolve_backend(group).options._timeout).total_seconds()
 
 

@@ -66,6 +66,17 @@ TEST_F(EngineTest, NamesAndNotifiesThePeerOfAControlFrameThatCannotBeRead) {
   EXPECT_EQ(textOfFirst<FailFrame>(), "rank 0 gave up: " + status.message());
 }
 
+TEST_F(EngineTest, PassesARevocationOnThoughTheGroupFailedBefore) {
+  engine_->abort({StatusCode::kPeerFailed, "rank 7 died"});
+  put(Lane::kControl,
+      frameOf(FailFrame{.code = static_cast<std::uint32_t>(StatusCode::kAborted), .isRevoked = 1}, bytesOf("revoked")));
+  while (engine_->locked([](const GroupState& state) { return state.failure.revocation().empty(); })) {
+    engine_->memory().help();
+  }
+  EXPECT_EQ(statusOnceFailed().message(), "rank 7 died");
+  EXPECT_EQ(engine_->locked([](const GroupState& state) { return state.failure.notice(); }), "revoked");
+}
+
 TEST_F(EngineTest, NamesTheKindOfAFrameInTheWrongLaneOrWithWrongFields) {
   put(Lane::kControl, frameOf(StagedFrame{{1, 1}, 512, 1}, bytesOf("x")));
   EXPECT_NE(statusOnceFailed().message().find(
