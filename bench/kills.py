@@ -9,6 +9,8 @@ take turns in one run. --seed S --trial N repeats a trial.
   ./run bench kills --trials 500 --ways shm,tcp  # over mpi: --ways mpi, one mpirun for each trial
   ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, after a rank published its address
   ./run bench kills --ways survive-shm,survive-tcp   # one or two die; the others shrink the group, and reduce in it
+  ./run bench kills --ways symm-shm,symm-tcp     # the same, in calls of symmetric memory
+  ./run bench kills --ways remake-shm,remake-tcp # the same, while the ranks make the group anew again and again
   ./run bench kills --ways pause --trials 60     # SIGSTOP in the middle of a copy, instead of kills
   ./run bench kills --beside 12                  # beside so many programs that only compute
 """
@@ -37,10 +39,13 @@ import torch.distributed as dist
 import shardwire
 from campaigns import pauses
 from campaigns.busy import busy_loops
+from campaigns.going_on import STREAMS, LeftOut
 from campaigns.stream import Setting, Stream, WrongBytes, prepare
 from campaigns.trial import READY, Rank, Trial, print_table, quantile, rank_main
 
-WAYS = ("shm", "tcp", "mpi", "gloo", "init-shm", "init-tcp", "survive-shm", "survive-tcp", "pause")
+WAYS = ("shm", "tcp", "mpi", "gloo", "init-shm", "init-tcp", "survive-shm", "survive-tcp", "symm-shm", "symm-tcp",
+        "remake-shm", "remake-tcp", "pause")
+GOING_ON = ("survive", "symm", "remake")
 START_SECONDS, GROUP_TIMEOUT = 180.0, 60.0  # mpirun's ranks import torch each
 # The environment of the ranks for each way.
 ENVIRONMENT: dict[str, dict[str, str]] = {way: {} if way == "gloo" else {"SHARDWIRE_TRANSPORTS": way.split("-")[-1]}
@@ -65,13 +70,15 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
     behaviour = setting.behaviour[rank]
     if behaviour == "survive":
         shardwire.reconfigure_handles()
-    stream = Stream(setting, rank, lambda number: me.page.set(rank, "step", number))
+    stream = STREAMS.get(setting.stream, Stream)(setting, rank, lambda number: me.page.set(rank, "step", number))
     me.publish("state", READY)
     report: dict[str, Any] = {"wrong": [], "rank": rank}
     try:
         stream.run()
     except WrongBytes as error:
         report["wrong"].append(str(error))
+    except LeftOut as error:
+        report["at"], report["left_out"] = time.monotonic(), error.ranks
     except Exception as error:
         report["at"] = time.monotonic()
         report["type"], report["text"] = type(error).__name__, str(error)
@@ -127,14 +134,15 @@ def plan(seed: int, number: int, way: str) -> tuple[Setting, dict[int, float]]:
     size = rng.randint(2, 4 if way == "mpi" else 6)
     part = sorted(rng.sample(range(size), rng.randint(2, size - 1))) if size > 2 and rng.random() < 0.4 else []
     kinds = rng.choice((["stay"], ["leave"], ["stay", "leave", "destroy"]))
-    if way.startswith("survive"):
+    goes_on = way.startswith(GOING_ON)
+    if goes_on:
         kinds = ["survive"]
     setting = Setting(f"{seed}/{number}", size, "gloo" if way == "gloo" else "shardwire", part,
                       rng.choice((-1, -1, 0, 1, 3)), rng.choice((1 << 12, 1 << 18, 1 << 22, 1 << 24)),
-                      {rank: rng.choice(kinds) for rank in range(size)})
+                      {rank: rng.choice(kinds) for rank in range(size)}, way.split("-")[0])
     victim, delay = rng.randrange(size), math.exp(rng.uniform(math.log(1e-4), math.log(0.2)))
     deaths = {victim: delay * (0.1 if way.startswith("init") else 1)}
-    if way.startswith("survive") and size > 2 and rng.random() < 0.5:
+    if goes_on and size > 2 and rng.random() < 0.5:
         other = rng.choice([rank for rank in range(size) if rank != victim])
         deaths[other] = rng.choice((0.0, math.exp(rng.uniform(math.log(1e-4), math.log(0.2)))))
     return setting, deaths
@@ -199,21 +207,24 @@ def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
             verdict["kind"] = "hung"
         elif "at" not in report:
             verdict["kind"] = "wrong"
-        elif outcome["way"] != "gloo" and not hasattr(shardwire, report["type"]):
+        elif outcome["way"] != "gloo" and "type" in report and not hasattr(shardwire, report["type"]):
             verdict["kind"] = "broken"
         else:
             verdict["seconds"] = report["at"] - outcome["killed"]
+        if "left_out" in report:
+            verdict["named"] = set(report["left_out"]) <= set(victims)
+        elif "seconds" in verdict:
             # A subgroup numbers its ranks itself; the pid is the same everywhere.
             numbers = {each for victim in victims
                        for each in ([victim, part.index(victim)] if report["part"] and victim in part else [victim])}
             whom = [*(rf"rank {number}\b" for number in numbers),
                     *(rf"rank \d+ \(pid {pid}\b" for pid in victims.values())]
             verdict["named"] = any(re.search(who + DEATH, report["text"]) for who in whom)
-            if "again" in report:
-                verdict["again"] = report.get("again_at", math.inf) - outcome["last_killed"]
-                # The last of two deaths may come when the others are done.
-                if len(results) > 1 or not results <= {size - 1.0, float(size - len(victims))}:
-                    verdict["kind"] = "wrong"
+        if "again" in report and "seconds" in verdict:
+            verdict["again"] = report.get("again_at", math.inf) - outcome["last_killed"]
+            # The last of two deaths may come when the others are done.
+            if len(results) > 1 or not results <= {size - 1.0, float(size - len(victims))}:
+                verdict["kind"] = "wrong"
         verdicts.append(verdict)
     return verdicts
 

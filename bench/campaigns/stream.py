@@ -74,6 +74,7 @@ class Setting:
     depth: int  # operations in flight besides the newest; -1: synchronous calls
     max_bytes: int
     behaviour: dict[int, str] = field(default_factory=dict)  # after the error: stay, leave or destroy
+    stream: str = ""  # a name in campaigns/going_on.py; otherwise a Stream
 
     def operation(self, number: int) -> Operation:
         rng = random.Random(f"{self.seed}/{number}")
