@@ -141,8 +141,8 @@ def _die_behind_the_answer(rank, size):
         return done
 
     def fail_by_the_death(*arguments):
+        survive._remake = remake  # once, also where the death fails this call
         remake(*arguments)
-        survive._remake = remake
         other = OtherProcess(parse_handle(handles[2]))
         while not other.is_gone:
             other.ask("peek", "")
