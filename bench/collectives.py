@@ -38,8 +38,8 @@ def parse_arguments(arguments=None):
     parser.add_argument("--min-bytes", type=int, default=4)
     parser.add_argument("--max-bytes", type=int, default=64 << 20)
     parser.add_argument("--only", default="", help="names of collectives (and latency), separated by commas")
-    parser.add_argument("--device", default="cpu", help="where the tensors lie: cpu, or cuda (a time then ends when the "
-                        "device is done; ranks share the devices)")
+    parser.add_argument("--device", default="cpu", help="where the tensors lie: cpu, or cuda (a time then ends when "
+                        "the device is done; ranks share the devices)")
     parser.add_argument("--ways", default=",".join(WAYS), help="some of " + ", ".join(WAYS))
     parser.add_argument("--latency-calls", type=int, default=5000,
                         help="calls for the quantiles of a 4-byte all_reduce, of each backend")
@@ -162,7 +162,8 @@ class Bench:
     def latency(self):
         """(p50, p99) of single calls, in blocks by turns, as this rank sees them; and the share of a core that an idle
         wait costs."""
-        times, tensor = {way: [] for way in self.groups if way != "shardwire_heap"}, torch.ones(1, device=self.options.device)
+        times = {way: [] for way in self.groups if way != "shardwire_heap"}
+        tensor = torch.ones(1, device=self.options.device)
         for _ in range(max(1, self.options.latency_calls // 250)):
             for way in times:
                 self.barrier()
@@ -190,8 +191,8 @@ class Bench:
 
 
 def print_head(bench, options):
-    print(f"# torch {torch.__version__}: {options.ranks} ranks on {os.cpu_count()} cores; {options.device} tensors, f32, sum; "
-          "time of the slowest rank")
+    print(f"# torch {torch.__version__}: {options.ranks} ranks on {os.cpu_count()} cores; {options.device} tensors, "
+          "f32, sum; time of the slowest rank")
     for way, why in bench.missing.items():
         print(f"# left out: {way}: {why}")
     columns = "".join(f" | {way + ' us':>17} {'busGB/s':>8}" for way in bench.groups)

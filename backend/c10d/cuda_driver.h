@@ -1,5 +1,6 @@
-// What the device-generic guard of older torches does not offer, asked of CUDA's driver. The driver and torch's own CUDA
-// library are looked up in the running process, so that one build serves torches with CUDA and without. Any thread.
+// Questions to CUDA's driver that the device-generic guard of older torches does not answer. The functions of the
+// driver and of torch's CUDA library are looked up in the running process, so one build serves torches with CUDA and
+// without CUDA. Any thread.
 #pragma once
 
 #include <c10/core/Stream.h>
