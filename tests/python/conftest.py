@@ -78,7 +78,9 @@ def launcher():
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """From xdist 3.7 on, the files with most tests would come first, in whatever order the tests are collected."""
+    """Declares our mark. And from xdist 3.7 on, the files with most tests would come first, in whatever order the tests
+    are collected."""
+    config.addinivalue_line("markers", "any_torch: long, and alike with every torch; CI runs it with one torch only")
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 

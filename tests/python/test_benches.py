@@ -36,6 +36,7 @@ RUNS = {
 LAUNCHED = {"cast.py"}
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("name", RUNS)
 def test_a_bench_runs(name: str) -> None:
     launcher = ["-m", "shardwire.launch", "-n", "2"] if name in LAUNCHED else []

@@ -410,6 +410,7 @@ def free_gib():
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
 
 
+@pytest.mark.any_torch
 @pytest.mark.skipif(free_gib() < 14, reason="less than 14 GiB of free memory")
 @pytest.mark.parametrize("heap", [False, True])
 def test_more_than_2_31_elements(run_ranks, heap):

@@ -94,6 +94,7 @@ def test_an_unknown_peer_is_an_error(tmp_path: Path) -> None:
     assert done.returncode == 2 and "there is no peer lam; there are openmpi" in done.stderr
 
 
+@pytest.mark.any_torch
 def test_gloo_runs_in_the_loop(tmp_path: Path) -> None:
     library, settings = tmp_path / "libpeer_loop.so", tmp_path / "settings.json"
     subprocess.run([os.environ.get("CXX", "c++"), "-std=c++20", "-shared", "-fPIC", f"-I{BENCH.parent}",

@@ -486,6 +486,7 @@ def demo(*arguments: str, timeout: float = 240, **environment: str) -> subproces
                           timeout=timeout, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
 
 
+@pytest.mark.any_torch
 def test_demo_of_two_jobs(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "m.safetensors", some_tensors())
     ended = demo("--jobs", "2", "--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "3", "--runs", "3")
@@ -496,6 +497,7 @@ def test_demo_of_two_jobs(tmp_path: Path) -> None:
     assert ended.returncode == 2 and "none" in ended.stderr
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("cast", ["bf16", "f64"])
 def test_demo_casts_on_the_way(tmp_path: Path, cast: str) -> None:
     tensors = some_tensors()

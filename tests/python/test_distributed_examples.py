@@ -69,6 +69,7 @@ def test_the_picture(tmp_path: pathlib.Path) -> None:
     assert sum(text.endswith("between ranks") for text in texts if text) == 2
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("chunks", [[], ["--chunks", "auto,3"]])
 def test_the_bench_runs(chunks: list[str], tmp_path: pathlib.Path) -> None:
     script = DOCS.parent / "bench" / "fft.py"

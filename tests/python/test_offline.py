@@ -248,6 +248,7 @@ def command(folder, *words):
                           capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.any_torch
 def test_the_command(tmp_path):
     (tmp_path / "links.json").write_text(json.dumps(LINKS))
     (tmp_path / "spec.json").write_text(json.dumps(small(topology="links.json")))

@@ -58,12 +58,14 @@ def _torchrun(nodes, folder, *words):
     return said, [child.returncode for child in running]
 
 
+@pytest.mark.any_torch
 def test_shared_memory_inside_and_tcp_between(nodes, tmp_path):
     said, statuses = _torchrun(nodes, tmp_path)
     assert statuses == [0, 0], "\n".join(said)
     assert {path.name for path in tmp_path.iterdir()} == {f"DONE {rank}" for rank in range(4)}, "\n".join(said)
 
 
+@pytest.mark.any_torch
 def test_a_rank_that_dies_is_named_on_both_nodes(nodes, tmp_path):
     said, statuses = _torchrun(nodes, tmp_path, "--kill")
     # The torchrun of the dead rank's node may end the node's other rank before this rank has looked.
