@@ -1,0 +1,230 @@
+// A cable between two network namespaces, which treats packets badly on demand.
+//
+// Usage: cable NAMESPACE NAMESPACE
+// In each namespace the program makes a tun device of the name "cable", and carries IP packets from one device to the
+// other. The caller gives the devices their addresses. Each line on standard input replaces the treatment:
+//
+//   loss=0.05 delay=20 jitter=10 reorder=0.25 duplicate=0.1 corrupt=0.01 repair=1 longest=600 cut=both|ab|ba
+//
+// What a line does not name is as on a clean cable. Probabilities hold for each packet. Times are milliseconds. A
+// packet that is reordered waits for 2 ms, and later packets pass it. A corrupted packet has one flipped bit in its
+// TCP payload or, where it has no payload, in its last byte; with repair=1 only packets with a payload are corrupted,
+// and the TCP checksum is made right again, as broken memory in a router or a broken network card does it. Packets
+// longer than `longest` bytes are swallowed. The answer to each line is a line with the number of packets carried,
+// lost, and corrupted so far. The end of standard input ends the program.
+//
+// netem would do most of this, but several kernels are built without it.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <linux/if_tun.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <optional>
+#include <queue>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Packet = std::vector<uint8_t>;
+
+struct Treatment {
+  double loss = 0, delay = 0, jitter = 0, reorder = 0, duplicate = 0, corrupt = 0;
+  bool repair = false;
+  size_t longest = 65536;
+  bool cut[2] = {false, false};
+};
+
+struct Due {
+  Clock::time_point when;
+  uint64_t number;  // packets of one time keep their order
+  int to;
+  Packet packet;
+  bool operator<(const Due& other) const {
+    return when != other.when ? when > other.when : number > other.number;
+  }
+};
+
+[[noreturn]] void fail(const std::string& what) {
+  std::cerr << "cable: " << what << ": " << std::strerror(errno) << "\n";
+  std::exit(1);
+}
+
+int openDevice(const std::string& space) {
+  const int net = open(("/run/netns/" + space).c_str(), O_RDONLY | O_CLOEXEC);
+  if (net < 0 || setns(net, CLONE_NEWNET) != 0) fail("entering the namespace " + space);
+  close(net);
+  const int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) fail("/dev/net/tun");
+  ifreq request{};
+  request.ifr_flags = IFF_TUN | IFF_NO_PI;
+  std::strncpy(request.ifr_name, "cable", IFNAMSIZ - 1);
+  if (ioctl(fd, TUNSETIFF, &request) != 0) fail("making a tun device");
+  return fd;
+}
+
+std::optional<Treatment> parse(const std::string& line) {
+  Treatment made;
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos) return std::nullopt;
+    const std::string name = word.substr(0, equals), value = word.substr(equals + 1);
+    const double number = std::atof(value.c_str());
+    if (name == "loss") made.loss = number;
+    else if (name == "delay") made.delay = number;
+    else if (name == "jitter") made.jitter = number;
+    else if (name == "reorder") made.reorder = number;
+    else if (name == "duplicate") made.duplicate = number;
+    else if (name == "corrupt") made.corrupt = number;
+    else if (name == "repair") made.repair = number != 0;
+    else if (name == "longest") made.longest = static_cast<size_t>(number);
+    else if (name == "cut") {
+      made.cut[0] = value != "ba";
+      made.cut[1] = value != "ab";
+    } else return std::nullopt;
+  }
+  return made;
+}
+
+// The Internet checksum of a TCP segment over IPv4, with its pseudo header.
+uint16_t tcpChecksum(const Packet& packet, size_t head) {
+  uint32_t sum = 6 + static_cast<uint32_t>(packet.size() - head);
+  auto add = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) sum += (i - begin) % 2 == 0 ? uint32_t{packet[i]} << 8 : packet[i];
+  };
+  add(12, 20);
+  add(head, packet.size());
+  while (sum >> 16) sum = (sum & 0xffff) + (sum >> 16);
+  return static_cast<uint16_t>(~sum);
+}
+
+class Cable {
+ public:
+  Cable(int a, int b) : devices_{a, b} {}
+
+  void run() {
+    std::string typed;
+    for (;;) {
+      pollfd sets[3] = {{devices_[0], POLLIN, 0}, {devices_[1], POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
+      const timespec wait = untilNext();
+      if (ppoll(sets, 3, waiting_.empty() ? nullptr : &wait, nullptr) < 0 && errno != EINTR) fail("ppoll");
+      if (sets[2].revents != 0) {
+        char bytes[4096];
+        const ssize_t got = read(STDIN_FILENO, bytes, sizeof bytes);
+        if (got <= 0) return;
+        typed.append(bytes, static_cast<size_t>(got));
+        for (size_t end; (end = typed.find('\n')) != std::string::npos; typed.erase(0, end + 1))
+          obey(typed.substr(0, end));
+      }
+      for (int from : {0, 1})
+        if (sets[from].revents & POLLIN) take(from);
+      deliver();
+    }
+  }
+
+ private:
+  timespec untilNext() const {
+    if (waiting_.empty()) return {};
+    const auto rest = std::max(Clock::duration::zero(), waiting_.top().when - Clock::now());
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(rest).count();
+    return {ns / 1000000000, ns % 1000000000};
+  }
+
+  void obey(const std::string& line) {
+    const auto made = parse(line);
+    if (!made) {
+      std::cerr << "cable: cannot read the line " << line << "\n";
+      std::exit(1);
+    }
+    treatment_ = *made;
+    std::cout << carried_ << " " << lost_ << " " << corrupted_ << std::endl;
+  }
+
+  bool happens(double probability) { return probability > 0 && chance_(random_) < probability; }
+
+  void take(int from) {
+    for (int i = 0; i < 64; ++i) {
+      Packet packet(65536);
+      const ssize_t got = read(devices_[from], packet.data(), packet.size());
+      if (got <= 0) return;
+      packet.resize(static_cast<size_t>(got));
+      treat(from, std::move(packet));
+    }
+  }
+
+  void treat(int from, Packet packet) {
+    if (treatment_.cut[from] || packet.size() > treatment_.longest || happens(treatment_.loss)) {
+      ++lost_;
+      return;
+    }
+    if (happens(treatment_.corrupt)) corrupt(packet);
+    double after = treatment_.delay + treatment_.jitter * (2 * chance_(random_) - 1);
+    if (happens(treatment_.reorder)) after += 2;
+    const auto when = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(1000 * std::max(0.0, after)));
+    if (happens(treatment_.duplicate)) waiting_.push({when, number_++, 1 - from, packet});
+    waiting_.push({when, number_++, 1 - from, std::move(packet)});
+  }
+
+  void corrupt(Packet& packet) {
+    const size_t head = 4 * (packet[0] & 15u);
+    if (packet[0] >> 4 != 4 || packet.size() < head + 20 || packet[9] != IPPROTO_TCP) return;
+    const size_t payload = head + 4 * (packet[head + 12] >> 4u);
+    if (payload >= packet.size() && treatment_.repair) return;
+    const size_t first = std::min(payload, packet.size() - 1);
+    const size_t place = std::uniform_int_distribution<size_t>(first, packet.size() - 1)(random_);
+    packet[place] ^= static_cast<uint8_t>(1u << std::uniform_int_distribution<unsigned>(0, 7)(random_));
+    if (treatment_.repair) {
+      packet[head + 16] = packet[head + 17] = 0;
+      const uint16_t sum = tcpChecksum(packet, head);
+      packet[head + 16] = static_cast<uint8_t>(sum >> 8);
+      packet[head + 17] = static_cast<uint8_t>(sum);
+    }
+    ++corrupted_;
+  }
+
+  // A cable that was cut meanwhile delivers nothing of what was on the way.
+  void deliver() {
+    for (const auto now = Clock::now(); !waiting_.empty() && waiting_.top().when <= now; waiting_.pop()) {
+      const Due& due = waiting_.top();
+      const bool arrives = !treatment_.cut[1 - due.to] &&
+                           write(devices_[due.to], due.packet.data(), due.packet.size()) >= 0;
+      ++(arrives ? carried_ : lost_);
+    }
+  }
+
+  int devices_[2];
+  Treatment treatment_;
+  std::priority_queue<Due> waiting_;
+  uint64_t number_ = 0, carried_ = 0, lost_ = 0, corrupted_ = 0;
+  std::mt19937_64 random_{1};
+  std::uniform_real_distribution<double> chance_{0, 1};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::cerr << "usage: cable NAMESPACE NAMESPACE\n";
+    return 2;
+  }
+  const int a = openDevice(argv[1]);
+  Cable cable(a, openDevice(argv[2]));
+  std::cout << "ready" << std::endl;
+  cable.run();
+}

@@ -1,0 +1,257 @@
+"""Bad networks: two network namespaces with two ranks each, shared memory inside, tcp between, and a cable (cable.cc)
+that drops, delays, reorders, duplicates, corrupts and swallows packets, or is pulled.
+
+Usage: run_network.py [--only NAME,...]
+Each case ends with right results, or with the documented error on every rank within the documented time. Prints one
+line per case, the failures, and "N passed, N failed, N skipped". Without root, iproute2 or /dev/net/tun the cases are
+skipped, and one line says why.
+"""
+
+import argparse
+import collections
+import multiprocessing
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# job: of job.py. before: the cable from the start; later: after the moment `at` of all ranks ("store": they have the
+# c10d store, "working": one round is done); again: seconds until the cable is clean again, or None. want: "right", or
+# the words of which each rank's error contains one. within: seconds from the change (or the start) to the last error.
+Case = collections.namedtuple("Case", "name job before at later again want within seconds timeout",
+                              defaults=["collectives", "", "working", "", None, "right", 0, 2, 40])
+
+# tcp notices a silent peer after 8 s (docs/transports.md), and the next of its looks, on busy processors, comes later
+SILENCE = 12
+LOST = ("acknowledged nothing", "Connection timed out", "No route to host", "died or left", "lost", "gave up")
+NOT_JOINED = ("did not arrive", "did not answer", "no transport joins", "died or left", "gave up", "timed out",
+              "did not join")
+CASES = [
+    Case("clean"),
+    Case("loss-1", before="loss=0.01"),
+    Case("loss-5", before="loss=0.05"),
+    Case("delay", before="delay=20 jitter=10"),
+    Case("reorder", before="reorder=0.25"),
+    Case("duplicate", before="duplicate=0.1"),
+    Case("corrupt", before="corrupt=0.01"),
+    Case("pulled-5s", later="cut=both", again=5, seconds=8),
+    Case("pulled", later="cut=both", want=LOST, within=SILENCE),
+    Case("half-open", later="cut=ab", want=LOST, within=SILENCE),
+    Case("half-open-back", later="cut=ba", want=LOST, within=SILENCE),
+    Case("mtu-hole", before="longest=600", want=NOT_JOINED, within=25, timeout=15),
+    Case("mtu-hole-later", later="longest=600", want=(*LOST, *NOT_JOINED), within=25, timeout=15),
+    Case("bootstrap-pulled-5s", at="store", later="cut=both", again=5),
+    Case("bootstrap-pulled", at="store", later="cut=both", want=NOT_JOINED, within=20, timeout=10),
+    Case("bootstrap-half-open", at="store", later="cut=ba", want=NOT_JOINED, within=20, timeout=10),
+    Case("fetch-loss-5", job="weights", before="loss=0.05"),
+    Case("fetch-pulled-5s", job="weights", later="cut=both", again=5, seconds=8),
+    Case("fetch-pulled", job="weights", later="cut=both", want=(*LOST, *NOT_JOINED), within=25, timeout=15),
+]
+
+
+def ip(*words):
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+class Cable:
+    """Two namespaces and the process that carries packets between them."""
+
+    def __init__(self, program):
+        self.names = [f"swnet{os.getpid()}{letter}" for letter in "ab"]
+        self._process = None
+        try:
+            for name in self.names:
+                ip("netns", "add", name)
+            self._process = subprocess.Popen([program, *self.names], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                             stderr=subprocess.PIPE, text=True, bufsize=1)
+            if self._process.stdout.readline().strip() != "ready":
+                raise OSError(self._process.stderr.read().strip())
+            for number, name in enumerate(self.names, 1):
+                ip("-n", name, "addr", "add", f"10.84.0.{number}/24", "dev", "cable")
+                ip("-n", name, "link", "set", "cable", "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except OSError:
+            self.end()
+            raise
+
+    def treat(self, words):
+        """Returns how many packets were carried, lost, corrupted so far."""
+        self._process.stdin.write(words + "\n")
+        return [int(word) for word in self._process.stdout.readline().split()]
+
+    def end(self):
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+class Failed(Exception):
+    pass
+
+
+def await_words(ranks, pipes, word, limit, outcomes):
+    """Until every rank has sent `word` or its outcome."""
+    waiting = {rank for rank in range(len(pipes)) if rank not in outcomes}
+    while waiting:
+        left = limit - time.monotonic()
+        ready = multiprocessing.connection.wait([pipes[rank] for rank in waiting], max(0, left))
+        if not ready:
+            raise Failed(f"ranks {sorted(waiting)} hang: they sent neither {word!r} nor an outcome; {outcomes}")
+        for rank in [rank for rank in waiting if pipes[rank] in ready]:
+            try:
+                got = pipes[rank].recv()
+            except EOFError:
+                ranks[rank].join()
+                raise Failed(f"rank {rank} died with status {ranks[rank].exitcode}; {outcomes}") from None
+            if isinstance(got, tuple):
+                outcomes[rank] = got
+            if isinstance(got, tuple) or got == word:
+                waiting.discard(rank)
+
+
+def run(case, cable, port):
+    """Returns the outcomes and the time of the change of the cable."""
+    import job  # torch is imported once, before the ranks are forked
+
+    fork = multiprocessing.get_context("fork")
+    ranks, pipes, outcomes = [], [], {}
+    options = {"job": case.job, "timeout": case.timeout}
+    cable.treat(case.before)
+    changed = time.monotonic()
+    try:
+        for number in range(job.SIZE):
+            mine, its = fork.Pipe()
+            ranks.append(fork.Process(target=job.main, args=(number, its, cable.names[number // job.PER_HOST], port,
+                                                             options)))
+            ranks[-1].start()
+            its.close()
+            pipes.append(mine)
+
+        def change():
+            cable.treat(case.later)
+            began = time.monotonic()
+            if case.again is not None:
+                time.sleep(case.again)
+                cable.treat("")
+            return began
+
+        slow = time.monotonic() + case.timeout + 20
+        await_words(ranks, pipes, "store", slow, outcomes)
+        if case.later and case.at == "store":
+            for pipe in pipes:
+                pipe.send("go")
+            changed = change()
+        else:
+            for pipe in pipes:
+                pipe.send("go")
+        await_words(ranks, pipes, "working", slow, outcomes)
+        if case.later and case.at == "working":
+            changed = change()
+        if case.want == "right":
+            time.sleep(max(0, case.seconds - (case.again or 0)))
+        if case.want == "right" or case.job == "weights":
+            if case.want != "right":  # the subscribers' error comes first; then the publisher ends normally
+                for rank in (2, 3):
+                    await_words([ranks[rank]], [pipes[rank]], "", changed + case.within + 20, found := {})
+                    outcomes[rank] = found[0]
+            for rank in (0,) if case.job == "collectives" else (2, 0):
+                if rank not in outcomes:
+                    pipes[rank].send("stop")
+                    if case.job == "weights" and rank == 2:
+                        for reader in (2, 3):
+                            await_words([ranks[reader]], [pipes[reader]], "", time.monotonic() + 30, found := {})
+                            outcomes[reader] = found[0]
+        await_words(ranks, pipes, "", time.monotonic() + max(case.within, 40) + 20, outcomes)
+        cable_said = cable.treat(case.later if case.again is None and case.later else case.before)
+        for pipe in pipes:
+            pipe.send("end")
+        ended = {}
+        await_words(ranks, pipes, "ended", time.monotonic() + 25, ended)
+        return outcomes, changed, cable_said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+        cable.treat("")
+
+
+def judge(case, outcomes, changed):
+    problems, told = [], []
+    for rank, (kind, text, when) in sorted(outcomes.items()):
+        after = when - changed
+        publisher = case.job == "weights" and rank < 2
+        if case.want == "right" or publisher:
+            told.append(f"{kind} {text}" if kind == "right" else kind)
+            if kind != "right":
+                problems.append(f"rank {rank}: {kind} after {after:.1f} s: {text}")
+            continue
+        told.append(f"{kind} {after:.1f} s")
+        if kind == "right" or not any(word in text for word in case.want):
+            problems.append(f"rank {rank}: not a documented error: {kind} after {after:.1f} s: {text}")
+        elif after > case.within:
+            problems.append(f"rank {rank}: late, after {after:.1f} s: {text}")
+    return problems, ", ".join(told)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--texts", action="store_true", help="print the texts of the errors")
+    options = parser.parse_args()
+    cases = [case for case in CASES if not options.only or case.name in options.only.split(",")]
+    missing = [what for what, there in (("root", os.geteuid() == 0), ("iproute2", shutil.which("ip")),
+                                        ("a C++ compiler", shutil.which("c++")),
+                                        ("/dev/net/tun", os.path.exists("/dev/net/tun"))) if not there]
+    if missing:
+        print(f"skipped: no {', '.join(missing)} here")
+        print(f"0 passed, 0 failed, {len(cases)} skipped")
+        return 0
+    passed = failed = 0
+    with tempfile.TemporaryDirectory(prefix="shardwire-network-") as folder:
+        program = pathlib.Path(folder) / "cable"
+        subprocess.run(["c++", "-O2", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-o", program, HERE / "cable.cc"],
+                       check=True)
+        try:
+            cable = Cable(program)
+        except OSError as error:
+            print(f"skipped: no cable between two network namespaces here: {error}")
+            print(f"0 passed, 0 failed, {len(cases)} skipped")
+            return 0
+        try:
+            for number, case in enumerate(cases):
+                begun = time.monotonic()
+                outcomes, told, carried = {}, "", []
+                try:
+                    outcomes, changed, carried = run(case, cable, 29700 + 2 * number)
+                    problems, told = judge(case, outcomes, changed)
+                except Failed as error:
+                    problems = [str(error)]
+                except Exception:  # noqa: BLE001: the other cases run all the same
+                    problems = [traceback.format_exc()]
+                passed, failed = passed + (not problems), failed + bool(problems)
+                print(f"{'FAIL' if problems else 'ok'} {case.name} ({time.monotonic() - begun:.1f} s): {told}", flush=True)
+                if options.texts:
+                    problems = problems or [f"{rank}: {text}" for rank, (_, text, _) in sorted(outcomes.items())]
+                    print(f"   cable {carried}")
+                for problem in problems:
+                    print(f"   {problem}", flush=True)
+        finally:
+            cable.end()
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    import multiprocessing.connection
+
+    sys.exit(main())
