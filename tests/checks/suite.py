@@ -579,6 +579,14 @@ def part_rdma(options):
     return with_cpp("rdma", command, budget + 900)
 
 
+def part_network(options):
+    """Two network namespaces and a cable that treats packets badly."""
+    if not build_package():
+        return FAIL
+    env = clean_environment(PYTHONPATH=package_path(), PYTHONDONTWRITEBYTECODE=1)
+    return counting_script("network", [ROOT / "tests" / "network" / "run_network.py"], 600, env)
+
+
 PARTS = {
     "checks": part_checks,
     "cpp": part_cpp,
@@ -591,12 +599,13 @@ PARTS = {
     "tsan": part_tsan,
     "mpi": part_mpi,
     "rdma": part_rdma,
+    "network": part_network,
     "example": part_example,
     "pip-install": part_pip_install,
     "tidy": part_tidy,
     "cuda-torch": part_cuda_torch,
 }
-BY_NAME = ("fuzz", "tidy", "cuda-torch")
+BY_NAME = ("fuzz", "network", "tidy", "cuda-torch")
 SLOW = ("docs", "alone", "asan", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
 
 

@@ -150,7 +150,8 @@ def main(rank, pipe, namespace, port, options):
     pipe.recv()
     ending = threading.Timer(20, os._exit, (9,))  # an end that hangs is a failure, too
     ending.start()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
     ending.cancel()
     pipe.send("ended")
     os._exit(0)
