@@ -55,9 +55,7 @@ struct Due {
   uint64_t number;  // packets of one time keep their order
   int to;
   Packet packet;
-  bool operator<(const Due& other) const {
-    return when != other.when ? when > other.when : number > other.number;
-  }
+  bool operator<(const Due& other) const { return when != other.when ? when > other.when : number > other.number; }
 };
 
 [[noreturn]] void fail(const std::string& what) {
@@ -67,14 +65,17 @@ struct Due {
 
 int openDevice(const std::string& space) {
   const int net = open(("/run/netns/" + space).c_str(), O_RDONLY | O_CLOEXEC);
-  if (net < 0 || setns(net, CLONE_NEWNET) != 0) fail("entering the namespace " + space);
+  if (net < 0 || setns(net, CLONE_NEWNET) != 0)
+    fail("entering the namespace " + space);
   close(net);
   const int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) fail("/dev/net/tun");
+  if (fd < 0)
+    fail("/dev/net/tun");
   ifreq request{};
   request.ifr_flags = IFF_TUN | IFF_NO_PI;
   std::strncpy(request.ifr_name, "cable", IFNAMSIZ - 1);
-  if (ioctl(fd, TUNSETIFF, &request) != 0) fail("making a tun device");
+  if (ioctl(fd, TUNSETIFF, &request) != 0)
+    fail("making a tun device");
   return fd;
 }
 
@@ -83,21 +84,31 @@ std::optional<Treatment> parse(const std::string& line) {
   std::istringstream words(line);
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
-    if (equals == std::string::npos) return std::nullopt;
+    if (equals == std::string::npos)
+      return std::nullopt;
     const std::string name = word.substr(0, equals), value = word.substr(equals + 1);
     const double number = std::atof(value.c_str());
-    if (name == "loss") made.loss = number;
-    else if (name == "delay") made.delay = number;
-    else if (name == "jitter") made.jitter = number;
-    else if (name == "reorder") made.reorder = number;
-    else if (name == "duplicate") made.duplicate = number;
-    else if (name == "corrupt") made.corrupt = number;
-    else if (name == "repair") made.repair = number != 0;
-    else if (name == "longest") made.longest = static_cast<size_t>(number);
+    if (name == "loss")
+      made.loss = number;
+    else if (name == "delay")
+      made.delay = number;
+    else if (name == "jitter")
+      made.jitter = number;
+    else if (name == "reorder")
+      made.reorder = number;
+    else if (name == "duplicate")
+      made.duplicate = number;
+    else if (name == "corrupt")
+      made.corrupt = number;
+    else if (name == "repair")
+      made.repair = number != 0;
+    else if (name == "longest")
+      made.longest = static_cast<size_t>(number);
     else if (name == "cut") {
       made.cut[0] = value != "ba";
       made.cut[1] = value != "ab";
-    } else return std::nullopt;
+    } else
+      return std::nullopt;
   }
   return made;
 }
@@ -106,11 +117,13 @@ std::optional<Treatment> parse(const std::string& line) {
 uint16_t tcpChecksum(const Packet& packet, size_t head) {
   uint32_t sum = 6 + static_cast<uint32_t>(packet.size() - head);
   auto add = [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) sum += (i - begin) % 2 == 0 ? uint32_t{packet[i]} << 8 : packet[i];
+    for (size_t i = begin; i < end; ++i)
+      sum += (i - begin) % 2 == 0 ? uint32_t{packet[i]} << 8 : packet[i];
   };
   add(12, 20);
   add(head, packet.size());
-  while (sum >> 16) sum = (sum & 0xffff) + (sum >> 16);
+  while (sum >> 16)
+    sum = (sum & 0xffff) + (sum >> 16);
   return static_cast<uint16_t>(~sum);
 }
 
@@ -123,24 +136,28 @@ class Cable {
     for (;;) {
       pollfd sets[3] = {{devices_[0], POLLIN, 0}, {devices_[1], POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
       const timespec wait = untilNext();
-      if (ppoll(sets, 3, waiting_.empty() ? nullptr : &wait, nullptr) < 0 && errno != EINTR) fail("ppoll");
+      if (ppoll(sets, 3, waiting_.empty() ? nullptr : &wait, nullptr) < 0 && errno != EINTR)
+        fail("ppoll");
       if (sets[2].revents != 0) {
         char bytes[4096];
         const ssize_t got = read(STDIN_FILENO, bytes, sizeof bytes);
-        if (got <= 0) return;
+        if (got <= 0)
+          return;
         typed.append(bytes, static_cast<size_t>(got));
         for (size_t end; (end = typed.find('\n')) != std::string::npos; typed.erase(0, end + 1))
           obey(typed.substr(0, end));
       }
       for (int from : {0, 1})
-        if (sets[from].revents & POLLIN) take(from);
+        if (sets[from].revents & POLLIN)
+          take(from);
       deliver();
     }
   }
 
  private:
   timespec untilNext() const {
-    if (waiting_.empty()) return {};
+    if (waiting_.empty())
+      return {};
     const auto rest = std::max(Clock::duration::zero(), waiting_.top().when - Clock::now());
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(rest).count();
     return {ns / 1000000000, ns % 1000000000};
@@ -162,7 +179,8 @@ class Cable {
     for (int i = 0; i < 64; ++i) {
       Packet packet(65536);
       const ssize_t got = read(devices_[from], packet.data(), packet.size());
-      if (got <= 0) return;
+      if (got <= 0)
+        return;
       packet.resize(static_cast<size_t>(got));
       treat(from, std::move(packet));
     }
@@ -173,19 +191,24 @@ class Cable {
       ++lost_;
       return;
     }
-    if (happens(treatment_.corrupt)) corrupt(packet);
+    if (happens(treatment_.corrupt))
+      corrupt(packet);
     double after = treatment_.delay + treatment_.jitter * (2 * chance_(random_) - 1);
-    if (happens(treatment_.reorder)) after += 2;
+    if (happens(treatment_.reorder))
+      after += 2;
     const auto when = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(1000 * std::max(0.0, after)));
-    if (happens(treatment_.duplicate)) waiting_.push({when, number_++, 1 - from, packet});
+    if (happens(treatment_.duplicate))
+      waiting_.push({when, number_++, 1 - from, packet});
     waiting_.push({when, number_++, 1 - from, std::move(packet)});
   }
 
   void corrupt(Packet& packet) {
     const size_t head = 4 * (packet[0] & 15u);
-    if (packet[0] >> 4 != 4 || packet.size() < head + 20 || packet[9] != IPPROTO_TCP) return;
+    if (packet[0] >> 4 != 4 || packet.size() < head + 20 || packet[9] != IPPROTO_TCP)
+      return;
     const size_t payload = head + 4 * (packet[head + 12] >> 4u);
-    if (payload >= packet.size() && treatment_.repair) return;
+    if (payload >= packet.size() && treatment_.repair)
+      return;
     const size_t first = std::min(payload, packet.size() - 1);
     const size_t place = std::uniform_int_distribution<size_t>(first, packet.size() - 1)(random_);
     packet[place] ^= static_cast<uint8_t>(1u << std::uniform_int_distribution<unsigned>(0, 7)(random_));
@@ -202,8 +225,8 @@ class Cable {
   void deliver() {
     for (const auto now = Clock::now(); !waiting_.empty() && waiting_.top().when <= now; waiting_.pop()) {
       const Due& due = waiting_.top();
-      const bool arrives = !treatment_.cut[1 - due.to] &&
-                           write(devices_[due.to], due.packet.data(), due.packet.size()) >= 0;
+      const bool arrives =
+          !treatment_.cut[1 - due.to] && write(devices_[due.to], due.packet.data(), due.packet.size()) >= 0;
       ++(arrives ? carried_ : lost_);
     }
   }
