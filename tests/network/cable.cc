@@ -6,12 +6,12 @@
 //
 //   loss=0.05 delay=20 jitter=10 reorder=0.25 duplicate=0.1 corrupt=0.01 repair=1 longest=600 cut=both|ab|ba
 //
-// What a line does not name is as on a clean cable. Probabilities hold for each packet. Times are milliseconds. A
-// packet that is reordered waits for 2 ms, and later packets pass it. A corrupted packet has one flipped bit in its
-// TCP payload or, where it has no payload, in its last byte; with repair=1 only packets with a payload are corrupted,
-// and the TCP checksum is made right again, as broken memory in a router or a broken network card does it. Packets
-// longer than `longest` bytes are swallowed. The answer to each line is a line with the number of packets carried,
-// lost, and corrupted so far. The end of standard input ends the program.
+// A line begins from the clean cable. Probabilities hold for each packet. Times are milliseconds. A reordered packet
+// waits for 2 ms, and later packets pass the packet. A corrupted packet has one flipped bit in the TCP payload or, in a
+// packet without payload, in the last byte. With repair=1 only packets with a payload are corrupted, and the TCP
+// checksum is made right again: broken memory of a router or of a network card does the same. Packets longer than
+// `longest` bytes are swallowed. The answer to each line is a line with the number of packets carried, lost, and
+// corrupted so far. The end of standard input ends the program.
 //
 // netem would do most of this, but several kernels are built without it.
 
@@ -221,7 +221,7 @@ class Cable {
     ++corrupted_;
   }
 
-  // A cable that was cut meanwhile delivers nothing of what was on the way.
+  // Packets on the way are lost if the cable was cut meanwhile.
   void deliver() {
     for (const auto now = Clock::now(); !waiting_.empty() && waiting_.top().when <= now; waiting_.pop()) {
       const Due& due = waiting_.top();

@@ -1,7 +1,9 @@
-"""What one rank does in a case of run_network.py. Every value is known, so each step is checked."""
+"""The work of one rank in a case of run_network.py. Every value is known, so each step is checked."""
 
 import ctypes
+import faulthandler
 import os
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -54,7 +56,7 @@ def one_round(rank, number, op, queue):
     out = torch.empty(n, rows)
     op([whole[rank * rows:(rank + 1) * rows].clone()], [out]).wait()
     check("compile_op", out, whole[:, rank * rows:(rank + 1) * rows])
-    # every rank puts one entry at rank 0, and takes one: together the ranks take what was put
+    # every rank puts one entry at rank 0 and takes one; together the ranks take all entries
     queue.put(torch.full((3000,), float(rank + number)))
     taken = queue.get_tensor()
     check("queue", taken, taken[:1].expand(3000))
@@ -64,7 +66,7 @@ def one_round(rank, number, op, queue):
 
 
 def collectives(rank, pipe, port, options):
-    """Rounds of operations until rank 0 is told to stop."""
+    """Rounds of operations until the runner stops rank 0."""
     timeout = timedelta(seconds=options["timeout"])
     store = dist.TCPStore(ADDRESSES[0], port, SIZE, rank == 0, timeout=timeout, wait_for_workers=False)
     pipe.send("store")
@@ -114,7 +116,9 @@ def weights(rank, pipe, port, options):
             if mine == 0 and pipe.poll():
                 pipe.recv()
                 stop.fill_(1)
-            dist.broadcast(stop, src=0)
+            # In step, as the ranks of a training: the ranks need a common version (docs/publish.md). A broadcast would
+            # let rank 0 go ahead.
+            dist.all_reduce(stop)
         published.close()
         return version
     subscribed = shardwire.subscribe(meeting, "policy", {
@@ -139,6 +143,7 @@ def main(rank, pipe, namespace, port, options):
     os.environ.update({"SHARDWIRE_JOB_TOKEN": "of the network's tests", "OMP_NUM_THREADS": "1"},
                       **options.get("environment", {}))
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)
     try:
         enter(namespace)
         done = (collectives if options["job"] == "collectives" else weights)(rank, pipe, port, options)
