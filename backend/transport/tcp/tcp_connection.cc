@@ -42,7 +42,9 @@ constexpr Duration kPathLookEvery = std::chrono::milliseconds(250);
 constexpr Duration kSilentFor = std::chrono::seconds(8);
 constexpr int kIdleSeconds = 3;
 constexpr int kNumProbes = 5;
-// A peer that closes its end of the fetches sends kStopped on the other stream, perhaps a little later.
+// A peer that closes its end of the fetches sends kStopped on the other stream, perhaps a little later. No kStopped
+// arrives over a network that loses the packets of one direction: the frames of a peer that receives no acknowledgement
+// wait, but the end of the fetches arrives.
 constexpr Duration kExplainWithin = std::chrono::seconds(2);
 // Time to send the last frames of a leaving rank, if the socket is full.
 constexpr Duration kLastWords = std::chrono::milliseconds(200);
@@ -377,8 +379,10 @@ void TcpConnection::look() {
     }
   }
   if (fetchesBrokeAt_ != kNoDeadline && !peerStopped_ && !stopped_ && now - fetchesBrokeAt_ > kExplainWithin) {
-    fail({StatusCode::kPeerFailed, fmt::format("the connection for fetches from {} (tcp {}) broke: {}", joint_.who,
-                                               joint_.remote, howFetchesBroke_)});
+    fail({StatusCode::kPeerFailed,
+          fmt::format("the connection for fetches from {} (tcp {}) broke: {}, and no reason came on the other "
+                      "connection; does a link or firewall between lose packets?",
+                      joint_.who, joint_.remote, howFetchesBroke_)});
   }
   if (now < nextPathLook_) {
     return;

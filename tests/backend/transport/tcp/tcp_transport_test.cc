@@ -277,7 +277,9 @@ TEST(TcpConnection, ABrokenStreamOfFetchesIsAFailureUnlessThePeerStopped) {
   FakeDialer dialer;
   Fd socket = dialer.join();
   socket.reset();
-  expectWords(dialer.awaitFailure(), StatusCode::kPeerFailed, "the connection for fetches from rank 1");
+  const Status failure = dialer.awaitFailure();
+  expectWords(failure, StatusCode::kPeerFailed, "the connection for fetches from rank 1");
+  expectWords(failure, StatusCode::kPeerFailed, "no reason came on the other connection");
 
   TcpRanks pair;
   pair.join();
