@@ -79,8 +79,9 @@ suite_needs() {  # suite_needs ARGS OF ./run test
     case "$part" in
       checks|cpp|mpi|rdma|tidy|cuda-torch) suite_groups+=" $part" ;;
       alone|asan|tsan) suite_groups+=" cpp" ;;
+      network) suite_groups+=" python"; suite_torch=yes ;;
       fuzz|python|docs|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
-      *) die "./run test --only $part: the parts are checks, cpp, alone, asan, fuzz, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, tidy, cuda-torch" ;;
+      *) die "./run test --only $part: the parts are checks, cpp, alone, asan, fuzz, tsan, mpi, rdma, network, python, docs, torch-suite, example, pip-install, tidy, cuda-torch" ;;
     esac
   done
 }
