@@ -33,8 +33,8 @@ Case = collections.namedtuple("Case", "name job before at later again want withi
 SILENCE = 12
 LOST = ("acknowledged nothing", "no reason came on the other connection", "Connection timed out", "No route to host",
         "died or left")
-NOT_JOINED = ("did not arrive", "did not answer", "no transport joins", "died or left", "gave up", "timed out",
-              "did not join")
+NOT_JOINED = ("did not arrive", "did not answer", "the c10d store failed", "no transport joins", "died or left",
+              "gave up", "timed out", "did not join")
 CASES = [
     Case("clean"),
     Case("loss-1", before="loss=0.01"),
