@@ -4,11 +4,14 @@ every error must name the cause. And a second of bench/soak.py.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
@@ -16,6 +19,7 @@ import kills
 import mismatches
 import soak
 from campaigns import pauses
+from campaigns import soak_kinds
 from campaigns.mismatch_kinds import KINDS
 
 SEED = 10
@@ -53,6 +57,32 @@ def test_every_kind_of_mismatch_raises_on_every_rank(part: int, capsys: pytest.C
     faults = [outcome for outcome in outcomes
               if mismatches.is_fault(outcome, False) and mismatches.judge(outcome, False) != "late"]
     assert not faults, capsys.readouterr().out
+
+
+def left_to_the_collector(rank: int, folder: Path) -> dict[str, Counter[str]]:
+    """For each kind of use: the objects that only the collector of cycles would free after some rounds."""
+    me, number, found = soak_kinds.Soaked(rank, 2, folder), 0, {}
+    gc.disable()
+    for name, kind in soak_kinds.KINDS.items():
+        for counted in (False, True):  # the first rounds fill caches
+            gc.collect()
+            gc.set_debug(gc.DEBUG_SAVEALL if counted else 0)
+            for number in range(number, number + 4):
+                kind(me, number)
+            number += 1
+        gc.collect()
+        gc.set_debug(0)
+        found[name] = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage)
+        gc.garbage.clear()
+    return found
+
+
+def test_no_use_leaves_cycles(tmp_path: Path) -> None:
+    """Python's collector visits old objects seldom: a cycle keeps tensors, groups and shared memory for minutes, and
+    memory rises and falls."""
+    for found in run_ranks(2, left_to_the_collector, tmp_path, default_group=True):
+        assert list(found) == list(soak_kinds.KINDS)
+        assert not any(found.values()), {name: dict(counts) for name, counts in found.items() if counts}
 
 
 def test_the_soak_goes_round(capsys: pytest.CaptureFixture[str]) -> None:

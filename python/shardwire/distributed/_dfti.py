@@ -49,6 +49,15 @@ def find() -> Any | None:
     return library
 
 
+@functools.lru_cache(maxsize=None)
+def _array_of_longs(length: int) -> Any:
+    return ctypes.c_long * length  # kept: without a user, ctypes makes a new type each time, in a cycle
+
+
+def _longs(*values: int) -> Any:
+    return _array_of_longs(len(values))(*values)
+
+
 class _Part(NamedTuple):
     """One call: its begin in both arrays, in bytes."""
 
@@ -73,7 +82,7 @@ class Transform:
             self._check(create(ctypes.byref(self._handle), domain, ctypes.c_long(sizes[0])))
         else:
             self._check(create(ctypes.byref(self._handle), domain, ctypes.c_long(len(sizes)),
-                               (ctypes.c_long * len(sizes))(*sizes)))
+                               _longs(*sizes)))
         weakref.finalize(self, library.DftiFreeDescriptor, ctypes.byref(self._handle))
         self._set(_PLACEMENT, _INPLACE if self._in_place else _NOT_INPLACE)
         if call.kind != "C2C":
@@ -106,8 +115,7 @@ class Transform:
         self._check(self._library.DftiSetValue(self._handle, ctypes.c_int(parameter), given))
 
     def _strides(self, parameter: int, strides: list[int]) -> None:
-        self._check(self._library.DftiSetValue(self._handle, ctypes.c_int(parameter),
-                                               (ctypes.c_long * (len(strides) + 1))(0, *strides)))
+        self._check(self._library.DftiSetValue(self._handle, ctypes.c_int(parameter), _longs(0, *strides)))
 
     def _check(self, status: int) -> None:
         if status != 0:

@@ -117,7 +117,7 @@ class Joint:
             self._done = self._small([publishers, 1], [{"offset": [rank, 0], "shape": [1, 1]}] if self.is_publisher
                                                       else None, None if self.is_publisher else [publishers, 1])
         self.full: Movement | None = None
-        self._changed: Callable[[RowsOf], Movement] | None = None
+        self._parts: tuple[Match, End, End] | None = None  # the matched names, source, target
 
     def _small(self, shape: list[int], mine: Any, wanted: list[int] | None) -> CustomOp:
         outputs = None if wanted is None else [{"offset": [0] * len(wanted), "shape": wanted}]
@@ -145,21 +145,21 @@ class Joint:
         theirs = self.meeting.exchange(blobs, error)[self.publishers:]
         found = _matched(given, theirs)
         nothing = End({}, dict, dict)
-        target = nothing
+        source_end, target = ours or nothing, nothing
         if allocate is not None:
             try:
                 target = allocate(found)
             except Exception as failure:
                 error = failure
-        self.full = compile_movement(self.meeting, found, ours or nothing, target, "fetch", error)
-        self._changed = lambda rows: compile_movement(self.meeting, found, ours or nothing, target,
-                                                      "fetch of what changed", rows=rows)
+        self.full = compile_movement(self.meeting, found, source_end, target, "fetch", error)
+        # Data, and no closure over self: a cycle would keep each ended subscription until Python's collector runs.
+        self._parts = found, source_end, target
         return found
 
     def compile_changed(self, rows: RowsOf, seconds: float) -> Movement:
-        assert self._changed is not None
+        assert self._parts is not None
         self.meeting.seconds = seconds
-        return self._changed(rows)
+        return compile_movement(self.meeting, *self._parts, "fetch of what changed", rows=rows)
 
     def request(self, given: Request | None, seconds: float | None) -> Request:
         mine = [] if given is None else [torch.tensor(astuple(given), dtype=torch.int64, device="cpu")]
