@@ -55,8 +55,7 @@ bool BlobFrame::isSound(Payload payload) const {
 }
 
 bool FailFrame::isSound(Payload) const {
-  return code > static_cast<std::uint32_t>(StatusCode::kOk) &&
-         code <= static_cast<std::uint32_t>(StatusCode::kInterrupted) && isRevoked <= 1;
+  return code > static_cast<std::uint32_t>(StatusCode::kOk) && code < kNumStatusCodes && isRevoked <= 1;
 }
 
 bool EagerFrame::isSound(Payload payload) const {

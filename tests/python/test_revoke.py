@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -167,6 +168,32 @@ def _until_it_fails(call):
 
 def test_waits_in_queues_end(run_ranks):
     run_ranks(3, _in_queues)
+
+
+def _before_the_holder(rank, size):
+    """Rank 1 uses a queue that rank 0 has not made."""
+    shardwire.reconfigure_handles()
+    notice = _notice(2, _pids(rank, size)[2])
+    if rank == 1:
+        late = shardwire.Queue(location=0)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(raises, shardwire.AbortedError, late.get, contains=notice)
+            while not _C.store_has(late.hub.store, "0/request/1"):
+                time.sleep(0.001)
+            meet("waiting")
+            waiting.result(GROUP_TIMEOUT_S / 2)
+    else:
+        meet("waiting")
+        if rank == 2:
+            shardwire.revoke()
+    with pytest.raises(shardwire.AbortedError):
+        dist.barrier()
+    shardwire.shrink()
+    assert _sum() == size
+
+
+def test_a_wait_for_the_holder_ends(run_ranks):
+    run_ranks(3, _before_the_holder)
 
 
 # ---- without links

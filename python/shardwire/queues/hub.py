@@ -264,6 +264,7 @@ class Hub:
 
     def _meet_user(self, request: int, user: int) -> None:
         try:
+            self.store.set(f"{self.rank}/accepted/{request}", "1")
             backend = self._make_link(self.rank, request, user, wire.HOST, min(_MEET_S, self.silence))
         except Exception:
             return  # the user gave up or died; a live user requests again
@@ -307,10 +308,18 @@ class Hub:
         return link if link is not None and link.broken is None else None
 
     def _request_link(self, holder: int, limit: float) -> Any:
+        begin = time.monotonic()
         request = int(self.store.add(f"{holder}/requests", 1))
         self.store.set(f"{holder}/request/{request}", str(self.rank))
+        # Until the holder answers, this rank waits here, where a revocation ends the wait, and not for a link.
+        while not _C.store_has(self.store, f"{holder}/accepted/{request}"):
+            self.check_process()
+            waited = time.monotonic() - begin
+            if waited >= limit:
+                raise TimeoutError(self._unmet(holder, limit))
+            time.sleep(min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE, limit - waited))
         try:
-            return self._make_link(holder, request, self.rank, wire.USER, limit)
+            return self._make_link(holder, request, self.rank, wire.USER, max(begin + limit - time.monotonic(), 0.001))
         except TimeoutError as error:
             raise TimeoutError(self._unmet(holder, limit)) from error
 

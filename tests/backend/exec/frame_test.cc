@@ -184,7 +184,7 @@ TEST(Frame, IsRefusedWhenItsFieldsCannotBe) {
   expectRefused(BlobFrame{kTag, ~std::uint64_t{0}, 3}, bytesOf("bc"), "an offset that overflows");
   expectRefused(BlobFrame{kTag, 0, std::uint64_t{1} << 40}, bytesOf("bc"), "a blob without end");
   expectRefused(FailFrame{.code = 0}, {}, "no failure");
-  expectRefused(FailFrame{.code = 99}, {}, "an unknown code");
+  expectRefused(FailFrame{.code = kNumStatusCodes}, {}, "an unknown code");
   expectRefused(FailFrame{.code = 4, .isRevoked = 2}, {}, "neither revoked nor not");
   expectRefused(DesyncFrame{.seq = 1, .wantsAnswer = 2}, {}, "a flag");
   expectRefused(EagerFrame{{.message = 1, .messageBytes = 4, .textBytes = 1}}, bytesOf("abc"),
