@@ -93,12 +93,13 @@ def merge(stages: list[Stage], tree: Path) -> None:
 
 
 def needs_torch(torches: list[str]) -> str:
-    """As pip reads the metadata: from the oldest to the newest, without the versions between that have no glue."""
+    """As pip reads the metadata: from the oldest on, without the versions between that have no glue. A torch newer than
+    all gets the newest glue, if a trial at the import accepts this glue."""
     known = sorted(tuple(int(part) for part in torch.split(".")) for torch in torches)
     (first_major, first), (major, last) = known[0], known[-1]
     skipped = ([f"!={major}.{minor}.*" for minor in range(first + 1, last) if (major, minor) not in known]
                if first_major == major else [])
-    return ",".join([f">={first_major}.{first}", *skipped, f"<{major}.{last + 1}"])
+    return ",".join([f">={first_major}.{first}", *skipped])
 
 
 def describe(stages: list[Stage], tree: Path) -> str:

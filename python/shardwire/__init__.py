@@ -8,7 +8,8 @@ The import registers the backend::
     op = shardwire.compile_op(None, shape=(1024, 1024), dtype=torch.float32, inputs=[...], outputs=[...])
     op(input_tensors, output_tensors).wait()        # any movement of slices, compiled once
 
-The native part is built for one torch (major.minor) and one Python; importing it into others raises ImportError.
+The native part is built for one torch (major.minor) and one Python; importing it into others raises ImportError. A
+wheel has parts for several torches, and tries the newest part with a torch that is newer than the wheel.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import torch
 
 from ._glue import choose_glue
 
-choose_glue(__path__, torch.__version__)
+_glue_of = choose_glue(__path__, torch.__version__)  # may be the part for an older torch, which a trial accepted
 
 from . import _build_info  # noqa: E402: of the chosen one
 
 
 def _check_build() -> None:
     """ImportError when the native part was built for another torch or Python than this interpreter's."""
-    torch_here = ".".join(torch.__version__.split(".")[:2])
+    torch_here = _glue_of or ".".join(torch.__version__.split(".")[:2])
     python_here = "%d.%d" % sys.version_info[:2]
     for what, here, built in (("torch", torch_here, _build_info.TORCH), ("Python", python_here, _build_info.PYTHON)):
         if here != built:

@@ -4,6 +4,7 @@ of builds that do not fit.
 
 from __future__ import annotations
 
+import dataclasses
 import email
 import importlib.util
 import os
@@ -41,7 +42,7 @@ def test_the_glue_of_this_torch_is_taken(tmp_path):
     for name in ("for_torch_2_6", "for_torch_2_13", "for_torch_2_9", "for_torches"):
         (tmp_path / name).mkdir()
     path = [str(tmp_path)]
-    choose_glue(path, "2.9.1+cu128")
+    assert choose_glue(path, "2.9.1+cu128") == "2.9"
     assert path == [str(tmp_path), str(tmp_path / "for_torch_2_9")]
     with pytest.raises(ImportError, match=r"this wheel of shardwire is for torch 2\.6, 2\.9, 2\.13, but this is torch "
                                           r"2\.10\.0; install one of these, or build shardwire"):
@@ -50,13 +51,13 @@ def test_the_glue_of_this_torch_is_taken(tmp_path):
 
 def test_a_build_for_one_torch_has_no_choice(tmp_path):
     path = [str(tmp_path)]
-    choose_glue(path, "2.10.0")
+    assert choose_glue(path, "2.10.0") == ""
     assert path == [str(tmp_path)]
 
 
 @pytest.mark.parametrize("torches, wanted",
-                         [(["2.13"], ">=2.13,<2.14"), (["2.13", "2.9", "2.11"], ">=2.9,!=2.10.*,!=2.12.*,<2.14"),
-                          (["2.9", "2.10"], ">=2.9,<2.11")])
+                         [(["2.13"], ">=2.13"), (["2.13", "2.9", "2.11"], ">=2.9,!=2.10.*,!=2.12.*"),
+                          (["2.9", "2.10"], ">=2.9")])
 def test_what_the_wheel_needs(make_wheel, torches, wanted):
     assert make_wheel.needs_torch(torches) == wanted
 
@@ -86,31 +87,96 @@ def test_builds_that_do_not_fit(make_wheel, tmp_path):
         check({"torch_version": "2.9"}, {"torch_version": "2.9"})
 
 
-def test_a_wheel_of_this_build_works_where_it_is_unpacked(make_wheel, tmp_path):
-    """The build of these tests, as a wheel, unpacked as pip does, in a process without any other shardwire."""
+@dataclasses.dataclass
+class Unpacked:
+    """The build of these tests, as a wheel, unpacked as pip does."""
+
+    site: pathlib.Path
+    names: list[str]
+    metadata: email.message.Message
+
+    @property
+    def glue(self):
+        return self.site / "shardwire" / f"for_torch_{_build_info.TORCH.replace('.', '_')}"
+
+    def run(self, folder, **variables):
+        """A program in a process without any other shardwire, with files in ``folder``."""
+        program = ("import sys, torch, shardwire, torch.distributed as dist; from shardwire import _C\n"
+                   "print(_C.__file__, shardwire.__version__)\n"
+                   "dist.init_process_group('shardwire', init_method=f'file://{sys.argv[1]}', rank=0, world_size=1)\n"
+                   "t = torch.ones(3); dist.all_reduce(t); assert t.tolist() == [1] * 3; dist.destroy_process_group()")
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env["PYTHONPATH"] = os.pathsep.join([str(self.site), str(pathlib.Path(torch.__file__).parents[1])])
+        env["XDG_CACHE_HOME"] = str(folder)
+        return subprocess.run([sys.executable, "-c", program, folder / "store"], env={**env, **variables},
+                              capture_output=True, text=True, timeout=150, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel_of_this_build(make_wheel, tmp_path_factory):
     pytest.importorskip("wheel", reason="Debian: python3-wheel")
     build = pathlib.Path(shardwire.__file__).parents[2]  # the package's files are links, so not resolved
     if not (build / "CMakeCache.txt").exists():
         pytest.skip("shardwire is installed here, and not built")
-    subprocess.run([sys.executable, ROOT / "python" / "make_wheel.py", "--plain", "--out", tmp_path, build], check=True,
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, ROOT / "python" / "make_wheel.py", "--plain", "--out", folder, build], check=True,
                    capture_output=True, timeout=120)
-    (wheel,) = tmp_path.glob("shardwire-*.whl")
-    with zipfile.ZipFile(wheel) as file:
+    (wheel,) = folder.glob("shardwire-*.whl")
+    return wheel
+
+
+@pytest.fixture
+def unpacked(wheel_of_this_build, tmp_path):
+    with zipfile.ZipFile(wheel_of_this_build) as file:
         file.extractall(tmp_path / "site")
         names = file.namelist()
-        metadata = email.message_from_bytes(file.read(next(name for name in names if name.endswith("/METADATA"))))
+        return Unpacked(tmp_path / "site", names, email.message_from_bytes(
+            file.read(next(name for name in names if name.endswith("/METADATA")))))
+
+
+def test_a_wheel_of_this_build_works_where_it_is_unpacked(unpacked, tmp_path):
+    metadata = unpacked.metadata
     assert (metadata["License"] == "MIT" and len(metadata.get_all("Project-URL")) >= 3
             and len(metadata.get_all("Classifier")) > 5 and metadata.get_payload().startswith("# shardwire"))
-    glue = f"shardwire/for_torch_{_build_info.TORCH.replace('.', '_')}"
-    libraries = [re.sub(r"\.so\.[0-9.]+$", ".so.N", name) for name in sorted(names) if "libshardwire_c" in name]
-    assert libraries == [f"{glue}/libshardwire_c10d.so.N", "shardwire/libshardwire_core.so.N"]
-    program = ("import sys, torch, shardwire, torch.distributed as dist; from shardwire import _C; print(_C.__file__, "
-               "shardwire.__version__)\n"
-               "dist.init_process_group('shardwire', init_method=f'file://{sys.argv[1]}', rank=0, world_size=1)\n"
-               "t = torch.ones(3); dist.all_reduce(t); assert t.tolist() == [1, 1, 1]; dist.destroy_process_group()")
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), str(pathlib.Path(torch.__file__).parents[1])])
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "store"], env=env, capture_output=True, text=True,
-                          timeout=120, check=False)
+    libraries = [re.sub(r"\.so\.[0-9.]+$", ".so.N", name) for name in sorted(unpacked.names)
+                 if "libshardwire_c" in name]
+    assert libraries == [f"shardwire/{unpacked.glue.name}/libshardwire_c10d.so.N",
+                         "shardwire/libshardwire_core.so.N"]
+    done = unpacked.run(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(tmp_path / "site" / glue / "_C.")), done.stdout
+    assert done.stdout.startswith(f"{unpacked.glue}/_C."), done.stdout
+
+
+def as_of_an_older_torch(unpacked):
+    """Renames the native part, so that the running torch is newer than the wheel."""
+    major, minor = _build_info.TORCH.split(".")
+    older = f"{major}.{int(minor) - 1}"
+    folder = unpacked.glue.rename(unpacked.glue.with_name(f"for_torch_{older.replace('.', '_')}"))
+    info = folder / "_build_info.py"
+    info.write_text(info.read_text().replace(f'TORCH = "{_build_info.TORCH}"', f'TORCH = "{older}"'))
+    return older, folder
+
+
+def test_a_newer_torch_gets_the_newest_part_after_a_trial(unpacked, tmp_path):
+    older, folder = as_of_an_older_torch(unpacked)
+    done = unpacked.run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{folder}/_C."), done.stdout
+    (note,) = (tmp_path / "shardwire" / "glue").iterdir()
+    assert note.read_text() == f"the part for torch {older} works with torch {torch.__version__}\n"
+    # The next import reads the note, and tries nothing: a trial would fail now.
+    (unpacked.site / "shardwire" / "_glue_trial.py").open("a").write("\n_TRIAL_S = 0.0\n")
+    assert unpacked.run(tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("broken, ending", [("raise ImportError('no such symbol')", "status 1 (ImportError: no such"),
+                                            ("import os; os.kill(os.getpid(), 11)", "signal SIGSEGV (")])
+def test_a_part_that_does_not_work_with_a_newer_torch_is_refused(unpacked, tmp_path, broken, ending):
+    older, folder = as_of_an_older_torch(unpacked)
+    next(folder.glob("_C.*.so")).unlink()
+    (folder / "_C.py").write_text(broken)
+    done = unpacked.run(tmp_path)
+    assert done.returncode == 1
+    assert (f"ImportError: this wheel of shardwire is for torch {older}, but this is torch {torch.__version__}, with "
+            f"which the part for torch {older} does not work: the trial ended with {ending}") in done.stderr
+    assert [path.read_text() for path in (tmp_path / "shardwire" / "glue").iterdir()] == [""]
