@@ -104,7 +104,7 @@ constexpr Choices<OrdinaryPath, 3> kOrdinaryPaths = {
 constexpr Choices<LinksWhen, 3> kLinks = {
     {{"auto", LinksWhen::kAuto}, {"eager", LinksWhen::kEager}, {"lazy", LinksWhen::kLazy}}};
 constexpr Choices<bool, 2> kChecks = {{{"default", false}, {"full", true}}};
-constexpr Choices<bool, 2> kServesStatus = {{{"0", false}, {"1", true}}};
+constexpr Choices<bool, 2> kSwitch = {{{"0", false}, {"1", true}}};
 
 template <typename T, std::size_t N>
 Status readChoice(const char* name, const Choices<T, N>& choices, T* value) {
@@ -183,6 +183,7 @@ Result<Options> Options::fromEnvironment() {
   SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_LINKS", kLinks, &options.links));
   options.hostId = firstOf({"SHARDWIRE_HOST_ID", "NCCL_HOSTID"});
   options.socketIfname = firstOf({"SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"});
+  SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_TCP_CRC", kSwitch, &options.tcpCrc));
   options.jobToken = firstOf({"SHARDWIRE_JOB_TOKEN"});
   options.rdmaDevices = firstOf({"SHARDWIRE_RDMA_DEVICES", "NCCL_IB_HCA"});
   SW_RETURN_IF_ERROR(readGidIndex(&options.rdmaGidIndex));
@@ -190,7 +191,7 @@ Result<Options> Options::fromEnvironment() {
   options.algorithms = variable("SHARDWIRE_ALGORITHMS").value_or("");
   SW_RETURN_IF_ERROR(readRecordedOps(&options.recordedOps));
   options.recordFile = firstOf({"SHARDWIRE_RECORD_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"});
-  SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_STATUS", kServesStatus, &options.serveStatus));
+  SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_STATUS", kSwitch, &options.serveStatus));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));
   SW_RETURN_IF_ERROR(
       readBytes("SHARDWIRE_STAGING_BYTES", kMinStagingBytes, kMaxHeapBytes, false, &options.stagingBytes));
@@ -209,17 +210,17 @@ std::string toString(const Options& options) {
   return fmt::format(
       "timeout_s={} grace_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} "
       "links={} host_id={} "
-      "socket_ifname={} "
+      "socket_ifname={} tcp_crc={} "
       "rdma_devices={} "
       "rdma_gid_index={} job_token={} algorithms={} check={} staging_bytes={} "
       "recorded_ops={} record_file={} status={}",
       timeout.count(), std::chrono::duration<double>(options.grace).count(), spin, options.ringBytes,
       options.inlineBytes, choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports),
       choiceName(kLinks, options.links), orAuto(options.hostId), orAuto(options.socketIfname),
-      orAuto(options.rdmaDevices), options.rdmaGidIndex, options.jobToken.empty() ? "none" : "set",
-      orAuto(options.algorithms), choiceName(kChecks, options.checkAll), options.stagingBytes,
-      options.recordedOps < 0 ? "auto" : fmt::format("{}", options.recordedOps),
-      options.recordFile.empty() ? "none" : options.recordFile, choiceName(kServesStatus, options.serveStatus));
+      choiceName(kSwitch, options.tcpCrc), orAuto(options.rdmaDevices), options.rdmaGidIndex,
+      options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms), choiceName(kChecks, options.checkAll),
+      options.stagingBytes, options.recordedOps < 0 ? "auto" : fmt::format("{}", options.recordedOps),
+      options.recordFile.empty() ? "none" : options.recordFile, choiceName(kSwitch, options.serveStatus));
 }
 
 }  // namespace shardwire

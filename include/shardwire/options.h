@@ -47,6 +47,10 @@ struct Options {
   // but these); empty: all interfaces that are up; loopback and docker bridges only when there are no others.
   // SHARDWIRE_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else GLOO_SOCKET_IFNAME
   std::string socketIfname;
+  // Whether tcp adds a CRC-32C to each unit of frames and each block of fetched bytes. Then bytes that were changed on
+  // the way, behind a right TCP checksum (broken memory of a router or network card), end the group with an error. A
+  // connection has checksums if either rank asks for them. SHARDWIRE_TCP_CRC=0|1
+  bool tcpCrc = false;
   // A secret of the job beside the store's token, so that a process which can read the store still cannot join. Equal
   // on all ranks. SHARDWIRE_JOB_TOKEN
   std::string jobToken;

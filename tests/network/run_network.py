@@ -26,15 +26,19 @@ HERE = pathlib.Path(__file__).resolve().parent
 # job: of job.py. before: the cable from the start; later: after the moment `at` of all ranks ("store": they have the
 # c10d store, "working": one round is done); again: seconds until the cable is clean again, or None. want: "right", or
 # the words of which each rank's error contains one. within: seconds from the change (or the start) to the last error.
-Case = collections.namedtuple("Case", "name job before at later again want within seconds timeout",
-                              defaults=["collectives", "", "working", "", None, "right", 0, 2, 40])
+# environment: of all ranks.
+Case = collections.namedtuple("Case", "name job before at later again want within seconds timeout environment",
+                              defaults=["collectives", "", "working", "", None, "right", 0, 2, 40, {}])
 
 # seconds: tcp detects a silent peer after 8 to 10 s (docs/transports.md); on busy processors the check comes later
 SILENCE = 12
+SOON = 6  # at once, on busy processors
 LOST = ("acknowledged nothing", "no reason came on the other connection", "Connection timed out", "No route to host",
         "died or left")
 NOT_JOINED = ("did not arrive", "did not answer", "the c10d store failed", "no transport joins", "died or left",
               "gave up", "timed out", "did not join")
+CHANGED = ("other bytes arrived (CRC-32C",)
+CHECKED = {"SHARDWIRE_TCP_CRC": "1"}
 CASES = [
     Case("clean"),
     Case("loss-1", before="loss=0.01"),
@@ -52,6 +56,12 @@ CASES = [
     Case("bootstrap-pulled-5s", at="store", later="cut=both", again=5),
     Case("bootstrap-pulled", at="store", later="cut=both", want=NOT_JOINED, within=20, timeout=10),
     Case("bootstrap-half-open", at="store", later="cut=ba", want=NOT_JOINED, within=20, timeout=10),
+    Case("checksums", before="loss=0.01 reorder=0.1", environment=CHECKED),
+    Case("changed", later="corrupt=0.01 repair=1", want=CHANGED, within=SOON, environment=CHECKED),
+    Case("changed-frames", later="corrupt=0.01 repair=1", want=CHANGED, within=SOON,
+         environment={**CHECKED, "SHARDWIRE_ORDINARY_PATH": "staged"}),
+    Case("changed-fetches", later="corrupt=0.01 repair=1", want=CHANGED, within=SOON,
+         environment={**CHECKED, "SHARDWIRE_ORDINARY_PATH": "cross_memory"}),
     Case("fetch-loss-5", job="weights", before="loss=0.05"),
     Case("fetch-pulled-5s", job="weights", later="cut=both", again=5, seconds=8),
     Case("fetch-pulled", job="weights", later="cut=both", want=(*LOST, *NOT_JOINED), within=25, timeout=15),
@@ -131,7 +141,7 @@ def run(case, cable, port):
 
     fork = multiprocessing.get_context("fork")
     ranks, pipes, outcomes = [], [], {}
-    options = {"job": case.job, "timeout": case.timeout}
+    options = {"job": case.job, "timeout": case.timeout, "environment": case.environment}
     cable.treat(case.before)
     changed = time.monotonic()
     try:

@@ -1,7 +1,9 @@
 // Both sides of fetches over one TCP stream. The fetcher encodes requests (ask()), which the connection sends as notes
 // on the stream of frames. The owner checks each request against the exposed memory (serve()), then writes the
 // requested runs to the socket (send()). The fetcher reads the bytes straight into the tensors (receive()). Both sides
-// keep a queue of transfers and handle the transfers in the order of the requests.
+// keep a queue of transfers and handle the transfers in the order of the requests. With checksums the owner copies a
+// block and sends the copy (fillBlock()), and the fetcher reads one block a call and compares before the fetch advances
+// over the block's end (takeBlock()).
 #include "backend/transport/tcp/fetch_stream.h"
 
 #include <errno.h>
@@ -10,10 +12,13 @@
 #include <sys/uio.h>
 
 #include <algorithm>
-#include <array>
+#include <cstring>
+#include <utility>
 
+#include "backend/base/crc32c.h"
 #include "backend/base/wire.h"
 #include "backend/fabric/link_message.h"
+#include "backend/transport/tcp/changed_bytes.h"
 
 namespace shardwire::internal {
 namespace {
@@ -27,6 +32,8 @@ constexpr std::size_t kPieces = 64;
 // System calls of one send() or receive(). Each call gets no more bytes than the turn has left: on loopback a call
 // continues while the other end keeps up, through hundreds of MiB if permitted.
 constexpr int kMaxFetchCalls = 8;
+// With checksums a call moves one block at most.
+constexpr int kMaxBlockCalls = static_cast<int>(FetchStream::kMaxTurnBytes / FetchStream::kBlockBytes);
 
 }  // namespace
 
@@ -36,6 +43,8 @@ void FetchStream::close() {
   serving_.clear();
   fetches_.clear();
   numServedRuns_ = 0;
+  blockOut_ = {};
+  requested_.clear();
   isBlocked_ = false;
 }
 
@@ -113,11 +122,16 @@ bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, Fetc
     ByteWriter writer;
     writer.u32(space);
     writer.u32(static_cast<std::uint32_t>(some));
+    std::uint64_t total = 0;
     for (std::size_t i = first; i < first + some; ++i) {
       writer.u64(remote[i].address);
       writer.u64(remote[i].bytes);
+      total += remote[i].bytes;
     }
     requests->push_back(writer.bytes());
+    if (hasChecksums_) {
+      requested_.push_back(total);
+    }
   }
   ++count->pending;
   fetches_.push_back(std::move(transfer));
@@ -163,20 +177,57 @@ void FetchStream::advance(std::deque<Transfer>& transfers, std::size_t bytes) {
   }
 }
 
+// The next block of the first request.
+void FetchStream::fillBlock() {
+  const Transfer& first = serving_.front();
+  std::vector<std::byte>& block = blockOut_.bytes;
+  block.resize(sizeof blockOut_.sum);
+  std::size_t missing = kBlockBytes;
+  for (std::size_t i = first.next; i < first.runs.size() && missing > 0; ++i) {
+    const std::size_t some = std::min(first.runs[i].size, missing);
+    block.insert(block.end(), first.runs[i].bytes, first.runs[i].bytes + some);
+    missing -= some;
+  }
+  blockOut_.sum = crc32c(block.data() + sizeof blockOut_.sum, kBlockBytes - missing, blockOut_.sum);
+  std::memcpy(block.data(), &blockOut_.sum, sizeof blockOut_.sum);
+  blockOut_.at = 0;
+  advance(serving_, kBlockBytes - missing);
+}
+
+std::size_t FetchStream::gatherOut(std::size_t maxBytes, std::span<iovec> pieces) {
+  if (!hasChecksums_) {
+    return gather(serving_, maxBytes, pieces);
+  }
+  if (blockOut_.at == blockOut_.bytes.size()) {
+    fillBlock();
+  }
+  pieces[0] = {blockOut_.bytes.data() + blockOut_.at, blockOut_.bytes.size() - blockOut_.at};
+  return 1;
+}
+
+void FetchStream::advanceOut(std::size_t bytes) {
+  if (hasChecksums_) {
+    blockOut_.at += bytes;
+  } else {
+    advance(serving_, bytes);
+  }
+}
+
 Status FetchStream::send(bool* moved) {
   isBlocked_ = false;
   std::size_t total = 0;
-  for (int call = 0; call < kMaxFetchCalls && total < kMaxTurnBytes; ++call) {
-    if (serving_.empty() || !isOpen()) {
+  const int maxCalls = hasChecksums_ ? kMaxBlockCalls : kMaxFetchCalls;
+  for (int call = 0; call < maxCalls && total < kMaxTurnBytes; ++call) {
+    if (!hasUnsent() || !isOpen()) {
       return Status::ok();
     }
     std::array<iovec, kPieces> pieces;
     msghdr message{};
     message.msg_iov = pieces.data();
-    message.msg_iovlen = gather(serving_, kMaxTurnBytes - total, pieces);
+    message.msg_iovlen = gatherOut(kMaxTurnBytes - total, pieces);
     const ssize_t size = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (size >= 0) {
-      advance(serving_, static_cast<std::size_t>(size));
+      advanceOut(static_cast<std::size_t>(size));
       total += static_cast<std::size_t>(size);
       *moved = true;
     } else if (errno == EAGAIN) {
@@ -185,17 +236,62 @@ Status FetchStream::send(bool* moved) {
       return peerError("sending fetched bytes", errno);
     }
   }
-  isBlocked_ = !serving_.empty();
+  isBlocked_ = hasUnsent();
+  return Status::ok();
+}
+
+// The rest of the current block, or the next block.
+std::size_t FetchStream::gatherBlock(std::span<iovec> pieces) {
+  if (fetches_.empty()) {
+    return 0;
+  }
+  if (blockIn_.numSumBytes == 0 && blockIn_.missing == 0) {
+    blockIn_.missing = std::min<std::uint64_t>(requested_.front(), kBlockBytes);
+    requested_.front() -= blockIn_.missing;
+    if (requested_.front() == 0) {
+      requested_.pop_front();
+    }
+  }
+  std::size_t numPieces = 0;
+  if (const std::size_t rest = blockIn_.sent.size() - blockIn_.numSumBytes; rest > 0) {
+    pieces[numPieces++] = {blockIn_.sent.data() + blockIn_.numSumBytes, rest};
+  }
+  return numPieces + gather(fetches_, blockIn_.missing, pieces.subspan(numPieces));
+}
+
+Status FetchStream::takeBlock(std::span<const iovec> pieces, std::size_t bytes) {
+  const std::size_t ofSum = std::min(bytes, blockIn_.sent.size() - blockIn_.numSumBytes);
+  if (blockIn_.numSumBytes < blockIn_.sent.size()) {
+    pieces = pieces.subspan(1);
+  }
+  blockIn_.numSumBytes += ofSum;
+  bytes -= ofSum;
+  blockIn_.missing -= bytes;
+  for (std::size_t rest = bytes; rest > 0; pieces = pieces.subspan(1)) {
+    const std::size_t some = std::min(rest, pieces.front().iov_len);
+    blockIn_.sum = crc32c(pieces.front().iov_base, some, blockIn_.sum);
+    rest -= some;
+  }
+  if (bytes > 0 && blockIn_.missing == 0) {
+    std::uint32_t sent = 0;
+    std::memcpy(&sent, blockIn_.sent.data(), sizeof sent);
+    if (sent != blockIn_.sum) {
+      return changedBytes("fetched bytes", blockIn_.sum, sent);
+    }
+    blockIn_.numSumBytes = 0;
+  }
+  advance(fetches_, bytes);
   return Status::ok();
 }
 
 Status FetchStream::receive(bool* moved) {
   std::size_t total = 0;
-  for (int call = 0; call < kMaxFetchCalls && total < kMaxTurnBytes && isOpen() && !isEnded_; ++call) {
+  const int maxCalls = hasChecksums_ ? kMaxBlockCalls : kMaxFetchCalls;
+  for (int call = 0; call < maxCalls && total < kMaxTurnBytes && isOpen() && !isEnded_; ++call) {
     std::array<iovec, kPieces> pieces;
     msghdr message{};
     message.msg_iov = pieces.data();
-    message.msg_iovlen = gather(fetches_, kMaxTurnBytes - total, pieces);
+    message.msg_iovlen = hasChecksums_ ? gatherBlock(pieces) : gather(fetches_, kMaxTurnBytes - total, pieces);
     std::byte tooMuch{};
     if (message.msg_iovlen == 0) {  // no fetch is under way: only the end of the stream may arrive
       pieces[0] = {&tooMuch, 1};
@@ -217,7 +313,11 @@ Status FetchStream::receive(bool* moved) {
     isEnded_ = size == 0;
     *moved |= size > 0;
     total += static_cast<std::size_t>(size);
-    advance(fetches_, static_cast<std::size_t>(size));
+    if (hasChecksums_ && size > 0) {
+      SW_RETURN_IF_ERROR(takeBlock({pieces.data(), message.msg_iovlen}, static_cast<std::size_t>(size)));
+    } else {
+      advance(fetches_, static_cast<std::size_t>(size));
+    }
   }
   return Status::ok();
 }

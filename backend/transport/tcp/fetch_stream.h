@@ -4,11 +4,17 @@
 //
 //   request (a note)   space u32 | number of runs u32 | then for each run: address u64, bytes u64      (little-endian)
 //
+// With checksums the bytes of each request come in blocks: CRC-32C u32 | up to kBlockBytes. Each block but a request's
+// last has kBlockBytes. The checksum continues the checksum of the block before, so a lost or repeated block is
+// noticed, too. The owner sends a copy of each block: bytes that a third rank writes meanwhile (symmetric memory) must
+// not count as bytes changed on the way. A fetch ends after the comparison of its last block.
+//
 // An owner sends exposed memory and nothing else. One thread at a time. Nothing blocks.
 #pragma once
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -27,7 +33,11 @@ class FetchStream {
   // Limit of one send() or receive(), since other connections and the frames of the same peer must be served too.
   static constexpr std::size_t kMaxTurnBytes = std::size_t{4} << 20;
 
-  explicit FetchStream(Fd socket) : socket_(std::move(socket)) {}
+  static constexpr std::size_t kBlockBytes = std::size_t{128} << 10;
+
+  // hasChecksums: equal on both ends.
+  explicit FetchStream(Fd socket, bool hasChecksums = false)
+      : socket_(std::move(socket)), hasChecksums_(hasChecksums) {}
 
   const Fd& socket() const { return socket_; }
   bool isOpen() const { return socket_.isOpen(); }
@@ -48,6 +58,8 @@ class FetchStream {
   // way.
   bool ask(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count, std::vector<std::string>* requests);
   bool isFetching() const { return !fetches_.empty(); }
+  // Errors: the system broke the stream, the peer sent bytes without a request, or bytes were changed on the way. The
+  // stream is then over.
   Status receive(bool* moved);
   // The owner closed the stream.
   bool isEnded() const { return isEnded_; }
@@ -65,6 +77,28 @@ class FetchStream {
     std::size_t next = 0;  // index of the current run; the run's bytes and size advance with the transfer
   };
 
+  // With checksums. Out: a block as bytes, sent up to `at`.
+  struct BlockOut {
+    std::vector<std::byte> bytes;
+    std::size_t at = 0;
+    std::uint32_t sum = 0;  // of the last block
+  };
+  // In: the current block. Empty (numSumBytes == 0 and missing == 0) between blocks.
+  struct BlockIn {
+    std::array<std::byte, 4> sent{};  // the block's checksum, of which numSumBytes have arrived
+    std::size_t numSumBytes = 0;
+    std::size_t missing = 0;  // bytes behind the checksum
+    std::uint32_t sum = 0;    // of all bytes that have arrived
+  };
+
+  bool hasUnsent() const { return !serving_.empty() || blockOut_.at < blockOut_.bytes.size(); }
+  std::size_t gatherOut(std::size_t maxBytes, std::span<iovec> pieces);
+  void advanceOut(std::size_t bytes);
+  void fillBlock();
+  std::size_t gatherBlock(std::span<iovec> pieces);
+  // `bytes` arrived in the pieces of gatherBlock().
+  Status takeBlock(std::span<const iovec> pieces, std::size_t bytes);
+
   Transfer takeSpare();
   // Fills `pieces` from the first transfer on, with at most maxBytes. Returns the number of pieces.
   std::size_t gather(std::deque<Transfer>& transfers, std::size_t maxBytes, std::span<iovec> pieces) const;
@@ -77,6 +111,10 @@ class FetchStream {
   std::size_t numServedRuns_ = 0;
   std::deque<Transfer> fetches_;
   std::vector<Transfer> spare_;  // finished transfers, kept to reuse the memory
+  const bool hasChecksums_;
+  BlockOut blockOut_;
+  BlockIn blockIn_;
+  std::deque<std::uint64_t> requested_;  // with checksums: bytes of each request that are not in a block yet
   bool isBlocked_ = false;
   bool isEnded_ = false;
 };

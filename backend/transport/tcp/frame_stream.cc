@@ -2,7 +2,8 @@
 // (fillBatch()) and sends the batch, over several calls if the socket is full. receive() reads into a staging buffer,
 // or straight into the ring where the rest of a long frame is expected. parse() then splits the staged bytes into
 // units, and beginUnit() checks each header against the lane's state before any byte enters a ring. Frames become
-// visible to the reader only when their unit is complete (endUnit()).
+// visible to the reader only when their unit is complete (endUnit()). With checksums checkHeader() and checkPayload()
+// come before.
 #include "backend/transport/tcp/frame_stream.h"
 
 #include <errno.h>
@@ -12,7 +13,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/base/crc32c.h"
 #include "backend/fabric/link_message.h"
+#include "backend/transport/tcp/changed_bytes.h"
 
 namespace shardwire::internal {
 namespace {
@@ -26,6 +29,10 @@ constexpr std::size_t kBatchBytes = std::size_t{128} << 10;
 // System calls of one receive() or flush(), since other connections must be served too.
 constexpr int kMaxCalls = 16;
 
+// Places in a header with checksums.
+constexpr std::size_t kPayloadSumAt = 8;
+constexpr std::size_t kHeaderSumAt = 12;
+
 constexpr std::array<const char*, kNumLanes> kLaneNames = {"control", "bulk", "point"};
 
 Status garbled(std::string_view what) {
@@ -34,8 +41,9 @@ Status garbled(std::string_view what) {
 
 }  // namespace
 
-FrameStream::FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities)
-    : socket_(std::move(socket)), staged_(kStagingBytes) {
+FrameStream::FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities, bool hasChecksums)
+    : socket_(std::move(socket)), hasChecksums_(hasChecksums), staged_(kStagingBytes) {
+  batch_.hasChecksums = hasChecksums;
   for (std::size_t l = 0; l < lanes_.size(); ++l) {
     LaneState& lane = lanes_[l];
     lane.capacity = capacities[l];
@@ -64,8 +72,16 @@ void FrameStream::Batch::add(UnitType type, std::uint8_t tag, std::uint8_t flags
   header = {static_cast<std::byte>(type), static_cast<std::byte>(tag), static_cast<std::byte>(flags), std::byte{0}};
   const auto size = static_cast<std::uint32_t>(unitBytes);
   std::memcpy(header.data() + 4, &size, sizeof size);
-  pieces[numPieces++] = {header.data(), header.size()};
-  bytes += header.size();
+  std::size_t headerBytes = kUnitHeaderBytes;
+  if (hasChecksums) {
+    const std::uint32_t sum = payload == nullptr ? 0 : crc32c(payload, unitBytes);
+    std::memcpy(header.data() + kPayloadSumAt, &sum, sizeof sum);
+    headerSum = crc32c(header.data(), kHeaderSumAt, headerSum);
+    std::memcpy(header.data() + kHeaderSumAt, &headerSum, sizeof headerSum);
+    headerBytes = kCheckedHeaderBytes;
+  }
+  pieces[numPieces++] = {header.data(), headerBytes};
+  bytes += headerBytes;
   if (payload != nullptr && unitBytes > 0) {
     pieces[numPieces++] = {const_cast<void*>(payload), unitBytes};
     bytes += unitBytes;
@@ -214,7 +230,7 @@ Status FrameStream::receive(bool* moved) {
     if (taken > 0) {
       take(taken);
       if (unit_.missing == 0) {
-        endUnit();
+        SW_RETURN_IF_ERROR(endUnit());
       }
     }
     stagedTo_ += static_cast<std::size_t>(size) - taken;
@@ -227,15 +243,19 @@ Status FrameStream::receive(bool* moved) {
 }
 
 Status FrameStream::parse() {
+  const std::size_t headerBytes = hasChecksums_ ? kCheckedHeaderBytes : kUnitHeaderBytes;
   while (stagedFrom_ < stagedTo_) {
     const std::size_t there = stagedTo_ - stagedFrom_;
     const std::byte* bytes = staged_.data() + stagedFrom_;
     if (!inUnit_) {
-      if (there < kUnitHeaderBytes) {
+      if (there < headerBytes) {
         break;
       }
+      if (hasChecksums_) {
+        SW_RETURN_IF_ERROR(checkHeader(bytes));
+      }
       SW_RETURN_IF_ERROR(beginUnit(bytes));
-      stagedFrom_ += kUnitHeaderBytes;
+      stagedFrom_ += headerBytes;
     } else {
       const std::size_t some = std::min(there, unit_.missing);
       if (unit_.type == UnitType::kFrames) {
@@ -247,7 +267,7 @@ Status FrameStream::parse() {
       stagedFrom_ += some;
     }
     if (inUnit_ && unit_.missing == 0) {
-      endUnit();
+      SW_RETURN_IF_ERROR(endUnit());
     }
   }
   const std::size_t rest = stagedTo_ - stagedFrom_;
@@ -259,11 +279,40 @@ Status FrameStream::parse() {
   return Status::ok();
 }
 
+// Before any field is used: a wrong length would be a wait for bytes that never come.
+Status FrameStream::checkHeader(const std::byte* header) {
+  std::uint32_t sent = 0;
+  std::memcpy(&sent, header + kHeaderSumAt, sizeof sent);
+  headerSumIn_ = crc32c(header, kHeaderSumAt, headerSumIn_);
+  return headerSumIn_ == sent ? Status::ok() : changedBytes("the header of a unit of frames", headerSumIn_, sent);
+}
+
+Status FrameStream::checkPayload() const {
+  const bool isNote = unit_.type == UnitType::kNote;
+  const void* payload = noteIn_.bytes.data();
+  if (!isNote) {
+    // A unit is contiguous in the ring. Its end may be the ring's end.
+    const LaneState& lane = lanes_[unit_.tag];
+    payload = lane.inBytes.get() + ((lane.arrived - unit_.bytes) & (lane.capacity - 1));
+  }
+  const std::uint32_t found = crc32c(payload, unit_.bytes);
+  if (found == unit_.sum) {
+    return Status::ok();
+  }
+  return changedBytes(isNote ? fmt::format("a note of {} bytes", unit_.bytes)
+                             : fmt::format("{} bytes of the {} lane", unit_.bytes, kLaneNames[unit_.tag]),
+                      found, unit_.sum);
+}
+
 Status FrameStream::beginUnit(const std::byte* header) {
-  unit_ = {static_cast<UnitType>(header[0]), static_cast<std::uint8_t>(header[1]), static_cast<std::uint8_t>(header[2]),
-           0};
+  unit_ = {static_cast<UnitType>(header[0]), static_cast<std::uint8_t>(header[1]),
+           static_cast<std::uint8_t>(header[2])};
   std::uint32_t bytes = 0;
   std::memcpy(&bytes, header + 4, sizeof bytes);
+  unit_.bytes = bytes;
+  if (hasChecksums_) {
+    std::memcpy(&unit_.sum, header + kPayloadSumAt, sizeof unit_.sum);
+  }
   if (header[3] != std::byte{0} || (unit_.flags & ~kMore) != 0) {
     return garbled("a malformed unit header");
   }
@@ -315,7 +364,10 @@ Status FrameStream::beginLaneUnit(LaneState& lane, std::size_t bytes) {
   return Status::ok();
 }
 
-void FrameStream::endUnit() {
+Status FrameStream::endUnit() {
+  if (hasChecksums_) {
+    SW_RETURN_IF_ERROR(checkPayload());
+  }
   inUnit_ = false;
   if (unit_.type == UnitType::kNote) {
     notesIn_.push_back(std::move(noteIn_));
@@ -323,6 +375,7 @@ void FrameStream::endUnit() {
     LaneState& lane = lanes_[unit_.tag];
     lane.in.written.store(lane.arrived, std::memory_order_relaxed);  // relaxed: writer and reader are one thread
   }
+  return Status::ok();
 }
 
 }  // namespace shardwire::internal

@@ -10,6 +10,10 @@
 //   credit  `bytes` more of the lane were released
 //   note    then `bytes` of a note of this kind: a message between the two ends of the connection outside the lanes
 //
+// With checksums each header continues: CRC-32C of the payload u32 | CRC-32C of the header's first 12 bytes u32. The
+// second continues the second of the unit before, so a lost or repeated unit is noticed, too. A header is used, and a
+// payload becomes visible, only after the comparison.
+//
 // One thread at a time. Nothing blocks.
 #pragma once
 
@@ -29,6 +33,7 @@ namespace shardwire::internal {
 
 enum class UnitType : std::uint8_t { kFrames = 1, kSkip = 2, kCredit = 3, kNote = 4 };
 inline constexpr std::size_t kUnitHeaderBytes = 8;
+inline constexpr std::size_t kCheckedHeaderBytes = 16;
 inline constexpr std::uint8_t kMore = 1;
 inline constexpr std::size_t kMaxNoteBytes = (std::size_t{1} << 20) + 64;
 
@@ -39,8 +44,8 @@ struct StreamNote {
 
 class FrameStream {
  public:
-  // Lane capacities as returned by laneCapacities(): equal on both ends.
-  FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities);
+  // Lane capacities as returned by laneCapacities(): equal on both ends. hasChecksums: also equal on both ends.
+  FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities, bool hasChecksums = false);
 
   RingWriter& writer(Lane lane) { return lanes_[static_cast<std::size_t>(lane)].writer; }
   RingReader& reader(Lane lane) { return lanes_[static_cast<std::size_t>(lane)].reader; }
@@ -58,7 +63,7 @@ class FrameStream {
   // flush() stopped because the socket takes no more.
   bool isBlocked() const { return isBlocked_; }
   // Receives available bytes, up to a limit. The end of the stream is no error: see isEnded(). Errors: the system broke
-  // the stream, or the peer sent a malformed unit.
+  // the stream, the peer sent a malformed unit, or bytes were changed on the way. The stream is then over.
   Status receive(bool* moved);
   bool isEnded() const { return isEnded_; }
 
@@ -83,7 +88,9 @@ class FrameStream {
   struct Batch {
     static constexpr std::size_t kMaxUnits = 32;
     std::array<iovec, 2 * kMaxUnits> pieces;
-    std::array<std::array<std::byte, kUnitHeaderBytes>, kMaxUnits> headers;
+    std::array<std::array<std::byte, kCheckedHeaderBytes>, kMaxUnits> headers;
+    bool hasChecksums = false;
+    std::uint32_t headerSum = 0;  // of the last header
     std::size_t numUnits = 0;
     std::size_t numPieces = 0;
     std::size_t nextPiece = 0;
@@ -98,7 +105,9 @@ class FrameStream {
     UnitType type = UnitType::kCredit;
     std::uint8_t tag = 0;
     std::uint8_t flags = 0;
+    std::size_t bytes = 0;    // of its payload
     std::size_t missing = 0;  // of its payload
+    std::uint32_t sum = 0;    // of its payload, from the header
   };
 
   void fillBatch();
@@ -108,7 +117,9 @@ class FrameStream {
   Status parse();
   Status beginUnit(const std::byte* header);
   Status beginLaneUnit(LaneState& lane, std::size_t bytes);
-  void endUnit();
+  Status checkHeader(const std::byte* header);
+  Status checkPayload() const;
+  Status endUnit();
   std::byte* placeInLane();
   void take(std::size_t bytes);
 
@@ -119,6 +130,8 @@ class FrameStream {
   Batch batch_;
   bool isBlocked_ = false;
 
+  const bool hasChecksums_;
+  std::uint32_t headerSumIn_ = 0;  // of the last header
   std::vector<std::byte> staged_;  // received, not parsed: [stagedFrom_, stagedTo_)
   std::size_t stagedFrom_ = 0;
   std::size_t stagedTo_ = 0;

@@ -46,6 +46,8 @@ constexpr int kNumProbes = 5;
 // arrives over a network that loses the packets of one direction: the frames of a peer that receives no acknowledgement
 // wait, but the end of the fetches arrives.
 constexpr Duration kExplainWithin = std::chrono::seconds(2);
+// Of the text of a refusal, which the peer wrote.
+constexpr std::size_t kMaxRefusalBytes = 1024;
 // Time to send the last frames of a leaving rank, if the socket is full.
 constexpr Duration kLastWords = std::chrono::milliseconds(200);
 // Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip, and each run costs an entry in a
@@ -79,8 +81,8 @@ Duration silenceOf(const Fd& socket) {
 
 TcpConnection::TcpConnection(TcpJoint joint)
     : joint_(std::move(joint)),
-      frames_(std::move(joint_.frames), joint_.capacities),
-      fetches_(std::move(joint_.fetches)) {
+      frames_(std::move(joint_.frames), joint_.capacities, joint_.hasChecksums),
+      fetches_(std::move(joint_.fetches), joint_.hasChecksums) {
   frameWatch_ = {this, false, 0};
   fetchWatch_ = {this, true, 0};
 }
@@ -155,6 +157,15 @@ void TcpConnection::fail(Status why) {
   }
 }
 
+// The peer sent what cannot be, or its bytes were changed on the way. The peer's error says so, too.
+void TcpConnection::refuse(const char* stream, const Status& why) {
+  frames_.sendNote(kRefusal, fmt::format("the stream of {}: this rank {}", stream, why.message()));
+  bool moved = false;
+  static_cast<void>(frames_.flush(&moved).isOk());  // not flushFrames(), which would receive further frames
+  fail({StatusCode::kPeerFailed,
+        fmt::format("{} {} (the stream of {}, tcp {})", joint_.who, why.message(), stream, joint_.remote)});
+}
+
 void TcpConnection::endOfFrames(const std::string& how) {
   if (peerLeft_) {
     fail({StatusCode::kPeerFailed, fmt::format("{} left the group", joint_.who)});
@@ -212,8 +223,8 @@ bool TcpConnection::receiveFrames() {
     frames_.notesIn().pop_front();
     take(note);
   }
-  if (received.code() == StatusCode::kMismatch) {
-    fail({StatusCode::kPeerFailed, fmt::format("{} {}", joint_.who, received.message())});
+  if (received.code() == StatusCode::kMismatch && failure_.isOk()) {
+    refuse("frames", received);
   } else if (!received.isOk()) {
     endOfFrames(received.message());
   } else if (frames_.isEnded()) {
@@ -244,7 +255,7 @@ void TcpConnection::take(const StreamNote& note) {
       sendFetched();
       return;
     case kRefusal:
-      fail({StatusCode::kPeerFailed, fmt::format("{} refused {}", joint_.who, note.bytes.substr(0, 512))});
+      fail({StatusCode::kPeerFailed, fmt::format("{} refused {}", joint_.who, note.bytes.substr(0, kMaxRefusalBytes))});
       return;
     case kStopped:
       peerStopped_ = true;
@@ -344,7 +355,7 @@ bool TcpConnection::receiveFetched() {
   }
   const Status received = fetches_.receive(&moved);
   if (received.code() == StatusCode::kMismatch) {
-    fail({StatusCode::kPeerFailed, fmt::format("{} {}", joint_.who, received.message())});
+    refuse("fetches", received);
   } else if (!received.isOk()) {
     fetchesBroke(received);
   } else if (fetches_.isEnded()) {
@@ -403,7 +414,7 @@ Status TcpConnection::health() {
 }
 
 std::string TcpConnection::describe() const {
-  return fmt::format("rank {}: tcp, {}", joint_.peer, joint_.remote);
+  return fmt::format("rank {}: tcp, {}{}", joint_.peer, joint_.remote, joint_.hasChecksums ? ", CRC-32C" : "");
 }
 
 }  // namespace shardwire::internal

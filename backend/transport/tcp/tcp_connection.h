@@ -30,6 +30,7 @@ struct TcpJoint {
   std::string who;     // the peer for messages: "rank 1 (pid 7 on host a)"
   std::string remote;  // "10.0.0.2:41234"
   std::array<std::uint64_t, kNumLanes> capacities{};
+  bool hasChecksums = false;                        // of this rank's options; after the set-up: of the connection
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;  // kStaged: no fetches; kCrossMemory: all allowed fetches
   Fd frames;
   Fd fetches;
@@ -80,6 +81,7 @@ class TcpConnection final : public Connection {
   void setEvents(Watch& watch, const Fd& socket, std::uint32_t events);
   void updateWatches();
   void fail(Status why);
+  void refuse(const char* stream, const Status& why);
   void endOfFrames(const std::string& how);
   void fetchesBroke(const Status& why);
   void closeFetches();

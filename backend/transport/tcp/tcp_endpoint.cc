@@ -42,6 +42,7 @@ class TcpEndpoint final : public Endpoint {
     joint.peer = peer;
     joint.who = who;
     joint.capacities = laneCapacities(*self_.options);
+    joint.hasChecksums = self_.options->tcpCrc;
     joint.ordinaryPath = self_.options->ordinaryPath;
     joint.poller = poller_;
     return std::make_unique<TcpJoining>(std::move(link), isDialer, std::move(joint));

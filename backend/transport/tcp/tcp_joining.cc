@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/base/crc32c.h"
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
 #include "backend/base/wire.h"
@@ -31,8 +32,9 @@ constexpr std::string_view kListenerProof = "tcp fetches, listener";
 
 struct Setup {
   std::array<std::uint64_t, kNumLanes> capacities{};
-  std::uint16_t port = 0;  // of the listener
-  Status status;           // an error when the sender rejects the set-up
+  std::uint16_t port = 0;       // of the listener
+  bool wantsChecksums = false;  // the connection has checksums if either end wants them
+  Status status;                // an error when the sender rejects the set-up
 };
 
 std::string encodeSetup(const Setup& setup) {
@@ -43,7 +45,9 @@ std::string encodeSetup(const Setup& setup) {
     writer.u64(capacity);
   }
   writer.u32(setup.port);
+  writer.u8(setup.wantsChecksums ? 1 : 0);
   writeStatus(writer, setup.status, kMaxTextBytes);
+  writer.u32(crc32c(writer.bytes().data(), writer.bytes().size()));
   return writer.bytes();
 }
 
@@ -65,9 +69,15 @@ Result<Setup> decodeSetup(std::string_view bytes) {
   }
   const std::uint32_t port = reader.u32();
   setup.port = static_cast<std::uint16_t>(port);
+  setup.wantsChecksums = reader.u8() != 0;
   setup.status = readStatus(reader, kMaxTextBytes);
+  const std::uint32_t sent = reader.u32();
   if (!reader.isDone() || port > 0xffff) {
     return Status{StatusCode::kMismatch, "the peer's tcp set-up is malformed"};
+  }
+  // Without this a changed bit could have one end send checksums and the other end read them as bytes.
+  if (sent != crc32c(bytes.data(), bytes.size() - sizeof sent)) {
+    return Status{StatusCode::kMismatch, "the peer's tcp set-up was changed on the way"};
   }
   return setup;
 }
@@ -96,7 +106,7 @@ TcpJoining::TcpJoining(Link link, bool isDialer, TcpJoint joint)
 }
 
 Status TcpJoining::begin() {
-  Setup mine{joint_.capacities, 0, Status::ok()};
+  Setup mine{joint_.capacities, 0, joint_.hasChecksums, Status::ok()};
   if (!isDialer_) {
     mine.status = listen(&mine.port);
   }
@@ -164,6 +174,7 @@ Status TcpJoining::takeSetup() {
             "the two ranks have different lane lengths: SHARDWIRE_RING_BYTES and SHARDWIRE_INLINE_BYTES must be "
             "equal on all ranks"};
   }
+  joint_.hasChecksums |= theirs->wantsChecksums;
   if (!isDialer_) {
     stage_ = Stage::kAccepting;
     return Status::ok();

@@ -15,7 +15,7 @@
 
 namespace shardwire::internal {
 
-inline constexpr std::uint8_t kTcpVersion = 1;
+inline constexpr std::uint8_t kTcpVersion = 2;
 
 // Reports to the dialer that this rank rejects the set-up.
 void refuseByTcp(Link link, const Status& why);

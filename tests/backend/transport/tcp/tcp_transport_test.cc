@@ -10,11 +10,9 @@
 #include <unistd.h>
 
 #include "backend/base/wire.h"
-#include "backend/fabric/link_message.h"
-#include "backend/transport/lanes.h"
 #include "tests/backend/transport/contract.h"
 #include "tests/backend/transport/contract_fetch.h"
-#include "tests/backend/transport/tcp/tcp_pair.h"
+#include "tests/backend/transport/tcp/fake_dialer.h"
 #include "tests/support/net_namespaces.h"
 
 namespace shardwire::testing {
@@ -31,6 +29,12 @@ Options smallRings() {
   Options options = overTcp();
   options.ringBytes = std::size_t{16} << 10;
   options.inlineBytes = 0;
+  return options;
+}
+
+Options withChecksums() {
+  Options options = overTcp();
+  options.tcpCrc = true;
   return options;
 }
 
@@ -62,98 +66,13 @@ TransportFixture acrossHosts() {
 const auto kFixtures =
     ::testing::Values(TransportFixture{"Threads", false, overTcp(), true, kNoticeDeathWithin},
                       TransportFixture{"Processes", true, overTcp(), true, kNoticeDeathWithin},
-                      TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin}, acrossHosts());
+                      TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin},
+                      TransportFixture{"Checksums", true, withChecksums(), true, kNoticeDeathWithin}, acrossHosts());
 std::string nameOf(const ::testing::TestParamInfo<TransportFixture>& info) {
   return info.param.name;
 }
 INSTANTIATE_TEST_SUITE_P(Tcp, TransportContract, kFixtures, nameOf);
 INSTANTIATE_TEST_SUITE_P(Tcp, WireContract, kFixtures, nameOf);
-
-using internal::Fd;
-using internal::Link;
-
-// A peer made by hand: speaks the endpoint's protocol as far as the test wants.
-class FakeDialer {
- public:
-  FakeDialer() {
-    auto [near, far] = makeLinkPair();
-    link_ = std::make_unique<Link>(std::move(near));
-    thread_ = std::thread([this, link = std::move(far)]() mutable { real.join(std::move(link), 0, 1, false); });
-  }
-  ~FakeDialer() { finish(); }
-
-  // Sends the dialer's first message; returns the port on which the other end listens.
-  std::uint16_t greet(
-      const std::array<std::uint64_t, internal::kNumLanes>& capacities = internal::laneCapacities(Options{})) {
-    internal::ByteWriter writer;
-    writer.u32(0x50545753);
-    writer.u8(1);
-    for (const std::uint64_t capacity : capacities) {
-      writer.u64(capacity);
-    }
-    writer.u32(0);
-    writer.u8(0);
-    writer.text("");
-    EXPECT_TRUE(link_->send(writer.bytes(), soon()).isOk());
-    const auto answer = link_->receive(soon());
-    EXPECT_TRUE(answer.isOk()) << answer.status().message();
-    internal::ByteReader reader(*answer);
-    reader.u32();
-    reader.u8();
-    for (int lane = 0; lane < internal::kNumLanes; ++lane) {
-      reader.u64();
-    }
-    return static_cast<std::uint16_t>(reader.u32());
-  }
-  Fd call(std::uint16_t port) const {
-    auto socket = internal::startTcp(*internal::makeSocketAddress("127.0.0.1", 0, port));
-    EXPECT_TRUE(socket.isOk() && internal::waitForSocket(*socket, POLLOUT, soon(), "calling").isOk());
-    return std::move(*socket);
-  }
-  void prove(const Fd& socket) const {
-    const auto proof = internal::proveSocket(link_->secret(), "tcp fetches, dialer");
-    EXPECT_TRUE(internal::sendSome(socket, internal::framed(internal::asText(proof))).isOk());
-  }
-  // To be called after the other end has proved its identity on the second socket.
-  void agree(const Fd& socket) {
-    EXPECT_TRUE(internal::waitForSocket(socket, POLLIN, soon(), "waiting for the proof").isOk());
-    EXPECT_TRUE(link_->send(std::string(5, '\0'), soon()).isOk());
-  }
-  Link& link() { return *link_; }
-  void finish() {
-    if (thread_.joinable()) {
-      thread_.join();
-    }
-  }
-  // All steps: a joined pair, of which this end is a raw socket.
-  Fd join() {
-    Fd socket = call(greet());
-    prove(socket);
-    agree(socket);
-    finish();
-    EXPECT_TRUE(real.status.isOk()) << real.status.message();
-    return socket;
-  }
-  Status awaitFailure() {
-    Status failure;
-    for (const auto start = Clock::now(); failure.isOk() && Clock::now() - start < std::chrono::seconds(10);) {
-      real.wire->poll();
-      failure = real.connection->health();
-    }
-    return failure;
-  }
-
-  TcpRank real;
-
- private:
-  std::unique_ptr<Link> link_;
-  std::thread thread_;
-};
-
-void expectWords(const Status& status, StatusCode code, const std::string& words) {
-  EXPECT_EQ(status.code(), code) << status.message();
-  EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
-}
 
 TEST(TcpEndpoint, JoinsTwoRanks) {
   TcpRanks pair;
