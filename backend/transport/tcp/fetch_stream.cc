@@ -35,6 +35,16 @@ constexpr int kMaxFetchCalls = 8;
 // With checksums a call moves one block at most.
 constexpr int kMaxBlockCalls = static_cast<int>(FetchStream::kMaxTurnBytes / FetchStream::kBlockBytes);
 
+// A longer memcpy uses `rep movsb`, which is six times slower on a Zen 4 where the destination lies up to 63 bytes
+// behind the source, counted within their pages (2.8 instead of 17 GB/s).
+void copyInPieces(std::byte* to, const std::byte* from, std::size_t size) {
+  constexpr std::size_t kPieceBytes = 1024;
+  for (; size > kPieceBytes; size -= kPieceBytes, to += kPieceBytes, from += kPieceBytes) {
+    std::memcpy(to, from, kPieceBytes);
+  }
+  std::memcpy(to, from, size);
+}
+
 }  // namespace
 
 void FetchStream::close() {
@@ -181,27 +191,29 @@ void FetchStream::advance(std::deque<Transfer>& transfers, std::size_t bytes) {
 void FetchStream::fillBlock() {
   const Transfer& first = serving_.front();
   std::vector<std::byte>& block = blockOut_.bytes;
-  block.resize(sizeof blockOut_.sum);
-  std::size_t missing = kBlockBytes;
-  for (std::size_t i = first.next; i < first.runs.size() && missing > 0; ++i) {
-    const std::size_t some = std::min(first.runs[i].size, missing);
-    block.insert(block.end(), first.runs[i].bytes, first.runs[i].bytes + some);
-    missing -= some;
+  block.resize(sizeof blockOut_.sum + kBlockBytes);
+  std::byte* const begin = block.data() + sizeof blockOut_.sum;
+  std::size_t size = 0;
+  for (std::size_t i = first.next; i < first.runs.size() && size < kBlockBytes; ++i) {
+    const std::size_t some = std::min(first.runs[i].size, kBlockBytes - size);
+    copyInPieces(begin + size, first.runs[i].bytes, some);
+    size += some;
   }
-  blockOut_.sum = crc32c(block.data() + sizeof blockOut_.sum, kBlockBytes - missing, blockOut_.sum);
+  blockOut_.sum = crc32c(begin, size, blockOut_.sum);
   std::memcpy(block.data(), &blockOut_.sum, sizeof blockOut_.sum);
   blockOut_.at = 0;
-  advance(serving_, kBlockBytes - missing);
+  blockOut_.size = sizeof blockOut_.sum + size;
+  advance(serving_, size);
 }
 
 std::size_t FetchStream::gatherOut(std::size_t maxBytes, std::span<iovec> pieces) {
   if (!hasChecksums_) {
     return gather(serving_, maxBytes, pieces);
   }
-  if (blockOut_.at == blockOut_.bytes.size()) {
+  if (blockOut_.at == blockOut_.size) {
     fillBlock();
   }
-  pieces[0] = {blockOut_.bytes.data() + blockOut_.at, blockOut_.bytes.size() - blockOut_.at};
+  pieces[0] = {blockOut_.bytes.data() + blockOut_.at, blockOut_.size - blockOut_.at};
   return 1;
 }
 

@@ -77,10 +77,11 @@ class FetchStream {
     std::size_t next = 0;  // index of the current run; the run's bytes and size advance with the transfer
   };
 
-  // With checksums. Out: a block as bytes, sent up to `at`.
+  // With checksums. Out: [at, size) of `bytes` is not sent yet.
   struct BlockOut {
     std::vector<std::byte> bytes;
     std::size_t at = 0;
+    std::size_t size = 0;
     std::uint32_t sum = 0;  // of the last block
   };
   // In: the current block. Empty (numSumBytes == 0 and missing == 0) between blocks.
@@ -91,7 +92,7 @@ class FetchStream {
     std::uint32_t sum = 0;    // of all bytes that have arrived
   };
 
-  bool hasUnsent() const { return !serving_.empty() || blockOut_.at < blockOut_.bytes.size(); }
+  bool hasUnsent() const { return !serving_.empty() || blockOut_.at < blockOut_.size; }
   std::size_t gatherOut(std::size_t maxBytes, std::span<iovec> pieces);
   void advanceOut(std::size_t bytes);
   void fillBlock();

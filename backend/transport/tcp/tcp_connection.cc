@@ -159,7 +159,7 @@ void TcpConnection::fail(Status why) {
 
 // The peer sent what cannot be, or its bytes were changed on the way. The peer's error says so, too.
 void TcpConnection::refuse(const char* stream, const Status& why) {
-  frames_.sendNote(kRefusal, fmt::format("the stream of {}: this rank {}", stream, why.message()));
+  frames_.sendNote(kRefusal, fmt::format("the stream of {}: rank {} {}", stream, joint_.peer, why.message()));
   bool moved = false;
   static_cast<void>(frames_.flush(&moved).isOk());  // not flushFrames(), which would receive further frames
   fail({StatusCode::kPeerFailed,

@@ -381,8 +381,7 @@ TEST(TcpChecksums, AChangedFetchNamesThePeerAndIsReportedToThePeer) {
     expectWords(failure, StatusCode::kPeerFailed, words);
   }
   EXPECT_EQ(count.pending, 1U);
-  EXPECT_NE(drain(dialer.link().socket()).find("the stream of fetches: this rank sent fetched bytes"),
-            std::string::npos);
+  EXPECT_NE(drain(dialer.link().socket()).find("the stream of fetches: rank 1 sent fetched bytes"), std::string::npos);
 }
 
 // Carries bytes between two sockets, and flips one bit of the direction from the first to the second.
@@ -466,7 +465,8 @@ TEST(TcpChecksums, AFlippedBitAfterManyFramesFailsBothRanks) {
     expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "rank 1 sent ");
     expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, kChanged);
     expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "(the stream of frames, tcp near end)");
-    expectWords(pair.connection(1).health(), StatusCode::kPeerFailed, "rank 0 refused the stream of frames: this rank");
+    expectWords(pair.connection(1).health(), StatusCode::kPeerFailed,
+                "rank 0 refused the stream of frames: rank 1 sent");
     expectWords(pair.connection(1).health(), StatusCode::kPeerFailed, kChanged);
   }
 }
