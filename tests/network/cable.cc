@@ -4,14 +4,15 @@
 // In each namespace the program makes a tun device of the name "cable", and carries IP packets from one device to the
 // other. The caller gives the devices their addresses. Each line on standard input replaces the treatment:
 //
-//   loss=0.05 delay=20 jitter=10 reorder=0.25 duplicate=0.1 corrupt=0.01 repair=1 longest=600 cut=both|ab|ba
+//   loss=0.05 delay=20 jitter=10 reorder=0.25 duplicate=0.1 corrupt=0.01 repair=1 shortest=1000 longest=600
+//   cut=both|ab|ba
 //
 // A line begins from the clean cable. Probabilities hold for each packet. Times are milliseconds. A reordered packet
 // waits for 2 ms, and later packets pass the packet. A corrupted packet has one flipped bit in the TCP payload or, in a
 // packet without payload, in the last byte. With repair=1 only packets with a payload are corrupted, and the TCP
-// checksum is made right again: broken memory of a router or of a network card does the same. Packets longer than
-// `longest` bytes are swallowed. The answer to each line is a line with the number of packets carried, lost, and
-// corrupted so far. The end of standard input ends the program.
+// checksum is made right again: broken memory of a router or of a network card does the same. Packets shorter than
+// `shortest` bytes are not corrupted. Packets longer than `longest` bytes are swallowed. The answer to each line is a
+// line with the number of packets carried, lost, and corrupted so far. The end of standard input ends the program.
 //
 // netem would do most of this, but several kernels are built without it.
 
@@ -46,7 +47,7 @@ using Packet = std::vector<uint8_t>;
 struct Treatment {
   double loss = 0, delay = 0, jitter = 0, reorder = 0, duplicate = 0, corrupt = 0;
   bool repair = false;
-  size_t longest = 65536;
+  size_t shortest = 0, longest = 65536;
   bool cut[2] = {false, false};
 };
 
@@ -102,6 +103,8 @@ std::optional<Treatment> parse(const std::string& line) {
       made.corrupt = number;
     else if (name == "repair")
       made.repair = number != 0;
+    else if (name == "shortest")
+      made.shortest = static_cast<size_t>(number);
     else if (name == "longest")
       made.longest = static_cast<size_t>(number);
     else if (name == "cut") {
@@ -191,7 +194,7 @@ class Cable {
       ++lost_;
       return;
     }
-    if (happens(treatment_.corrupt))
+    if (packet.size() >= treatment_.shortest && happens(treatment_.corrupt))
       corrupt(packet);
     double after = treatment_.delay + treatment_.jitter * (2 * chance_(random_) - 1);
     if (happens(treatment_.reorder))

@@ -62,6 +62,9 @@ CASES = [
          environment={**CHECKED, "SHARDWIRE_ORDINARY_PATH": "staged"}),
     Case("changed-fetches", later="corrupt=0.01 repair=1", want=CHANGED, within=SOON,
          environment={**CHECKED, "SHARDWIRE_ORDINARY_PATH": "cross_memory"}),
+    # long packets only: those of the publisher's records, which have no checksums, are short
+    Case("fetch-changed", job="weights", later="corrupt=0.01 repair=1 shortest=1000", want=CHANGED, within=SOON,
+         environment=CHECKED),
     Case("fetch-loss-5", job="weights", before="loss=0.05"),
     Case("fetch-pulled-5s", job="weights", later="cut=both", again=5, seconds=8),
     Case("fetch-pulled", job="weights", later="cut=both", want=(*LOST, *NOT_JOINED), within=25, timeout=15),
