@@ -431,7 +431,7 @@ int runDtypes(const Options& options) {
 int main(int argc, char** argv) {
   shardwire::bench::Options options;
   CLI::App app{
-      "Copies, casts and reductions beside memcpy. SHARDWIRE_ISA=baseline|avx2|avx512 measures this one alone."};
+      "Copies, casts and reductions beside memcpy. SHARDWIRE_ISA=baseline|avx2|avx512|neon measures this one alone."};
   app.add_option("--only", options.only, "parts of names of kernels, such as 'cast' or 'sum of 2'")->delimiter(';');
   app.add_flag("--dtypes", options.dtypes, "every reduction beside float32's, instead of the alignments");
   app.add_flag("--assert", options.asserts, "end with status 1 when a ratio is below its limit");

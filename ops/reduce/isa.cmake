@@ -30,4 +30,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND NOT SHARDWIRE_FUZ
   shardwire_kernels(avx2 -mavx2 -mf16c)
   shardwire_kernels(avx512 -mavx2 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
   set_source_files_properties(${PROJECT_SOURCE_DIR}/ops/reduce/isa_kernels.cc PROPERTIES COMPILE_DEFINITIONS SW_KERNELS_X86=1)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND NOT SHARDWIRE_FUZZ)
+  shardwire_kernels(neon -DSW_KERNEL_NEON=1)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/ops/reduce/isa_kernels.cc PROPERTIES COMPILE_DEFINITIONS SW_KERNELS_NEON=1)
 endif()

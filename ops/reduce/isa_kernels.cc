@@ -42,6 +42,11 @@ bool cpuHas(Isa isa) {
 
 }  // namespace
 #endif
+#if SW_KERNELS_NEON
+namespace neon {
+const KernelTable& kernelTable();
+}
+#endif
 
 const KernelTable* kernelsOf(Isa isa) {
   switch (isa) {
@@ -52,10 +57,13 @@ const KernelTable* kernelsOf(Isa isa) {
       return cpuHas(isa) ? &avx2::kernelTable() : nullptr;
     case Isa::kAvx512:
       return cpuHas(isa) ? &avx512::kernelTable() : nullptr;
-#else
+#endif
+#if SW_KERNELS_NEON
+    case Isa::kNeon:  // a part of aarch64
+      return &neon::kernelTable();
+#endif
     default:
       return nullptr;
-#endif
   }
   return nullptr;
 }

@@ -73,13 +73,13 @@ struct KernelTable {
   void (*addScaled)(float* acc, const void* lanes, float factor, std::size_t numLanes, bool adds);
 };
 
-enum class Isa : unsigned char { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
-inline constexpr int kNumIsas = 3;
+enum class Isa : unsigned char { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kNeon = 3 };
+inline constexpr int kNumIsas = 4;
 
 // The table of one level; null when this build or this CPU does not have it. The baseline is always there.
 const KernelTable* kernelsOf(Isa isa);
-// The best level that the CPU has, or the one that SHARDWIRE_ISA=baseline|avx2|avx512 names (when the CPU has it);
-// chosen once.
+// The best level that the CPU has, or the one that SHARDWIRE_ISA=baseline|avx2|avx512|neon names (when the CPU has
+// it); chosen once.
 const KernelTable& kernels();
 
 // How moves larger than the caches are stored: kAhead, kStream or kStreamPair.

@@ -11,6 +11,14 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(SW_KERNEL_NEON)
+#include <arm_neon.h>
+#endif
+
+// The processor converts float16. The conversions of aarch64 are used by the kernels named neon alone: the baseline is
+// plain code on each processor.
+#if defined(__F16C__) || defined(SW_KERNEL_NEON)
+#define SW_KERNEL_CONVERTS_FLOAT16
 #endif
 
 #include "ops/reduce/kernels_copy-inl.h"

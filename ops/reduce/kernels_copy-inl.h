@@ -64,14 +64,39 @@ inline void storeVector(std::byte* dst, Vector<T> vector) {
   }
 }
 
+#if defined(SW_KERNEL_NEON)
+// Stores one line; dst is aligned to a line. The only store of aarch64 past the cache takes two registers; reductions,
+// which have one register at a time, use ordinary stores.
+template <bool kStream>
+inline void storeLine(std::byte* dst, const Vector<std::uint64_t>* line) {
+  struct TwoVectors {
+    std::byte bytes[2 * kVectorBytes];
+  };
+  for (std::size_t i = 0; i < kLineBytes / kVectorBytes; i += 2) {
+    std::byte* const place = dst + i * kVectorBytes;
+    if constexpr (kStream) {
+      asm volatile("stnp %q1, %q2, %0" : "=Q"(*reinterpret_cast<TwoVectors*>(place)) : "w"(line[i]), "w"(line[i + 1]));
+    } else {
+      __builtin_memcpy(place, line + i, sizeof(TwoVectors));
+    }
+  }
+}
+#endif
+
 constexpr RowStore kUnmeasuredLargeStore = kVectorBytes == kLineBytes ? RowStore::kStreamPair : RowStore::kStream;
 
 // Copies one line; dst is aligned to a line.
 template <bool kStream>
 inline void copyLine(std::byte* dst, const std::byte* src) {
+#if defined(SW_KERNEL_NEON)
+  Vector<std::uint64_t> line[kLineBytes / kVectorBytes];
+  __builtin_memcpy(line, src, kLineBytes);
+  storeLine<kStream>(dst, line);
+#else
   for (std::size_t i = 0; i < kLineBytes; i += kVectorBytes) {
     storeVector<kStream, std::uint64_t>(dst + i, loadVector<std::uint64_t>(src + i));
   }
+#endif
 }
 
 // Copies two lines. Both are loaded first: the halves of a stretch are often a page apart, so that the second load
@@ -84,12 +109,17 @@ inline void copyTwoLines(std::byte* dst, std::byte* dst2, const std::byte* src, 
     line[i] = loadVector<std::uint64_t>(src + i * kVectorBytes);
     line2[i] = loadVector<std::uint64_t>(src2 + i * kVectorBytes);
   }
+#if defined(SW_KERNEL_NEON)
+  storeLine<kStream>(dst, line);
+  storeLine<kStream>(dst2, line2);
+#else
   for (std::size_t i = 0; i < kVectors; ++i) {
     storeVector<kStream, std::uint64_t>(dst + i * kVectorBytes, line[i]);
   }
   for (std::size_t i = 0; i < kVectors; ++i) {
     storeVector<kStream, std::uint64_t>(dst2 + i * kVectorBytes, line2[i]);
   }
+#endif
 }
 
 // Whether dst lies so little above the nearest source modulo a page that a walk upward loads, soon after each store, an

@@ -175,6 +175,8 @@ inline Half narrow(Vector<std::uint32_t> lanes) {
   const __m256i all = __builtin_bit_cast(__m256i, lanes);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(all, all), 0x08);
   return __builtin_bit_cast(Half, _mm256_castsi256_si128(packed));
+#elif defined(SW_KERNEL_NEON)
+  return __builtin_bit_cast(Half, vmovn_u32(__builtin_bit_cast(uint32x4_t, lanes)));
 #else
   return __builtin_convertvector(lanes, Half);
 #endif
@@ -186,6 +188,8 @@ inline Vector<std::uint32_t> widen(Half lanes) {
                             _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, lanes)));
 #elif defined(__AVX2__)
   return __builtin_bit_cast(Vector<std::uint32_t>, _mm256_cvtepu16_epi32(__builtin_bit_cast(__m128i, lanes)));
+#elif defined(SW_KERNEL_NEON)
+  return __builtin_bit_cast(Vector<std::uint32_t>, vmovl_u16(__builtin_bit_cast(uint16x4_t, lanes)));
 #else
   return __builtin_convertvector(lanes, Vector<std::uint32_t>);
 #endif
@@ -201,28 +205,35 @@ inline Half encodeHalf(Vector<float> value, BFloat16) {
   return narrow(value != value ? nan : rounded);
 }
 
-#if defined(__F16C__)
+#if defined(SW_KERNEL_CONVERTS_FLOAT16)
 inline Vector<float> decodeHalf(Half stored, Float16) {
 #if defined(__AVX512F__)
   return __builtin_bit_cast(Vector<float>, _mm512_maskz_cvtph_ps(0xFFFF, __builtin_bit_cast(__m256i, stored)));
+#elif defined(SW_KERNEL_NEON)
+  return __builtin_bit_cast(Vector<float>, vcvt_f32_f16(__builtin_bit_cast(float16x4_t, stored)));
 #else
   return __builtin_bit_cast(Vector<float>, _mm256_cvtph_ps(__builtin_bit_cast(__m128i, stored)));
 #endif
 }
-inline Half encodeHalf(Vector<float> value, Float16) {
+// Rounded to nearest even; a NaN keeps its sign and the upper bits of its payload.
+inline Half convertToFloat16(Vector<float> value) {
+#if defined(SW_KERNEL_NEON)
+  return __builtin_bit_cast(Half, vcvt_f16_f32(__builtin_bit_cast(float32x4_t, value)));
+#else
   constexpr int kRound = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  // Of this NaN the conversion makes the NaN of float16.
-  const Vector<float> nan = Vector<float>{} + __builtin_nanf("");
-  value = value != value ? nan : value;
 #if defined(__AVX512F__)
   return __builtin_bit_cast(Half, _mm512_maskz_cvtps_ph(0xFFFF, __builtin_bit_cast(__m512, value), kRound));
 #else
   return __builtin_bit_cast(Half, _mm256_cvtps_ph(__builtin_bit_cast(__m256, value), kRound));
 #endif
-}
 #endif
+}
+inline Half encodeHalf(Vector<float> value, Float16) {
+  // Of this NaN the conversion makes the NaN of float16.
+  const Vector<float> nan = Vector<float>{} + __builtin_nanf("");
+  return convertToFloat16(value != value ? nan : value);
+}
 
-#if defined(__F16C__)
 template <bool kStream>
 inline void storeHalf(std::byte* dst, Half half) {
   if constexpr (!kStream) {
@@ -230,6 +241,8 @@ inline void storeHalf(std::byte* dst, Half half) {
   } else {
 #if defined(__AVX512F__)
     _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), __builtin_bit_cast(__m256i, half));
+#elif defined(SW_KERNEL_NEON)
+    __builtin_memcpy(dst, &half, sizeof(Half));
 #else
     _mm_stream_si128(reinterpret_cast<__m128i*>(dst), __builtin_bit_cast(__m128i, half));
 #endif

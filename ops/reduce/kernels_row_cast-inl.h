@@ -81,7 +81,7 @@ void castLanesOneByOne(std::byte* __restrict dst, const std::byte* __restrict sr
   }
 }
 
-#if defined(__F16C__)
+#if defined(SW_KERNEL_CONVERTS_FLOAT16)
 // float32 and the 16 bit types, a register at a time.
 template <typename Type>
 inline Vector<float> loadHalves(const std::byte* src) {
@@ -98,12 +98,7 @@ inline Half halvesOf(Vector<float> value) {
   if constexpr (Type::kDType == DType::kBFloat16) {
     return encodeHalf(value, BFloat16{});
   } else {
-    constexpr int kRound = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-#if defined(__AVX512F__)
-    return __builtin_bit_cast(Half, _mm512_maskz_cvtps_ph(0xFFFF, __builtin_bit_cast(__m512, value), kRound));
-#else
-    return __builtin_bit_cast(Half, _mm256_cvtps_ph(__builtin_bit_cast(__m256, value), kRound));
-#endif
+    return convertToFloat16(value);
   }
 }
 template <typename Type>
@@ -113,7 +108,7 @@ constexpr bool kIsHalf = Type::kDType == DType::kFloat16 || Type::kDType == DTyp
 template <typename From, typename To>
 void castLanes(std::byte* __restrict dst, const std::byte* __restrict src, std::size_t numLanes) {
   std::size_t i = 0;
-#if defined(__F16C__)
+#if defined(SW_KERNEL_CONVERTS_FLOAT16)
   constexpr std::size_t kLanes = kVectorBytes / sizeof(float);
   constexpr bool kIsFloat = From::kDType == DType::kFloat32 || To::kDType == DType::kFloat32;
   if constexpr (kIsHalf<From> && (kIsFloat || kIsHalf<To>)) {

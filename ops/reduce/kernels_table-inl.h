@@ -76,7 +76,7 @@ constexpr ReduceKernel floatKernel() {
 
 constexpr ReduceKernel float16Kernel() {
   ReduceKernel kernel = floatKernel<Float16>();
-#if defined(__F16C__)
+#if defined(SW_KERNEL_CONVERTS_FLOAT16)
   kernel.decode = decodeFloat16Lanes;
   kernel.encode = encodeFloat16Lanes;
 #endif
@@ -182,7 +182,7 @@ constexpr KernelTable makeTable(const char* name) {
   setSumRuns<Float16Format, 2>(row(DType::kComplex32));
   setSumRuns<SameFormat<float>, 4>(row(DType::kComplex64));
   setSumRuns<SameFormat<double>, 8>(row(DType::kComplex128));
-#if defined(__F16C__)  // else the accumulators have real and imaginary parts apart
+#if defined(SW_KERNEL_CONVERTS_FLOAT16)  // else the accumulators have real and imaginary parts apart
   setRuns<Float16Format, ComplexProd, false, float, 4>(row(DType::kComplex32), ReduceOp::kProd);
 #endif
   setRuns<SameFormat<float>, ComplexProd, false, float, 8>(row(DType::kComplex64), ReduceOp::kProd);
