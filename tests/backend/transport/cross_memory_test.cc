@@ -24,6 +24,10 @@ TEST(CrossMemory, AProcessThatIsGoneIsNamedAsDead) {
   std::array<std::byte, 64> bytes{};
   const MemoryRun run{bytes.data(), reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size()};
   const Status read = readCrossMemory(child, {&run, 1}, "rank 3 (pid 7 on host a)");
+  if (read.code() == StatusCode::kSystem && read.message().find("ENOSYS") != std::string::npos) {
+    ::waitpid(child, nullptr, 0);
+    GTEST_SKIP() << read.message();
+  }
   EXPECT_EQ(read.code(), StatusCode::kPeerFailed) << read.message();
   EXPECT_EQ(read.message().find("rank 3 (pid 7 on host a) died (reading 64 bytes"), 0) << read.message();
   ::waitpid(child, nullptr, 0);
