@@ -215,23 +215,20 @@ inline Vector<float> decodeHalf(Half stored, Float16) {
   return __builtin_bit_cast(Vector<float>, _mm256_cvtph_ps(__builtin_bit_cast(__m128i, stored)));
 #endif
 }
-// Rounded to nearest even; a NaN keeps its sign and the upper bits of its payload.
-inline Half convertToFloat16(Vector<float> value) {
-#if defined(SW_KERNEL_NEON)
-  return __builtin_bit_cast(Half, vcvt_f16_f32(__builtin_bit_cast(float32x4_t, value)));
-#else
+inline Half encodeHalf(Vector<float> value, Float16) {
+#if !defined(SW_KERNEL_NEON)
   constexpr int kRound = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+#endif
+  // Of this NaN the conversion makes the NaN of float16.
+  const Vector<float> nan = Vector<float>{} + __builtin_nanf("");
+  value = value != value ? nan : value;
 #if defined(__AVX512F__)
   return __builtin_bit_cast(Half, _mm512_maskz_cvtps_ph(0xFFFF, __builtin_bit_cast(__m512, value), kRound));
+#elif defined(SW_KERNEL_NEON)
+  return __builtin_bit_cast(Half, vcvt_f16_f32(__builtin_bit_cast(float32x4_t, value)));
 #else
   return __builtin_bit_cast(Half, _mm256_cvtps_ph(__builtin_bit_cast(__m256, value), kRound));
 #endif
-#endif
-}
-inline Half encodeHalf(Vector<float> value, Float16) {
-  // Of this NaN the conversion makes the NaN of float16.
-  const Vector<float> nan = Vector<float>{} + __builtin_nanf("");
-  return convertToFloat16(value != value ? nan : value);
 }
 
 template <bool kStream>

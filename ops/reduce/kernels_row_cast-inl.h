@@ -98,7 +98,16 @@ inline Half halvesOf(Vector<float> value) {
   if constexpr (Type::kDType == DType::kBFloat16) {
     return encodeHalf(value, BFloat16{});
   } else {
-    return convertToFloat16(value);
+#if defined(SW_KERNEL_NEON)
+    return __builtin_bit_cast(Half, vcvt_f16_f32(__builtin_bit_cast(float32x4_t, value)));
+#else
+    constexpr int kRound = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+#if defined(__AVX512F__)
+    return __builtin_bit_cast(Half, _mm512_maskz_cvtps_ph(0xFFFF, __builtin_bit_cast(__m512, value), kRound));
+#else
+    return __builtin_bit_cast(Half, _mm256_cvtps_ph(__builtin_bit_cast(__m256, value), kRound));
+#endif
+#endif
   }
 }
 template <typename Type>
