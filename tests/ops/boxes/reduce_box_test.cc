@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <vector>
@@ -213,9 +214,13 @@ TEST(ReduceContiguous, MatchesElementLoopForManySources) {
   }
 }
 
-TEST(ReduceBox, KernelNameIsOneOfThree) {
-  useKernelsForTest(Isa::kBaseline);
-  EXPECT_STREQ(kernels().name, "baseline");
+TEST(ReduceBox, EachTableOfKernelsHasTheNameOfItsIsa) {
+  constexpr std::array<const char*, kNumIsas> kNames = {"baseline", "avx2", "avx512", "neon"};
+  for (int isa = 0; isa < kNumIsas; ++isa) {
+    if (const KernelTable* table = kernelsOf(static_cast<Isa>(isa)); table != nullptr) {
+      EXPECT_STREQ(table->name, kNames[isa]);
+    }
+  }
 }
 
 }  // namespace
