@@ -15,16 +15,19 @@ import torch
 from ..compiler.compile_op import CustomOp
 from ..compiler.future import Future
 from ..compiler.plot import human_bytes
-from . import _engines, _fft_chunks, _runtime
+from . import _engines, _fft_chunks, _fft_long, _runtime
 from ._ends import End
 from ._fft_chunks import Chunk, Chunking, Cut
-from ._fft_route import Local, Move, Problem, find_route
+from ._fft_long import Refold
+from ._fft_route import Local, Move, Problem
 from ._local_call import ALIGNMENT, Array, Call, aligned, array_of, packed
 from .reshape import move
 
 
 # The room of a spectrum with further axes to transform in the same step. Other rooms have the numbers of their steps.
 _SPECTRUM = -1
+# The room of a real array as a complex one, or of a complex array's real part, beside a Refold.
+_OTHER_KIND = -2
 
 
 class Settings(NamedTuple):
@@ -97,16 +100,17 @@ class Plan:
         self._group = weakref.ref(group)  # the group keeps its plans; with a strong reference the group would never end
         self._rank, self._compute, self._measure, self._chunking = rank, compute, measure, chunking
         self._real = torch.float32 if compute == torch.complex64 else torch.float64
-        route = find_route(problem, source, target)
+        route = _fft_long.find(problem, source, target)
         self.target = route.target
         self._steps = route.steps
         # For each move: the cut, and the compiled op or the chunks with their ops.
-        self._cuts = [self._cut_of(index, step) if isinstance(step, Move) else None
+        self._cuts = [None if isinstance(step, Local) else self._cut_of(index, step)
                       for index, step in enumerate(self._steps)]
         self._ops: list[CustomOp | list[Chunk] | None] = [
-            self._compile(step, cut, "sum" if sums and index == 0 else None)
-            if isinstance(step, Move) and cut is not None else None
+            None if cut is None or isinstance(step, Local)
+            else self._compile(step, cut, "sum" if sums and index == 0 else None)
             for index, (step, cut) in enumerate(zip(self._steps, self._cuts))]
+        self._factors: dict[tuple[int, bool, str], torch.Tensor] = {}
         self._between: dict[int, torch.Tensor] = {}
         self._parts = [self._parts_of(index, step) if isinstance(step, Local) else []
                        for index, step in enumerate(self._steps)]
@@ -123,18 +127,23 @@ class Plan:
         """The dtype of run()'s operand."""
         return self._real if self.problem.kind == "R2C" else self._compute
 
-    def _dtype_of_move(self, step: Move) -> torch.dtype:
+    def _dtype_of_move(self, step: Move | Refold) -> torch.dtype:
         return self._compute if step.is_complex else self._real
 
-    def _cut_of(self, index: int, step: Move) -> Cut:
+    def _cut_of(self, index: int, step: Move | Refold) -> Cut:
         before = self._steps[index - 1] if index else None
+        if isinstance(step, Refold):
+            return Cut(0, 1, "an axis is folded")
         if not isinstance(before, Local):
             return Cut(0, 1, "nothing is transformed before it")
         return _fft_chunks.choose(
             before, step, self.problem.item_bytes if step.is_complex else self.problem.item_bytes // 2, self._chunking)
 
-    def _compile(self, step: Move, cut: Cut, reduction: str | None) -> CustomOp | list[Chunk]:
+    def _compile(self, step: Move | Refold, cut: Cut, reduction: str | None) -> CustomOp | list[Chunk]:
         dtype = self._dtype_of_move(step)
+        if isinstance(step, Refold):
+            return _fft_long.compile_refold(self._group(), self._rank, step, dtype, self.name, reduction,
+                                            self.problem.kind == "C2R")
         if cut.chunks > 1:
             return _fft_chunks.compile_chunks(self._group(), self._rank, step, cut, dtype, self.name)
         return move(self._group(), self._rank, step.source, step.target, dtype, self.name, reduction)
@@ -157,6 +166,9 @@ class Plan:
                 if not self._has_chunks(index + 1):  # otherwise the transform runs with the move
                     current = self._transform(index, current, settings)
                 continue
+            if isinstance(step, Refold):
+                current = self._refold(index, step, op, current)
+                continue
             share = step.target.shares[self._rank]
             result = self._room(index, share.local_shape, self._dtype_of_move(step), current.device)
             if isinstance(op, list):
@@ -166,6 +178,32 @@ class Plan:
                 op([current] if step.source.shares[self._rank].pieces else [], [result] if share.pieces else []).wait()
             current = result
         return current.contiguous()
+
+    def _refold(self, index: int, step: Refold, op: Any, current: torch.Tensor) -> torch.Tensor:
+        """The array of ``current`` with an axis folded, or no longer folded: complex, except for the result of a
+        C2R."""
+        kind, shape = self.problem.kind, step.target.shares[self._rank].local_shape
+        if step.is_last:
+            if kind == "R2C" and self.problem.adjoint:
+                self._halve_ends(step, current.transpose(step.axis, step.axis + 1))
+            if kind == "C2R":
+                current = self._room(_OTHER_KIND, tuple(current.shape), self._real, current.device).copy_(current.real)
+            result = self._room(index, shape, self._dtype_of_move(step), current.device)
+            _fft_long.run_refold(op, self._rank, step, current, result)
+            return result
+        result = self._room(index, shape, self._dtype_of_move(step), current.device)
+        if kind == "C2R":
+            result.zero_()  # no rank has the other half of the spectrum
+        _fft_long.run_refold(op, self._rank, step, current, result)
+        if kind == "C2R" and not self.problem.adjoint:
+            self._halve_ends(step, result)
+        if kind == "R2C":
+            result = self._room(_OTHER_KIND, shape, self._compute, current.device).copy_(result)
+        return result
+
+    def _halve_ends(self, step: Refold, local: torch.Tensor) -> None:
+        if local.numel():
+            _fft_long.halve_ends(local, self.problem, step, step.folded.shares[self._rank])
 
     def _has_chunks(self, index: int) -> bool:
         return index < len(self._ops) and isinstance(self._ops[index], list)
@@ -207,8 +245,9 @@ class Plan:
         return kept
 
     def release(self) -> None:
-        """Frees the memory between steps; the next run allocates again."""
+        """Frees the memory between steps and the twiddle factors; the next run makes them again."""
         self._between.clear()
+        self._factors.clear()
 
     def _parts_of(self, index: int, step: Local) -> list[_Part]:
         """The calls of one step. The operand is not written to, so calls of the first step are not in place; the result
@@ -247,7 +286,23 @@ class Plan:
             current = transform.run(current, target)
             if part.doubles:
                 self._weighted(current, part.axes[-1], extent, 2.0)
-        return current
+        step = self._steps[index]
+        assert isinstance(step, Local)
+        return current if step.turn is None else self._turned(index, step, current, settings.inverse, chunk)
+
+    def _turned(self, index: int, step: Local, local: torch.Tensor, inverse: bool,
+                chunk: _Narrow | None) -> torch.Tensor:
+        """``local`` times the twiddle factors, in place."""
+        key = (index, inverse, str(local.device))
+        factors = self._factors.get(key)
+        if factors is None:
+            assert step.turn is not None
+            with torch.inference_mode(False):
+                factors = self._factors[key] = _fft_long.factors(step.turn, step.end, self._rank, inverse,
+                                                                 self._compute, local.device)
+        if chunk is not None and factors.shape[chunk.axis] > 1:
+            factors = factors.narrow(*chunk)
+        return local.mul_(factors)
 
     def _choose(self, key: tuple[Any, ...], part: _Part, source: Array, is_cpu: bool,
                 chunk: _Narrow | None) -> tuple[Any, bool]:
@@ -272,7 +327,10 @@ class Plan:
         read. Not collective."""
         current = array_of(aligned(local))
         for index, step in enumerate(self._steps):
-            if isinstance(step, Move):
+            if isinstance(step, Refold) and not step.is_last:
+                current = packed(step.target.shares[self._rank].local_shape, self._compute)
+                continue
+            if not isinstance(step, Local):
                 current = packed(step.target.shares[self._rank].local_shape, self._dtype_of_move(step))
                 continue
             if not current.elements:
@@ -331,6 +389,8 @@ class Plan:
                          else op.traffic())
                 steps.append({"move": moved, "from": str(step.source.distribution), "to": str(step.target.distribution),
                               "chunks": cut.chunks, "chunk_axis": cut.axis if cut.chunks > 1 else None, "why": cut.why})
+                if isinstance(step, Refold):
+                    steps[-1]["folds"] = {"axis": step.axis, "into": list(step.split), "back": step.is_last}
         return {"name": self.name, "kind": self.problem.kind, "shape": list(self.problem.shape),
                 "result_shape": list(self.problem.result_shape), "axes": list(self.problem.axes),
                 "world_size": len(self.source.shares), "engine": self.engine, "dtype": str(self._compute),
@@ -353,6 +413,12 @@ class Plan:
                          f"{step['to']}")
             mine = [edge for edge in edges if self._rank in (edge["src"], edge["dst"]) and edge["src"] != edge["dst"]]
             lines += [f"   rank {edge['src']} to rank {edge['dst']}: {human_bytes(edge['bytes'])}" for edge in mine]
+            if "folds" in step:
+                folds = step["folds"]
+                first, second = folds["into"]
+                lines.append(f"   axes {folds['axis']} and {folds['axis'] + 1} of {first} x {second} become one again"
+                             if folds["back"] else f"   axis {folds['axis']} is folded into {first} x {second} indices")
+                continue
             chunks, axis = step["chunks"], step["chunk_axis"]
             cut = ("whole" if chunks == 1
                    else f"{chunks} chunks along axis {axis}, each beside the transform of the next")

@@ -4,7 +4,7 @@ same on every rank.
 An axis can be transformed where each rank's box spans the axis. So a route is a series of steps: a local transform of
 all possible axes, a move to a cut that leaves other axes whole, and so on, until all axes are transformed and the array
 has the wanted distribution. Candidates for cuts are the source, the target, slabs, pencils, and one rank with the whole
-array. Dijkstra's algorithm finds the cheapest route.
+array. Dijkstra's algorithm finds the cheapest route. _fft_long.py has a further route, for an axis that stays cut.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 from ._ends import End
 from .distribution import Box, Boxes, Dims, Distribution, Pencil, Share, Slab, _OnGrid
+
+if TYPE_CHECKING:
+    from ._fft_long import Refold
 
 # The cost of one exchange besides its bytes, in bytes that could be copied in the same time (about 30 us).
 _LATENCY = 100_000
@@ -68,12 +71,22 @@ def problem_of(call: str, kind: str, dims: Dims, axes: Dims, parity: str, comput
     return Problem(kind, axes, dims, tuple(result), 8 if compute == "complex64" else 16)
 
 
+class Turn(NamedTuple):
+    """A multiplication by the twiddle factors of an axis of ``extent`` indices, which is folded into ``axis`` and the
+    next (_fft_long.py), and by ``scale``."""
+
+    axis: int
+    extent: int
+    scale: float
+
+
 class Local(NamedTuple):
     """Every rank transforms ``axes`` of its box. is_real: the axes include the real axis, which is the last."""
 
     axes: Dims
     is_real: bool
     end: End  # the distribution after the transform
+    turn: Turn | None = None  # follows the transform
 
 
 class Move(NamedTuple):
@@ -84,7 +97,7 @@ class Move(NamedTuple):
     is_complex: bool  # of R2C and C2R: the spectrum moves, not the real array
 
 
-Step = Union[Local, Move]
+Step = Union[Local, Move, "Refold"]
 
 
 class Route(NamedTuple):

@@ -1,0 +1,300 @@
+"""The route of a transform along an axis that stays cut: the four-step algorithm.
+
+An axis of n = rows * width indices is folded into two: index j of the operand lies at row j // width and column j %
+width. Four steps follow, all over all ranks:
+
+1. Each rank gets whole columns, and transforms along the rows' axis (and along all other axes).
+2. Each element is multiplied by a twiddle factor, exp(-2 pi i row column / n).
+3. Each rank gets whole rows, and transforms along the columns' axis.
+4. Index row + rows * column of the result goes where the caller wants this index.
+
+So each rank transforms and stores its part only, in three exchanges. Without this route one rank transforms the whole
+axis. Real arrays are transformed as complex ones. Pure arithmetic, the same on every rank, except for ``factors``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..compiler.compile_op import CustomOp, compile_op
+from . import _fft_route
+from ._ends import End
+from ._fft_route import Local, Move, Problem, Route, Step, Turn, _largest, _move_cost, find_route
+from ._grid import ProcessGrid
+from .distribution import BlockCyclic, Dims, Distribution, Piece, Share, Slab
+
+# A rank's local array is folded as so many boxes at most; an array in more boxes is first brought into slabs.
+_MOST_VIEWS = 64
+# So many foldings of an axis are compared.
+_MOST_SPLITS = 3
+# Larger prime factors are not looked for.
+_LARGEST_FACTOR = 1 << 20
+# Twiddle factors are computed in blocks of so many, in double precision.
+_BLOCK = 1 << 18
+
+
+class View(NamedTuple):
+    """A box of the folded array in a local array that is not folded. place: the begin in the local array; step: from
+    one row to the next, in indices of the local array."""
+
+    offset: Dims
+    shape: Dims
+    place: Dims
+    step: int
+
+
+class Refold(NamedTuple):
+    """The array goes from ``plain`` to the folded array, or back where ``is_last``. views: by rank, of ``plain``.
+    split: the extents of the folded axis. is_complex: complex elements move."""
+
+    plain: End
+    folded: End
+    axis: int
+    views: tuple[tuple[View, ...], ...]
+    split: tuple[int, int]
+    is_last: bool
+    is_complex: bool
+
+    @property
+    def source(self) -> End:
+        return self.folded if self.is_last else self.plain
+
+    @property
+    def target(self) -> End:
+        return self.plain if self.is_last else self.folded
+
+
+def find(problem: Problem, source: End, target: End | None) -> Route:
+    """The cheapest route, with an axis that stays cut or without; arguments as of ``find_route``."""
+    best = find_route(problem, source, target)
+    if len(source.shares) > 1 and best.cost > 2 * _fft_route._LATENCY:
+        for axis in problem.axes:
+            for split in _splits_of(problem, axis, source, target):
+                route = _route(problem, source, target, axis, split)
+                if route.cost < best.cost:
+                    best = route
+    return best
+
+
+def _full(problem: Problem) -> Dims:
+    """The shape of the complex array that is transformed."""
+    return problem.result_shape if problem.kind == "C2R" else problem.shape
+
+
+def _splits_of(problem: Problem, axis: int, source: End, target: End | None) -> Iterator[tuple[int, int]]:
+    """Foldings of an axis, (rows, width): foldings that a block-cyclic end has already, and even ones."""
+    extent, size = _full(problem)[axis], len(source.shares)
+    seen = set()
+    for end in (source, target):
+        if end is not None and isinstance(end.distribution, BlockCyclic):
+            width = max((piece.shape[axis] for share in end.shares for piece in share.pieces), default=0) * size
+            if 1 < width < extent and extent % width == 0:
+                seen.add((extent // width, width) if end is source else (width, extent // width))
+    yield from sorted(seen)
+    yield from (split for split in splits(extent, size) if split not in seen)
+
+
+@functools.lru_cache(maxsize=64)
+def splits(extent: int, size: int) -> tuple[tuple[int, int], ...]:
+    """The best foldings (rows, width) for ``size`` ranks, the best first; none for a prime and for 1."""
+    divisors, rest, factor = [1], extent, 2
+    while rest > 1:
+        if factor > _LARGEST_FACTOR or factor * factor > rest:
+            factor = rest
+        powers, power = [1], 1
+        while rest % factor == 0:
+            rest, power = rest // factor, power * factor
+            powers.append(power)
+        divisors = [one * other for one in divisors for other in powers]
+        factor += 1
+
+    def order(rows: int) -> tuple[float, int]:
+        """The largest rank's elements first. Transforms are fast where both extents are about equal."""
+        width = extent // rows
+        return (max(-(-rows // size) * width, -(-width // size) * rows)
+                * (1 + 0.02 * abs(math.log2(rows / width))), rows)
+
+    return tuple((rows, extent // rows)
+                 for rows in sorted(divisors, key=order) if 1 < rows < extent)[:_MOST_SPLITS]
+
+
+def _route(problem: Problem, source: End, target: End | None, axis: int, split: tuple[int, int]) -> Route:
+    size, dims, item = len(source.shares), _full(problem), problem.item_bytes
+    rows, width = split
+    folded, turned = (_with(dims, axis, pair) for pair in ((rows, width), (width, rows)))
+    columns, lines, turned_lines = (
+        _end(Slab(dim), shape, size) for dim, shape in ((axis + 1, folded), (axis, folded), (axis + 1, turned)))
+    steps: list[Step] = []
+    cost = 0.0
+    is_complex = problem.kind != "R2C"
+    views = fold(source, axis, width)
+    if max(map(len, views)) > _MOST_VIEWS:
+        slabs = _end(Slab(axis), source.global_shape, size)
+        steps.append(Move(source, slabs, is_complex))
+        cost += _move_cost(source, slabs, _item(problem, is_complex))
+        source, views = slabs, fold(slabs, axis, width)
+    steps.append(Refold(source, columns, axis, views, split, False, is_complex))
+    cost += _exchange_cost(_seen(source, folded, views), columns, _item(problem, is_complex))
+    others = tuple(dim for dim in problem.axes if dim != axis)
+    doubles = problem.kind == "C2R" and not problem.adjoint or problem.kind == "R2C" and problem.adjoint
+    inner = tuple(dim + (dim > axis) if dim != axis else dim for dim in problem.axes)
+    steps += [Local(inner, False, columns, Turn(axis, rows * width, 2.0 if doubles else 1.0)),
+              Move(columns, lines, True), Local((axis + 1,), False, lines)]
+    # A transform along one axis takes as long as both transforms along the two halves, at the same number of elements.
+    passes = 1.0 + len(others) + math.log(rows) / math.log(rows * width)
+    cost += _fft_route._TRANSFORM * item * (passes * _largest(columns) + (2.0 + len(others) - passes) * _largest(lines))
+    cost += _move_cost(columns, lines, item)
+    is_complex = problem.kind != "C2R"
+    final = _open_end(problem, axis, rows, size) if target is None else target
+    views, slabs = fold(final, axis, rows), final
+    if max(map(len, views)) > _MOST_VIEWS:
+        slabs = _end(Slab(axis), problem.result_shape, size)
+        views = fold(slabs, axis, rows)
+    steps.append(Refold(slabs, turned_lines, axis, views, (width, rows), True, is_complex))
+    cost += _exchange_cost(turned_lines, _seen(slabs, turned, views), _item(problem, is_complex))
+    if slabs is not final:
+        steps.append(Move(slabs, final, is_complex))
+        cost += _move_cost(slabs, final, _item(problem, is_complex))
+    return Route(tuple(steps), final, cost)
+
+
+def _with(dims: Dims, axis: int, pair: tuple[int, int]) -> Dims:
+    return (*dims[:axis], *pair, *dims[axis + 1:])
+
+
+def _end(distribution: Distribution, dims: Dims, size: int) -> End:
+    return End(distribution, dims, tuple(distribution.share(rank, dims, size) for rank in range(size)))
+
+
+def _item(problem: Problem, is_complex: bool) -> int:
+    return problem.item_bytes if is_complex else problem.item_bytes // 2
+
+
+def _open_end(problem: Problem, axis: int, rows: int, size: int) -> End:
+    """The cheapest end: each rank keeps what the rank has computed, which is block-cyclic, where all have as many rows;
+    else slabs."""
+    dims = problem.result_shape
+    if rows % size:
+        return _end(Slab(axis), dims, size)
+    grid = ProcessGrid(shape=_with((1,) * len(dims), axis, (size,)),  # type: ignore[arg-type]
+                       layout=ProcessGrid.Layout.ROW_MAJOR)
+    return _end(BlockCyclic(grid, [rows // size if dim == axis else max(extent, 1)
+                                   for dim, extent in enumerate(dims)]), dims, size)
+
+
+def _exchange_cost(source: End, target: End, item: int) -> float:
+    """As _move_cost; without the latency of an exchange where nothing goes to another rank."""
+    own = all(sum(math.prod(piece.shape) for piece in before.pieces) == sum(
+        _fft_route._common(a.offset, a.shape, b.offset, b.shape) for a in before.pieces for b in after.pieces)
+              for before, after in zip(source.shares, target.shares))
+    return _move_cost(source, target, item) - (_fft_route._LATENCY if own else 0)
+
+
+def _seen(end: End, folded: Dims, views: Sequence[Sequence[View]]) -> End:
+    """``end`` with its pieces as boxes of the folded array."""
+    return End(end.distribution, folded, tuple(
+        Share(share.local_shape, tuple(Piece(view.offset, view.shape, view.place) for view in of_rank))
+        for share, of_rank in zip(end.shares, views)))
+
+
+def fold(end: End, axis: int, width: int) -> tuple[tuple[View, ...], ...]:
+    """The local arrays of ``end`` as boxes of the array whose ``axis`` is folded into rows of ``width``."""
+    folded = []
+    for share in end.shares:
+        views: list[View] = []
+        for piece in share.pieces:
+            if not all(piece.shape):
+                continue
+            begin, left, place = piece.offset[axis], piece.shape[axis], piece.local_offset[axis]
+            while left:
+                row, column = divmod(begin, width)
+                whole = left // width if not column else 0
+                count, across = (whole, width) if whole else (1, min(width - column, left))
+                _append(views, axis, View(
+                    (*piece.offset[:axis], row, column, *piece.offset[axis + 1:]),
+                    (*piece.shape[:axis], count, across, *piece.shape[axis + 1:]),
+                    (*piece.local_offset[:axis], place, *piece.local_offset[axis + 1:]), width))
+                begin, left, place = begin + count * across, left - count * across, place + count * across
+        folded.append(tuple(views))
+    return tuple(folded)
+
+
+def _append(views: list[View], axis: int, view: View) -> None:
+    """Appends ``view``, or makes the last view longer where ``view`` has its next rows, equally far in memory."""
+    if views:
+        last = views[-1]
+        count, more = last.shape[axis], view.shape[axis]
+        step = view.place[axis] - last.place[axis] if count == 1 else last.step
+        if ((*view.offset[:axis], *view.offset[axis + 1:]) == (*last.offset[:axis], *last.offset[axis + 1:])
+                and (*view.shape[:axis], *view.shape[axis + 1:]) == (*last.shape[:axis], *last.shape[axis + 1:])
+                and (*view.place[:axis], *view.place[axis + 1:]) == (*last.place[:axis], *last.place[axis + 1:])
+                and view.offset[axis] == last.offset[axis] + count and step > 0
+                and view.place[axis] == last.place[axis] + count * step and (more == 1 or view.step == step)):
+            views[-1] = last._replace(shape=(*last.shape[:axis], count + more, *last.shape[axis + 1:]), step=step)
+            return
+    views.append(view)
+
+
+def view_of(tensor: torch.Tensor, axis: int, view: View) -> torch.Tensor:
+    """The part of a local tensor, with any strides, as a box of the folded array."""
+    strides = tensor.stride()
+    begin = tensor.storage_offset() + sum(place * stride for place, stride in zip(view.place, strides))
+    return tensor.as_strided(view.shape, _with(strides, axis, (view.step * strides[axis], strides[axis])), begin)
+
+
+def factors(turn: Turn, end: End, rank: int, inverse: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The twiddle factors for the columns of ``rank``; other dimensions have one index."""
+    share = end.shares[rank]
+    rows, first = share.local_shape[turn.axis], share.pieces[0].offset[turn.axis + 1]
+    columns = torch.arange(first, first + share.local_shape[turn.axis + 1], device="cpu")
+    table = torch.empty((rows, len(columns)), dtype=dtype, device="cpu")
+    step = max(1, _BLOCK // max(1, len(columns)))
+    for begin in range(0, rows, step):
+        some = torch.arange(begin, min(rows, begin + step), device="cpu")
+        angles = (some[:, None] * columns % turn.extent).to(torch.float64) * (2 * math.pi / turn.extent)
+        table[begin:begin + step] = torch.polar(torch.full_like(angles, turn.scale), angles if inverse else -angles)
+    shape = [1] * len(share.local_shape)
+    shape[turn.axis:turn.axis + 2] = table.shape
+    return table.reshape(shape).to(device)
+
+
+def halve_ends(local: torch.Tensor, problem: Problem, step: Refold, share: Share) -> None:
+    """Halves the elements of the half spectrum that stand for themselves alone: the first and, of an even extent, the
+    last along the real axis. In place. local: this rank's part of the folded array of ``step``."""
+    real, axis = problem.axes[-1], step.axis
+    extent = _full(problem)[real]
+    for index in {0} | ({extent // 2} if extent % 2 == 0 else set()):
+        if real != axis:
+            local.select(real + (real > axis), index).mul_(0.5)
+            continue
+        row, column = (at - share.pieces[0].offset[dim]
+                       for at, dim in zip(divmod(index, step.split[1]), (axis, axis + 1)))
+        if 0 <= row < share.local_shape[axis] and 0 <= column < share.local_shape[axis + 1]:
+            local.select(axis + 1, column).select(axis, row).mul_(0.5)
+
+
+def compile_refold(group: Any, rank: int, step: Refold, dtype: torch.dtype, name: str, reduction: str | None,
+                   allow_gaps: bool) -> CustomOp:
+    """The compiled op of ``step``. Collective. allow_gaps: the plain array is half a spectrum."""
+    plain = [{"offset": view.offset, "shape": view.shape} for view in step.views[rank]]
+    folded = [{"offset": piece.offset, "shape": piece.shape} for piece in step.folded.shares[rank].pieces
+              if all(piece.shape)]
+    inputs, outputs = (folded, plain) if step.is_last else (plain, folded)
+    return compile_op(group, shape=step.folded.global_shape, dtype=dtype, inputs=inputs, outputs=outputs,
+                      reduction=reduction, overlap=None if reduction else "any",
+                      allow_gaps=allow_gaps and not step.is_last, name=f"shardwire.distributed.{name}")
+
+
+def run_refold(op: CustomOp, rank: int, step: Refold, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Brings ``source`` to ``target``: the local arrays of the step's ends, the folded array in the order of step 3."""
+    axis, views = step.axis, step.views[rank]
+    if step.is_last:
+        op([source.transpose(axis, axis + 1)] if source.numel() else [],
+           [view_of(target, axis, view) for view in views]).wait()
+    else:
+        op([view_of(source, axis, view) for view in views], [target] if target.numel() else []).wait()
