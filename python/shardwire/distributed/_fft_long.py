@@ -24,7 +24,8 @@ import torch
 from ..compiler.compile_op import CustomOp, compile_op
 from . import _fft_route
 from ._ends import End
-from ._fft_route import Local, Move, Problem, Route, Step, Turn, _largest, _move_cost, find_route
+from ._fft_route import (Local, Move, Problem, Route, Step, Turn, _full, _largest, _move_cost, find_route,
+                         transform_cost)
 from ._grid import ProcessGrid
 from .distribution import BlockCyclic, Dims, Distribution, Piece, Share, Slab
 
@@ -32,6 +33,8 @@ from .distribution import BlockCyclic, Dims, Distribution, Piece, Share, Slab
 _MOST_VIEWS = 64
 # So many foldings of an axis are compared.
 _MOST_SPLITS = 3
+# A multiplication by the twiddle factors, for each byte, relative to one byte moved between ranks.
+_TURN = 0.25
 # Larger prime factors are not looked for.
 _LARGEST_FACTOR = 1 << 20
 # Twiddle factors are computed in blocks of so many, in double precision.
@@ -79,11 +82,6 @@ def find(problem: Problem, source: End, target: End | None) -> Route:
                 if route.cost < best.cost:
                     best = route
     return best
-
-
-def _full(problem: Problem) -> Dims:
-    """The shape of the complex array that is transformed."""
-    return problem.result_shape if problem.kind == "C2R" else problem.shape
 
 
 def _splits_of(problem: Problem, axis: int, source: End, target: End | None) -> Iterator[tuple[int, int]]:
@@ -145,10 +143,8 @@ def _route(problem: Problem, source: End, target: End | None, axis: int, split: 
     inner = tuple(dim + (dim > axis) if dim != axis else dim for dim in problem.axes)
     steps += [Local(inner, False, columns, Turn(axis, rows * width, 2.0 if doubles else 1.0)),
               Move(columns, lines, True), Local((axis + 1,), False, lines)]
-    # A transform along one axis takes as long as both transforms along the two halves, at the same number of elements.
-    passes = 1.0 + len(others) + math.log(rows) / math.log(rows * width)
-    cost += _fft_route._TRANSFORM * item * (passes * _largest(columns) + (2.0 + len(others) - passes) * _largest(lines))
-    cost += _move_cost(columns, lines, item)
+    cost += transform_cost([rows, *(dims[dim] for dim in others)], columns, item) + _TURN * _largest(columns) * item
+    cost += _move_cost(columns, lines, item) + transform_cost([width], lines, item)
     is_complex = problem.kind != "C2R"
     final = _open_end(problem, axis, rows, size) if target is None else target
     views, slabs = fold(final, axis, rows), final

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # The cost of one exchange besides its bytes, in bytes that could be copied in the same time (about 30 us).
 _LATENCY = 100_000
-# One pass of a local transform over an element, relative to one byte moved between ranks.
+# A local transform along an axis of up to 256 indices, for each byte, relative to one byte moved between ranks.
 _TRANSFORM = 1.0
 # A rank reads and writes its own part of a move too, at memory's rate.
 _OWN = 0.5
@@ -125,7 +125,7 @@ def find_route(problem: Problem, source: End, target: End | None) -> Route:
     def push(cost: float, state: _State, steps: tuple[Step, ...]) -> None:
         local = _local_step(problem, state)
         if local is not None:
-            cost += _TRANSFORM * len(local.axes) * _largest(state.end) * problem.item_bytes
+            cost += transform_cost([_full(problem)[axis] for axis in local.axes], state.end, problem.item_bytes)
             state = _State(local.end, state.done | set(local.axes),
                            (problem.kind != "C2R") if local.is_real else state.is_complex)
             steps = (*steps, local)
@@ -199,6 +199,16 @@ def _with_extent(end: End, axis: int, dims: Dims) -> End:
 
 def _largest(end: End) -> int:
     return max(math.prod(share.local_shape) for share in end.shares)
+
+
+def _full(problem: Problem) -> Dims:
+    """The shape of the array with the whole spectrum, or of the real array."""
+    return problem.result_shape if problem.kind == "C2R" else problem.shape
+
+
+def transform_cost(extents: Sequence[int], end: End, item: int) -> float:
+    """Of the busiest rank's transforms along axes of these extents."""
+    return _TRANSFORM * sum(max(1.0, math.log2(extent) / 8) for extent in extents) * _largest(end) * item
 
 
 def _move_cost(source: End, target: End, item: int) -> float:
