@@ -19,6 +19,7 @@ from ..groups.lookup import global_ranks, resolve_backend
 from ..compiler.layout import kind_of, as_dims
 from . import _ends, _engines, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
+from ._fft_dispatch import dispatch_dtensors
 from ._fft_plan import Plan, Settings
 from ._fft_route import problem_of, read_axes
 from ._memory import dtype_in
@@ -26,7 +27,8 @@ from ._operand import Operand, unwrap, wrap
 from .distribution import Boxes, Dims, Distribution, Placements, Slab
 from .reshape import _dtype_of, read_options
 
-__all__ = ["FFT", "FFTDirection", "FFTOptions", "InvalidFFTState", "allocate_operand", "fft", "ifft", "irfft", "rfft"]
+__all__ = ["FFT", "FFTDirection", "FFTOptions", "InvalidFFTState", "allocate_operand", "dispatch_dtensors", "fft",
+           "ifft", "irfft", "rfft"]
 _Array = TypeVar("_Array")  # the result is of the operand's kind
 
 _KINDS = ("C2C", "C2R", "R2C")
