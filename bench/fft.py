@@ -8,12 +8,14 @@ Every contestant runs in separate processes, one after the other, --rounds times
 its slowest rank, and the medians over all repeats are printed, in milliseconds. Forward, complex, out of place, from
 slabs of the first axis. "transposed" leaves the result in slabs of the second axis, "natural" brings the result back.
 The limit is the time of the slowest rank for the same local transforms and for copying its part, transposed, once: no
-program with this work can be faster. FFTW is found as libfftw3f_mpi.so.3 (Debian: libfftw3-mpi3; SHARDWIRE_FFTW_FOLDER
-names another place), mpi4py-fft as Python finds the package; both need mpirun. Missing contestants are reported and
-left out. --ways: the transports of shardwire's ranks, each a separate contestant; "auto" takes the fastest, and over
-mpi mpirun starts the ranks. --chunks: into how many chunks exchanges are cut (FFTOptions.chunks), in turns in the same
-processes, repeat by repeat. --rate puts shardwire's ranks, two of them, into two network namespaces with a cable of
-this rate, by tc's token bucket: a wire slower than memory. --rate needs root and iproute2.
+program with this work can be faster. A shape of one dimension, such as 1048576, is cut along this dimension:
+"transposed" leaves shardwire's result block-cyclic and FFTW's scrambled, and mpi4py-fft has no such transform. FFTW is
+found as libfftw3f_mpi.so.3 (Debian: libfftw3-mpi3; SHARDWIRE_FFTW_FOLDER names another place), mpi4py-fft as Python
+finds the package; both need mpirun. Missing contestants are reported and left out. --ways: the transports of
+shardwire's ranks, each a separate contestant; "auto" takes the fastest, and over mpi mpirun starts the ranks. --chunks:
+into how many chunks exchanges are cut (FFTOptions.chunks), in turns in the same processes, repeat by repeat. --rate
+puts shardwire's ranks, two of them, into two network namespaces with a cable of this rate, by tc's token bucket: a wire
+slower than memory. --rate needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import sys
 import tempfile
 import time
 
-ESTIMATE, MEASURE, TRANSPOSED = 64, 0, 1 << 30  # fftw3.h, fftw3-mpi.h
+ESTIMATE, MEASURE, TRANSPOSED, SCRAMBLED = 64, 0, 1 << 30, 1 << 28  # fftw3.h, fftw3-mpi.h
 WARM_UP = 2
 WAYS = ("auto", "shm", "tcp", "mpi")
 CONTESTANTS = ("shardwire", "fftw-estimate", "fftw-measure", "mpi4py-fft")
@@ -112,8 +114,16 @@ def shardwire_rank(options, shape):
                                                           if number >= WARM_UP
                                                           else timed(transform.execute, dist.barrier, 0, 1))
     next(iter(numbers.values())).update(
-        limit(operand, shape, Slab.Y.shape(rank, shape, size), dist.barrier, options.repeats))
+        limit(*(folded(operand, size) if len(shape) == 1 else (operand, shape, Slab.Y.shape(rank, shape, size))),
+              dist.barrier, options.repeats))
     return rank, numbers
+
+
+def folded(operand, size):
+    """limit()'s arguments for an array of one dimension: a rank's rows of the best folding, and its columns."""
+    from shardwire.distributed._fft_long import splits
+    rows, width = splits(operand.numel() * size, size)[0]
+    return operand.reshape(rows // size, width), (rows, width), (rows, width // size)
 
 
 def limit(operand, shape, after, barrier, repeats):
@@ -171,8 +181,12 @@ def fftw_rank(options, shape):
     function("mpi_init", None)()
     extents = (ctypes.c_ssize_t * len(shape))(*shape)
     places = [ctypes.c_ssize_t() for _ in range(4)]
-    count = function("mpi_local_size_transposed", ctypes.c_ssize_t)(len(shape), extents, world,
-                                                                    *map(ctypes.byref, places))
+    if len(shape) == 1:
+        count = function("mpi_local_size_1d", ctypes.c_ssize_t)(ctypes.c_ssize_t(shape[0]), world, -1, ctypes.c_uint(0),
+                                                                *map(ctypes.byref, places))
+    else:
+        count = function("mpi_local_size_transposed", ctypes.c_ssize_t)(len(shape), extents, world,
+                                                                        *map(ctypes.byref, places))
     core = ctypes.CDLL(
         os.path.join(os.environ.get("SHARDWIRE_FFTW_FOLDER", ""), f"libfftw3{'f' if single else ''}.so.3"))
     allocate = getattr(core, prefix + "malloc")
@@ -181,7 +195,7 @@ def fftw_rank(options, shape):
     source, target = (ctypes.c_void_p(allocate(ctypes.c_size_t(count * item))) for _ in range(2))
     execute = getattr(core, prefix + "execute")
     numbers = {}
-    for name, flags in (("transposed", TRANSPOSED), ("natural", 0)):
+    for name, flags in (("transposed", SCRAMBLED if len(shape) == 1 else TRANSPOSED), ("natural", 0)):
         flags |= ESTIMATE if options.child == "fftw-estimate" else MEASURE
         begin = time.perf_counter()
         plan = ctypes.c_void_p(function("mpi_plan_dft", ctypes.c_void_p)(
@@ -329,6 +343,8 @@ def measure(options, names, results):
 def compare(options, names, shape, ranks):
     """All contestants on one shape, in turns."""
     gathered = {}
+    if "x" not in shape:
+        names = [name for name in names if name != "mpi4py-fft"]
     for _ in range(options.rounds):
         for name in names:
             for kind, numbers in run(options, name, shape, ranks).items():

@@ -30,8 +30,8 @@ LENGTHS = [1, 2, 3, 4, 6, 7, 8, 12, 13, 16, 30, 35, 36, 49, 60, 64, 97, 100, 101
 def favoured() -> None:
     """From here on this rank's plans take the four-step route also where the array is small: an exchange counts as
     nothing but bytes, and a transform as slow."""
-    from shardwire.distributed import _fft_route
-    _fft_route._LATENCY, _fft_route._TRANSFORM = 0, 4.0
+    from shardwire.distributed import _fft_long, _fft_route
+    _fft_route._LATENCY, _fft_route._TRANSFORM, _fft_long._STEPS = 0, 4.0, 0
 
 
 def is_long(f: FFT) -> bool:

@@ -35,6 +35,9 @@ _MOST_VIEWS = 64
 _MOST_SPLITS = 3
 # A multiplication by the twiddle factors, for each byte, relative to one byte moved between ranks.
 _TURN = 0.25
+# The cost of five steps besides their bytes, in bytes, and besides the exchanges: on two ranks the route is faster from
+# about 2^17 complex64 on (docs/benchmarks.md).
+_STEPS = 700_000
 # Larger prime factors are not looked for.
 _LARGEST_FACTOR = 1 << 20
 # Twiddle factors are computed in blocks of so many, in double precision.
@@ -128,7 +131,7 @@ def _route(problem: Problem, source: End, target: End | None, axis: int, split: 
     columns, lines, turned_lines = (
         _end(Slab(dim), shape, size) for dim, shape in ((axis + 1, folded), (axis, folded), (axis + 1, turned)))
     steps: list[Step] = []
-    cost = 0.0
+    cost = float(_STEPS)
     is_complex = problem.kind != "R2C"
     views = fold(source, axis, width)
     if max(map(len, views)) > _MOST_VIEWS:
