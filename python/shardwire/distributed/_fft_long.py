@@ -35,8 +35,8 @@ _MOST_VIEWS = 64
 _MOST_SPLITS = 3
 # A multiplication by the twiddle factors, for each byte, relative to one byte moved between ranks.
 _TURN = 0.25
-# The cost of five steps besides their bytes, in bytes, and besides the exchanges: on two ranks the route is faster from
-# about 2^17 complex64 on (docs/benchmarks.md).
+# The cost of five steps besides bytes and exchanges, in bytes. On two ranks the route is then taken from 2^17 complex64
+# on: the route was slower at 2^16 and faster at 2^18 (docs/benchmarks.md).
 _STEPS = 700_000
 # Larger prime factors are not looked for.
 _LARGEST_FACTOR = 1 << 20
