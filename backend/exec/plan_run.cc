@@ -189,7 +189,7 @@ const ReceiveEdge* PlanRun::receiveFrom(Rank peer) const {
 bool PlanRun::isOpen(Rank peer) const {
   const SendEdge* const send = sendTo(peer);
   const ReceiveEdge* const receive = receiveFrom(peer);
-  return (send != nullptr && !send->isDone()) || (receive != nullptr && !receive->isDone());
+  return (send != nullptr && !send->isDone()) || (receive != nullptr && !receive->isDone() && !receive->hasTakenAll());
 }
 
 bool PlanRun::needs(Rank peer) const {

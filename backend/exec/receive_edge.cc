@@ -37,6 +37,7 @@ void ReceiveEdge::reset() {
   slotsKnown_ = move_ = 0;
   frame_ = {};
   read_ = 0;
+  taken_ = 0;
 }
 
 // ---- posts
@@ -142,6 +143,7 @@ const std::byte* ReceiveEdge::staged(std::size_t bytes) {
 
 void ReceiveEdge::consume(std::size_t bytes) {
   read_ += bytes;
+  taken_ += bytes;
   if (read_ == frame_.size()) {
     connection().release(Lane::kBulk);
     frame_ = {};

@@ -43,6 +43,9 @@ class ReceiveEdge {
   const RemoteInput& input(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
   // kDirect: the peer's box in the peer's memory.
   StridedBox directBox(std::int32_t slot, const Dims& offset) const;
+  // All bytes of the edge came in frames and were taken: the peer has nothing more to do here, even while combines of
+  // other peers' bytes keep the edge open.
+  bool hasTakenAll() const { return !anyExposed_ && taken_ == edge_.bytes; }
   // The edge's copies come first on the wire.
   bool areCopiesDone() const { return move_ == edge_.count; }
   // The next `bytes` staged bytes; null when the bytes have not come. Valid until consume().
@@ -83,6 +86,7 @@ class ReceiveEdge {
   bool cursorOpen_ = false;
   std::span<const std::byte> frame_;  // staged bytes being read; empty: none
   std::size_t read_ = 0;
+  std::uint64_t taken_ = 0;  // staged bytes read so far
   Landings landings_;
 };
 

@@ -201,6 +201,24 @@ TEST(ShortRun, NamesThePeerOfAFrameThatCannotBe) {
 
 // ---- runs of plans, by path
 
+// Rank 0 sums one half with rank 1 and the other half with rank 2, which is late. Rank 1 may leave meanwhile.
+TEST(PlanRun, NeedsNoPeerWhoseBytesWereAllCombined) {
+  const Slice all{{0}, {8}};
+  const Slice low{{0}, {4}};
+  const Slice high{{4}, {4}};
+  Ranks<PlanRun> ranks(plansOf({8}, {{all, all}, {low, low}, {high, high}}, ReduceOp::kSum));
+  ranks.step(1);
+  EXPECT_TRUE(ranks.of(0).needs(1));
+  ranks.step(0);
+  ranks.step(0);
+  EXPECT_TRUE(ranks.rank(1).to(0).sent(Lane::kBulk).empty());
+  EXPECT_FALSE(ranks.of(0).needs(1));
+  EXPECT_TRUE(ranks.of(0).needs(2));
+  EXPECT_EQ(ranks.of(0).waitingFor(), "rank 2 did not arrive");
+  ranks.run();
+  EXPECT_EQ(ranks.outputs[0], (Values{1000, 1002, 1004, 1006, 2004, 2006, 2008, 2010}));
+}
+
 TEST(PlanRun, MovesEverythingInSegmentsThroughALaneOfOneFrame) {
   Ranks<PlanRun> ranks(turnPlans(24));
   ranks.group.forEachLink([](FakeConnection& link) { link.maxFrames = 1; });
