@@ -25,8 +25,10 @@ constexpr std::size_t kPartHead = kHeadBytes<MessagePartFrame>;
 // The parts of a message below kStreamStagedFrom: the receiver copies one part while the sender packs the next part.
 constexpr std::size_t kCachedPart = std::size_t{16} << 10;
 
-bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t bytes) {
-  return bytes <= context.inlineBytes && bytes + kHeadBytes<EagerFrame> <= peer.maxFrameBytes(Lane::kControl);
+// A message without bytes always is: no part of it would ever come.
+bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t bytes, std::size_t textBytes) {
+  return bytes <= context.inlineBytes &&
+         bytes + textBytes + kHeadBytes<EagerFrame> <= peer.maxFrameBytes(Lane::kControl);
 }
 
 }  // namespace
@@ -240,7 +242,7 @@ bool PointSend::offer(RunContext& context) {
                          .messageBytes = bytes.size(),
                          .tag = tag,
                          .textBytes = static_cast<std::uint32_t>(arguments.size())};
-  if (isEager(context, connection, bytes.size() + arguments.size())) {
+  if (isEager(context, connection, bytes.size(), arguments.size())) {
     if (arguments.empty()) {
       offered_ = context.sendControl(peer, EagerFrame{about}, bytes);
     } else {

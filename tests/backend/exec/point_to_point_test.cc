@@ -54,6 +54,16 @@ TEST(PointToPoint, SendsAShortMessageInOneFrame) {
   EXPECT_EQ(message.received, message.sent);
 }
 
+// The arguments of SHARDWIRE_CHECK=full make no message without bytes a long message, whose parts the receiver awaits.
+TEST(PointToPoint, SendsAMessageWithoutBytesInOneFrameWhateverItsText) {
+  Message message(0, 0);
+  message.send->arguments = message.recv->arguments = "float32[0]";
+  message.startSend();
+  message.startRecv();
+  message.group.run(message.activities);
+  EXPECT_TRUE(message.recv->finished());
+}
+
 TEST(PointToPoint, MovesALongMessageByEveryPathWhoeverComesFirst) {
   for (const Reach reach : {Reach::kNone, Reach::kDirect, Reach::kCopy, Reach::kFetch}) {
     for (const bool sendsFirst : {false, true}) {
