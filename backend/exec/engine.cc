@@ -218,14 +218,14 @@ void Engine::shutdown() {
   const auto closing = driving_.locked([](GroupState& state) { return state.links.close(); });
 }
 
-// A failed group does not end at once while some peers are not joined: a peer that comes to the operation a moment
-// later must get the reason of the failure, and not only see that this rank left.
+// A failed group does not end at once while some peers are not joined, or while a full lane holds the notice back: a
+// peer that comes to the operation a moment later must get the reason of the failure, and not only see that this rank
+// left.
 void Engine::stayForLatePeers() {
   const Deadline begin = Clock::now();
   const auto mayLeave = [&](GroupState& state) {
     const bool areAllNotified = state.links.isJoinedToAll() && !state.failure.hasNotices();
-    if (!state.links.joinsLate() || state.operations.failure().isOk() || state.failure.notice().empty() ||
-        areAllNotified) {
+    if (state.operations.failure().isOk() || state.failure.notice().empty() || areAllNotified) {
       return true;
     }
     // Peers with a link under way are alive, and only have not come so far.

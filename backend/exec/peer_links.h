@@ -31,7 +31,7 @@ class PeerLinks {
   // `*joined`: the new peers.
   bool takeLate(std::vector<Rank>* joined);
   // Peers are wanted, and alive as far as this rank knows.
-  bool isAnyUnderWay() const { return peers_.late->isAnyUnderWay(); }
+  bool isAnyUnderWay() const { return joinsLate() && peers_.late->isAnyUnderWay(); }
   // For the error of an expiring operation: "; rank 3 (pid 7 on host a) does not answer ...".
   std::string whyMissing(const Activity& activity) const;
 

@@ -37,6 +37,26 @@ TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
   removeProcessGroup(failed);
 }
 
+// Otherwise the peer would only see that this rank left.
+TEST_F(EngineTest, StaysUntilAPeerWithAFullLaneHasTheReason) {
+  engine_->locked([&](const GroupState&) { to_->maxFrames = 0; });
+  engine_->abort({StatusCode::kAborted, "the reason"});
+  int polls = 0;
+  std::string reason;
+  engine_->locked([&](const GroupState&) {
+    onPoll_ = [&] {
+      to_->maxFrames = ++polls < 5 ? 0 : 64;
+      for (const Bytes& frame : to_->sent(Lane::kControl)) {
+        if (const auto fail = readFrame<FailFrame>(frame)) {
+          reason = textOf(fail->payload);
+        }
+      }
+    };
+  });
+  engine_->shutdown();
+  EXPECT_EQ(reason, "rank 0 gave up: the reason");
+}
+
 // A long read waits for no peer, so no ring announces the rest.
 TEST_F(EngineTest, LeavesWhatWaitsForNobodyToTheProgressThreadAtOnce) {
   constexpr std::size_t kBytes = std::size_t{64} << 20;  // in pieces of 4 MiB

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,15 +58,20 @@ class FakeDoorbell final : public Doorbell {
 
 class CountingWire final : public Wire {
  public:
-  explicit CountingWire(std::atomic<int>* polls) : polls_(polls) {}
+  explicit CountingWire(std::atomic<int>* polls, const std::function<void()>* onPoll = nullptr)
+      : polls_(polls), onPoll_(onPoll) {}
   bool poll() override {
     ++*polls_;
+    if (onPoll_ != nullptr && *onPoll_) {
+      (*onPoll_)();
+    }
     return false;
   }
   int readinessFd() const override { return -1; }
 
  private:
   std::atomic<int>* const polls_;
+  const std::function<void()>* const onPoll_;
 };
 
 class EngineTest : public ::testing::Test {
@@ -79,7 +85,7 @@ class EngineTest : public ::testing::Test {
     from_.other = to_;
     peers.hosts = {0, 0};
     peers.whyNotFaster.resize(2);
-    peers.wires.push_back(std::make_unique<CountingWire>(&polls_));
+    peers.wires.push_back(std::make_unique<CountingWire>(&polls_, &onPoll_));
     auto doorbell = std::make_unique<FakeDoorbell>();
     progressBell_ = doorbell->fakeBell();
     peers.doorbell = std::move(doorbell);
@@ -126,6 +132,7 @@ class EngineTest : public ::testing::Test {
   }
 
   std::atomic<int> polls_{0};     // of the group's wire
+  std::function<void()> onPoll_;  // called by each of them, under the engine's lock; set under the lock
   FakeConnection from_{0};        // rank 1's end
   FakeConnection* to_ = nullptr;  // rank 0's
   std::shared_ptr<FakeBell> progressBell_;
