@@ -14,7 +14,6 @@
 #include "backend/base/interruptible_wait.h"
 #include "backend/exec/control_frames.h"
 #include "backend/exec/process_engines.h"
-#include "backend/exec/process_failures.h"
 
 namespace shardwire::internal {
 
@@ -71,8 +70,8 @@ std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, co
   return engine;
 }
 
-const void* Engine::failureKey() const {
-  return driving_.locked([](const GroupState& state) { return static_cast<const void*>(&state.context); });
+ProcessGroup Engine::failureKey() const {
+  return driving_.locked([](const GroupState& state) { return state.context.inProcess(); });
 }
 
 void Engine::setTimeout(Duration timeout) {
@@ -195,7 +194,7 @@ void Engine::shutdown() {
                        facts_.label, *wait)});
   }
   failureCallback_.run();
-  const void* const key = failureKey();
+  const ProcessGroup key = failureKey();
   driving_.locked([&](GroupState& state) {
     state.questions.sendAdvice(true);
     // From here on this group keeps no other group waiting, however long this group stays for late peers.

@@ -22,6 +22,7 @@
 #include "backend/exec/group_state.h"
 #include "backend/exec/interrupted_waits.h"
 #include "backend/exec/op_recorder.h"
+#include "backend/exec/process_failures.h"
 #include "backend/exec/progress_thread.h"
 #include "shardwire/options.h"
 #include "shardwire/staging.h"
@@ -76,7 +77,7 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   void onProcessFailure();
   void stayForLatePeers();
   // The key of this group in the process's list of failures.
-  const void* failureKey() const;
+  ProcessGroup failureKey() const;
 
   InterruptedWaits interruptedWaits_;
   Peers peers_;

@@ -39,7 +39,7 @@ void GroupFailure::end(Status why) {
   }
   logInfo("{}: {}", context_.label, why.message());
   if (why.code() == StatusCode::kPeerFailed) {
-    addProcessFailure(&context_, fmt::format("{}: {}", context_.label, why.message()).substr(0, kMaxNotice));
+    addProcessFailure(context_.inProcess(), fmt::format("{}: {}", context_.label, why.message()).substr(0, kMaxNotice));
   }
   count(why.code());
   operations_.fail(std::move(why));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "backend/base/mutex.h"
@@ -15,44 +16,48 @@ namespace {
 constexpr Duration kEndsBecauseOfIt = std::chrono::seconds(10);
 
 struct Failure {
-  const void* group = nullptr;
+  ProcessGroup group;
   std::string text;
   Clock::time_point overAt = Clock::time_point::max();  // when the group was shut down
 };
 
 struct Process {
   Mutex mutex;
-  std::map<const void*, std::function<void()>> groups SW_GUARDED_BY(mutex);
+  std::map<std::pair<const void*, const void*>, std::function<void()>> groups SW_GUARDED_BY(mutex);
   std::vector<Failure> failures SW_GUARDED_BY(mutex);  // oldest first
   std::atomic<std::uint64_t> version{0};
 };
 
-}  // namespace
-
-void addProcessGroup(const void* group, std::function<void()> changed) {
-  Process& all = PerProcess<Process>::get();
-  const MutexLock lock(all.mutex);
-  all.groups[group] = std::move(changed);
+std::pair<const void*, const void*> keyOf(const ProcessGroup& group) {
+  return {group.process, group.group};
 }
 
-void removeProcessGroup(const void* group) {
+}  // namespace
+
+void addProcessGroup(const ProcessGroup& group, std::function<void()> changed) {
   Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
-  all.groups.erase(group);
+  all.groups[keyOf(group)] = std::move(changed);
+}
+
+void removeProcessGroup(const ProcessGroup& group) {
+  Process& all = PerProcess<Process>::get();
+  const MutexLock lock(all.mutex);
+  all.groups.erase(keyOf(group));
   const auto now = Clock::now();
   std::erase_if(all.failures, [&](const Failure& each) {
     return each.overAt != Clock::time_point::max() && now - each.overAt > kEndsBecauseOfIt;
   });
   for (Failure& each : all.failures) {
-    if (each.group == group && each.overAt == Clock::time_point::max()) {
+    if (keyOf(each.group) == keyOf(group) && each.overAt == Clock::time_point::max()) {
       each.overAt = now;
-      each.group = nullptr;  // another group may have this address soon
+      each.group.group = nullptr;  // another group may have this address soon
       all.version.fetch_add(1, std::memory_order_release);
     }
   }
 }
 
-void addProcessFailure(const void* group, std::string text) {
+void addProcessFailure(const ProcessGroup& group, std::string text) {
   Process& all = PerProcess<Process>::get();
   std::vector<std::function<void()>> others;
   {
@@ -60,7 +65,7 @@ void addProcessFailure(const void* group, std::string text) {
     all.failures.push_back({group, std::move(text)});
     all.version.fetch_add(1, std::memory_order_release);
     for (const auto& [other, changed] : all.groups) {
-      if (other != group) {
+      if (other.first == group.process && other.second != group.group) {
         others.push_back(changed);
       }
     }
@@ -72,13 +77,14 @@ std::uint64_t processFailuresVersion() {
   return PerProcess<Process>::get().version.load(std::memory_order_acquire);
 }
 
-std::string processFailureBeside(const void* group, bool evenOver) {
+std::string processFailureBeside(const ProcessGroup& group, bool evenOver) {
   Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
   const auto now = Clock::now();
   const auto found = std::find_if(all.failures.begin(), all.failures.end(), [&](const Failure& each) {
     const bool isOver = each.overAt != Clock::time_point::max();
-    return each.group != group && (!isOver || (evenOver && now - each.overAt <= kEndsBecauseOfIt));
+    return each.group.process == group.process && each.group.group != group.group &&
+           (!isOver || (evenOver && now - each.overAt <= kEndsBecauseOfIt));
   });
   return found == all.failures.end() ? std::string() : found->text;
 }

@@ -219,7 +219,8 @@ void Questions::sendAdvice(bool isFarewell) {
   }
   if (const std::uint64_t version = processFailuresVersion(); version != adviceVersion_ || isFarewell) {
     adviceVersion_ = version;
-    if (std::string text = processFailureBeside(&context_, isFarewell).substr(0, kMaxText); text != advice_) {
+    if (std::string text = processFailureBeside(context_.inProcess(), isFarewell).substr(0, kMaxText);
+        text != advice_) {
       advice_ = std::move(text);
       std::for_each(waiting_.begin(), waiting_.end(), [](Waiting& each) { each.adviceDue = true; });
     }

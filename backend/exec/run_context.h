@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/exec/frame.h"
+#include "backend/exec/process_failures.h"
 #include "backend/transport/transport.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
@@ -58,7 +59,10 @@ struct RunContext {
   std::size_t segmentBytes = 0;  // of one staged segment: both ends of an edge cut boxes alike
   std::span<const std::unique_ptr<Connection>> connections;  // by rank; null for this rank
   std::span<const std::unique_ptr<Wire>> wires;
+  const void* process = nullptr;  // ProcessGroup::process
   std::vector<std::byte> scratchBytes;
+
+  ProcessGroup inProcess() const { return {process, this}; }
 
   Connection& connection(Rank peer) const { return *connections[static_cast<std::size_t>(peer)]; }
 

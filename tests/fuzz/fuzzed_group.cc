@@ -104,7 +104,7 @@ FuzzedGroup::FuzzedGroup(Rank rank, int worldSize) : rank_(rank) {
 }
 
 FuzzedGroup::~FuzzedGroup() {
-  removeProcessGroup(&state_->context);
+  removeProcessGroup(state_->context.inProcess());
   state_->failure.fail({StatusCode::kAborted, "the end of the input"});
   poll();
 }

@@ -17,8 +17,8 @@ namespace {
 // leaves by the wires.
 TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
   // The groups of a process are called in the order of their addresses.
-  const void* const first = reinterpret_cast<const void*>(1);
-  const void* const failed = reinterpret_cast<const void*>(2);
+  const ProcessGroup first{progressBell_.get(), reinterpret_cast<const void*>(1)};
+  const ProcessGroup failed{progressBell_.get(), reinterpret_cast<const void*>(2)};
   bool ends = false;
   int atTheEnd = 0;
   addProcessGroup(first, [&] {
@@ -28,13 +28,17 @@ TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
     }
   });
   const int before = polls_;
+  addProcessFailure({&ends, failed.group}, "a rank died, in another process");
+  EXPECT_EQ(processFailureBeside(first), "");
   addProcessFailure(failed, "a rank died");
+  EXPECT_EQ(processFailureBeside(first), "a rank died");
   EXPECT_GT(polls_, before);
   ends = true;
   addProcessFailure(failed, "another rank died");
   EXPECT_EQ(polls_, atTheEnd);
   removeProcessGroup(first);
   removeProcessGroup(failed);
+  removeProcessGroup({&ends, failed.group});
 }
 
 // Otherwise the peer would only see that this rank left.
