@@ -18,6 +18,8 @@ import suite
 import thread_safety
 import variables
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
 ALLOWED = [
     ("ops/plan/plan.cc",
      '#include "ops/plan/plan.h"\n#include <vector>\n#include "shardwire/types.h"\n#include <fmt/format.h>\n'),
@@ -357,6 +359,14 @@ def library(root, page, source):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return list(variables.findings(root))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
+@pytest.mark.parametrize("patch", sorted((ROOT / "tests" / "simulate" / "bugs").glob("*.patch")),
+                         ids=lambda patch: patch.stem)
+def test_the_defects_for_the_simulation_fit_the_sources(patch):
+    checked = subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_variables_are_those_of_the_header_and_those_that_are_read(tmp_path):

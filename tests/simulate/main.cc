@@ -1,0 +1,183 @@
+// ./run simulate: runs seeds, prints the trace of a seed, and shrinks a failing seed. run() goes through the seeds,
+// runSeed() prints the findings, shrink() leaves operations and faults out as long as the seed fails. Exit status 1 if
+// a seed fails.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "tests/simulate/simulation.h"
+
+namespace shardwire::simulate {
+namespace {
+
+constexpr const char* kHelp =
+    "simulate [--seed S] [--seeds N] [--seconds T] [--trace] [--shrink] [--without-operations A,B] [--without-faults "
+    "A]\n"
+    "  --seed S      the first seed (1)\n"
+    "  --seeds N     so many seeds (1 with --seed, else 1000); --seconds T: until T seconds are over\n"
+    "  --trace       prints who did what when, in simulated time\n"
+    "  --shrink      removes operations and faults from a failing seed as long as it fails\n"
+    "  --without-... numbers of operations and faults to leave out, as --shrink prints them\n"
+    "  --keep-going  goes on after a failing seed\n";
+
+struct Arguments {
+  std::uint64_t seed = 1;
+  std::uint64_t numSeeds = 0;
+  double seconds = 0;
+  bool isTraced = false;
+  bool shrinks = false;
+  bool keepsGoing = false;
+  bool hasSeed = false;
+  Without without;
+};
+
+std::vector<int> numbersIn(const std::string& text) {
+  std::vector<int> numbers;
+  for (std::size_t at = 0; at < text.size();
+       at = text.find(',', at) == std::string::npos ? text.size() : text.find(',', at) + 1) {
+    numbers.push_back(std::atoi(text.c_str() + at));
+  }
+  return numbers;
+}
+
+bool read(int argc, char** argv, Arguments* arguments) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--trace") {
+      arguments->isTraced = true;
+    } else if (name == "--shrink") {
+      arguments->shrinks = true;
+    } else if (name == "--keep-going") {
+      arguments->keepsGoing = true;
+    } else if (i + 1 == argc) {
+      return false;
+    } else if (const std::string value = argv[++i]; name == "--seed") {
+      arguments->seed = std::strtoull(value.c_str(), nullptr, 10);
+      arguments->hasSeed = true;
+    } else if (name == "--seeds") {
+      arguments->numSeeds = std::strtoull(value.c_str(), nullptr, 10);
+    } else if (name == "--seconds") {
+      arguments->seconds = std::atof(value.c_str());
+    } else if (name == "--without-operations") {
+      arguments->without.operations = numbersIn(value);
+    } else if (name == "--without-faults") {
+      arguments->without.faults = numbersIn(value);
+    } else {
+      return false;
+    }
+  }
+  if (arguments->numSeeds == 0) {
+    arguments->numSeeds = arguments->seconds > 0 ? ~std::uint64_t{0} : arguments->hasSeed ? 1 : 1000;
+  }
+  return true;
+}
+
+bool fails(std::uint64_t seed, const Without& without) {
+  return !simulate(drawSchedule(seed, without), false).faults.empty();
+}
+
+// Leaves out one operation or fault after the other as long as the seed still fails.
+Without shrink(std::uint64_t seed, Without without) {
+  for (bool hasShrunk = true; hasShrunk;) {
+    hasShrunk = false;
+    const Schedule schedule = drawSchedule(seed, without);
+    const auto leaveOut = [&](std::vector<int> Without::*kind, int number) {
+      Without fewer = without;
+      (fewer.*kind).push_back(number);
+      if (fails(seed, fewer)) {
+        without = fewer;
+        hasShrunk = true;
+      }
+    };
+    for (auto it = schedule.operations.rbegin(); it != schedule.operations.rend(); ++it) {
+      leaveOut(&Without::operations, it->number);
+    }
+    for (const Fault& fault : schedule.faults) {
+      leaveOut(&Without::faults, fault.number);
+    }
+  }
+  return without;
+}
+
+std::string commandOf(std::uint64_t seed, const Without& without) {
+  std::string text = fmt::format("./run simulate --seed {}", seed);
+  if (!without.operations.empty()) {
+    text += fmt::format(" --without-operations {}", fmt::join(without.operations, ","));
+  }
+  if (!without.faults.empty()) {
+    text += fmt::format(" --without-faults {}", fmt::join(without.faults, ","));
+  }
+  return text;
+}
+
+// Whether the seed fails.
+bool runSeed(std::uint64_t seed, const Arguments& arguments, Outcome* outcome) {
+  *outcome = simulate(drawSchedule(seed, arguments.without), arguments.isTraced);
+  if (arguments.isTraced) {
+    fmt::print("{}{}{}", describe(drawSchedule(seed, arguments.without)), outcome->trace, outcome->summary);
+  }
+  if (outcome->faults.empty()) {
+    return false;
+  }
+  Without without = arguments.without;
+  if (arguments.shrinks) {
+    without = shrink(seed, without);
+    *outcome = simulate(drawSchedule(seed, without), false);
+  }
+  fmt::print("seed {} FAILS:\n", seed);
+  for (const std::string& fault : outcome->faults) {
+    fmt::print("  {}\n", fault);
+  }
+  fmt::print("{}{}{} --trace\n", describe(drawSchedule(seed, without)), outcome->summary, commandOf(seed, without));
+  std::fflush(stdout);
+  return true;
+}
+
+int run(const Arguments& arguments) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  Outcome outcome;
+  std::uint64_t numRun = 0;
+  std::uint64_t numFailing = 0;
+  std::uint64_t numWithError = 0;
+  std::uint64_t numFrames = 0;
+  Time simulated = 0;
+  for (std::uint64_t i = 0; i < arguments.numSeeds && (arguments.seconds == 0 || spent() < arguments.seconds); ++i) {
+    const bool hasFailed = runSeed(arguments.seed + i, arguments, &outcome);
+    ++numRun;
+    numFailing += hasFailed ? 1 : 0;
+    numWithError += outcome.numFailed > 0 ? 1 : 0;
+    numFrames += outcome.numFrames;
+    simulated += outcome.simulated;
+    if (hasFailed && !arguments.keepsGoing) {
+      break;
+    }
+  }
+  const double seconds = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+  if (numRun > 1) {
+    fmt::print(
+        "{} seeds, {} failing, {} with an error of a rank, {} frames; {:.1f} s of a core: {:.0f} seeds/s, {:.0f} "
+        "simulated "
+        "hours in an hour\n",
+        numRun, numFailing, numWithError, numFrames, seconds, static_cast<double>(numRun) / seconds,
+        static_cast<double>(simulated) / static_cast<double>(kSecond) / seconds);
+  }
+  return numFailing > 0 ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace shardwire::simulate
+
+int main(int argc, char** argv) {
+  shardwire::simulate::Arguments arguments;
+  if (!shardwire::simulate::read(argc, argv, &arguments)) {
+    fmt::print(stderr, "{}", shardwire::simulate::kHelp);
+    return 2;
+  }
+  return shardwire::simulate::run(arguments);
+}

@@ -1,0 +1,90 @@
+// The links between the simulated ranks: frames, reads and fetches with delays, short writes, full lanes, cuts and ends
+// of processes, all drawn by the seed. Implements what the product asks of a transport (transport.h). Ranks of one host
+// read each other's memory at once, as over shared memory; others fetch, as over a wire.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/bootstrap/peers.h"
+#include "backend/transport/transport.h"
+#include "tests/simulate/process.h"
+
+namespace shardwire::simulate {
+
+using internal::Lane;
+
+struct NetworkOptions {
+  std::array<std::uint64_t, internal::kNumLanes> capacities{};
+  int spikePercent = 0;  // of the frames, which take up to `longestSpike`
+  Time longestSpike = kMillisecond;
+  int exposedPercent = 50;          // of the tensors that a peer may read or fetch
+  std::size_t shortWriteBytes = 0;  // the most bytes that arrive at once; 0: any number
+  int fullPercent = 0;              // of the requests for room, which find a full lane for a moment
+};
+
+// How a process ended, as its peers see the end.
+enum class End : std::uint8_t {
+  kNone,
+  kLeft,      // normally, behind its last frame
+  kDied,      // the kernel hangs up behind the last frame
+  kHostDied,  // frames under way are lost, and the peers see silence
+};
+
+class Network {
+ public:
+  Network(World& world, NetworkOptions options, std::vector<std::int32_t> hosts);
+  ~Network();
+
+  // All ranks' processes, before the first peersOf().
+  void setProcesses(std::vector<Process*> processes) { processes_ = std::move(processes); }
+  internal::Peers peersOf(Rank rank);
+
+  // ---- faults
+  void endProcess(Rank rank, End end);
+  // The process ends within the turn that commits this many more frames; the frames behind do not leave.
+  void endProcessAfter(Rank rank, int numFrames, End end);
+  // Nothing passes between the two any more; both see silence.
+  void cut(Rank a, Rank b);
+  // Nothing arrives between the two before `until`.
+  void holdUntil(Rank a, Rank b, Time until);
+
+  // "" if the ranks of a group without failures left nothing in the links, else the first remains.
+  std::string findLeftover() const;
+  std::uint64_t numFrames() const { return numFrames_; }
+
+ private:
+  friend class SimulatedConnection;
+  friend class SimulatedWire;
+  struct Direction;
+
+  Direction& direction(Rank from, Rank to);
+  const Direction& direction(Rank from, Rank to) const;
+  bool areOnOneHost(Rank a, Rank b) const;
+  Time drawDelay(Rank a, Rank b);
+  void ringAt(Time when, Rank rank);
+  void noteEnd(Rank from, Rank to, End end);
+  bool isGone(Rank rank) const;
+  // A frame of this rank was sent: true when the rank's process dies of it.
+  void countFrame(Rank rank);
+
+  World& world_;
+  const NetworkOptions options_;
+  const std::vector<std::int32_t> hosts_;
+  const int size_;
+  std::vector<Process*> processes_;
+  std::vector<std::unique_ptr<Direction>> directions_;  // [from * size + to]
+  struct Doom {
+    int framesLeft = -1;
+    End end = End::kNone;
+  };
+  std::vector<Doom> dooms_;
+  std::vector<End> ends_;
+  std::uint64_t numFrames_ = 0;
+};
+
+}  // namespace shardwire::simulate

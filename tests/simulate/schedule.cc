@@ -1,0 +1,194 @@
+// drawSchedule() draws ranks, hosts and options from the seed, then the operations, each from a separate seed, and last
+// the faults. Faults of two kinds: harmless faults only delay, and all operations must succeed; the other faults take a
+// rank or a link away, or stop a rank for longer than the timeout.
+#include "tests/simulate/schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "backend/transport/lanes.h"
+
+namespace shardwire::simulate {
+namespace {
+
+using testing::mix64;
+
+// Longer than kSilence (network.cc), after which a link counts as broken.
+constexpr Time kTimeout = 20 * kSecond;
+// Faults that all operations survive last no longer than this, all together.
+constexpr Time kLongestHarmless = 400 * kMillisecond;
+// The product waits two seconds for frames behind an answer: see questions.cc.
+constexpr Time kLongestSpike = 30 * kMillisecond;
+
+bool has(const std::vector<int>& numbers, int number) {
+  return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
+}
+
+Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule) {
+  Random random(seed);
+  Operation operation{.number = number, .seed = seed};
+  operation.waitsAtOnce = random.chance(20);
+  const auto draw = random.between(0, 99);
+  if (draw < 60) {
+    const testing::CallOptionsForTest options{
+        .inlineBytes = schedule.options.inlineBytes, .ringBytes = schedule.options.ringBytes, .numHuge = 0};
+    operation.call = testing::makeRandomBatch(seed, {schedule.numRanks}, options).front();
+  } else if (draw < 85) {
+    operation.kind = OperationKind::kCompiled;
+    operation.specs = testing::makeRandomCase(
+        seed,
+        {.minRanks = schedule.numRanks, .maxRanks = schedule.numRanks, .maxElements = random.chance(20) ? 600 : 48});
+    operation.inputs = testing::fillInputs(seed, operation.specs.specs);
+    operation.expected = testing::expectedOutputs(operation.specs.specs, operation.inputs);
+    operation.numRuns = static_cast<int>(random.between(1, 3));
+  } else {
+    operation.kind = OperationKind::kChain;
+    operation.chainElems = random.chance(30) ? random.between(500, 4000) : random.between(1, 100);
+    operation.chain.resize(static_cast<std::size_t>(random.between(2, 6)));
+    for (ChainStep& step : operation.chain) {
+      step = {.isSum = random.chance(50), .root = static_cast<Rank>(random.between(0, schedule.numRanks - 1))};
+    }
+  }
+  return operation;
+}
+
+// Times and frames that hit the operations: most simulations are over after some milliseconds.
+Fault drawFault(Random& random, int number, int numRanks, bool isHarmless) {
+  Fault fault{.number = number};
+  fault.rank = static_cast<Rank>(random.between(0, numRanks - 1));
+  fault.peer = (fault.rank + static_cast<Rank>(random.between(1, numRanks - 1))) % numRanks;
+  fault.after = random.between(0, random.chance(50) ? 2 * kMillisecond : 30 * kMillisecond);
+  if (isHarmless) {
+    fault.kind = random.chance(50) ? FaultKind::kStop : FaultKind::kHold;
+    fault.duration = random.between(kMicrosecond, random.chance(50) ? 5 * kMillisecond : kLongestHarmless);
+    return fault;
+  }
+  constexpr std::array kLethal = {FaultKind::kKill, FaultKind::kKill, FaultKind::kHostDies, FaultKind::kStop,
+                                  FaultKind::kCut};
+  fault.kind = kLethal[static_cast<std::size_t>(random.between(0, std::ssize(kLethal) - 1))];
+  fault.duration = fault.kind == FaultKind::kStop ? random.between(2 * kTimeout, 4 * kTimeout) : 0;
+  fault.numFrames = random.chance(60) ? static_cast<int>(random.between(1, random.chance(50) ? 10 : 100)) : 0;
+  return fault;
+}
+
+void drawOptions(Random& random, Schedule& schedule) {
+  constexpr std::array<std::size_t, 4> kInline = {0, 64, 1024, 8192};
+  constexpr std::array<std::size_t, 4> kRing = {4096, 4096, 16384, 65536};
+  Options& options = schedule.options;
+  options.timeout = std::chrono::nanoseconds(kTimeout);
+  options.inlineBytes = kInline[static_cast<std::size_t>(random.between(0, 3))];
+  options.ringBytes = kRing[static_cast<std::size_t>(random.between(0, 3))];
+  options.spin = std::chrono::microseconds(random.chance(70) ? 0 : random.between(1, 20));
+  options.checkAll = random.chance(10);
+  options.recordedOps = random.chance(50) ? 16 : 0;
+  NetworkOptions& network = schedule.network;
+  network.capacities = internal::laneCapacities(options);
+  network.spikePercent = random.chance(50) ? static_cast<int>(random.between(1, 20)) : 0;
+  network.longestSpike = random.between(100 * kMicrosecond, random.chance(20) ? kLongestSpike : 2 * kMillisecond);
+  network.exposedPercent = static_cast<int>(random.between(0, 3)) * 33;
+  network.shortWriteBytes = random.chance(40) ? static_cast<std::size_t>(random.between(16, 1500)) : 0;
+  network.fullPercent = random.chance(40) ? static_cast<int>(random.between(1, 30)) : 0;
+}
+
+}  // namespace
+
+bool Schedule::mayFail() const {
+  return std::any_of(faults.begin(), faults.end(), [](const Fault& fault) {
+    return (fault.kind != FaultKind::kStop && fault.kind != FaultKind::kHold) || fault.duration > kLongestHarmless;
+  });
+}
+
+Schedule drawSchedule(std::uint64_t seed, const Without& without) {
+  Random random(mix64(seed ^ 0x7363686564));
+  Schedule schedule{.seed = seed};
+  schedule.numRanks = static_cast<int>(random.between(2, 6));
+  const auto numHosts = random.between(1, schedule.numRanks);
+  for (Rank rank = 0; rank < schedule.numRanks; ++rank) {
+    schedule.hosts.push_back(static_cast<std::int32_t>(random.between(0, numHosts - 1)));
+  }
+  drawOptions(random, schedule);
+  schedule.longestPause = random.chance(30) ? 0 : random.between(1, random.chance(20) ? 5000 : 300) * kMicrosecond;
+  schedule.window = static_cast<std::size_t>(random.between(1, 6));
+  const auto numOperations = static_cast<int>(random.between(1, 12));
+  for (int number = 0; number < numOperations; ++number) {
+    if (!has(without.operations, number)) {
+      schedule.operations.push_back(
+          drawOperation(mix64(seed * 1000 + static_cast<std::uint64_t>(number)), number, schedule));
+    }
+  }
+  std::vector<Fault> faults;
+  for (auto left = random.chance(50) ? random.between(1, 3) : 0; left > 0; --left) {
+    faults.push_back(drawFault(random, static_cast<int>(faults.size()), schedule.numRanks, true));
+  }
+  for (auto left = random.chance(50) ? (random.chance(20) ? 2 : 1) : 0; left > 0; --left) {
+    faults.push_back(drawFault(random, static_cast<int>(faults.size()), schedule.numRanks, false));
+  }
+  for (const Fault& fault : faults) {
+    if (!has(without.faults, fault.number)) {
+      schedule.faults.push_back(fault);
+    }
+  }
+  return schedule;
+}
+
+// ---- for people
+
+std::string describe(const Operation& operation) {
+  switch (operation.kind) {
+    case OperationKind::kCollective:
+      return fmt::format("operation {}: {}", operation.number, testing::describe(operation.call));
+    case OperationKind::kCompiled:
+      return fmt::format("operation {}: compile_op of case {}, {} runs", operation.number, operation.specs.seed,
+                         operation.numRuns);
+    case OperationKind::kChain: {
+      std::string steps;
+      for (const ChainStep& step : operation.chain) {
+        steps += step.isSum ? " sum" : fmt::format(" broadcast from {}", step.root);
+      }
+      return fmt::format("operation {}: a chain over {} elements:{}", operation.number, operation.chainElems, steps);
+    }
+  }
+  return "";
+}
+
+std::string describe(const Fault& fault) {
+  const std::string when = fault.numFrames > 0 ? fmt::format("with its frame {}", fault.numFrames)
+                                               : fmt::format("after {}", inMilliseconds(fault.after));
+  switch (fault.kind) {
+    case FaultKind::kKill:
+      return fmt::format("fault {}: rank {} is killed {}", fault.number, fault.rank, when);
+    case FaultKind::kHostDies:
+      return fmt::format("fault {}: rank {} loses its host {}", fault.number, fault.rank, when);
+    case FaultKind::kStop:
+      return fmt::format("fault {}: rank {} stops after {} for {}", fault.number, fault.rank,
+                         inMilliseconds(fault.after), inMilliseconds(fault.duration));
+    case FaultKind::kCut:
+      return fmt::format("fault {}: the link between ranks {} and {} is cut after {}", fault.number, fault.rank,
+                         fault.peer, inMilliseconds(fault.after));
+    case FaultKind::kHold:
+      return fmt::format("fault {}: nothing passes between ranks {} and {} after {} for {}", fault.number, fault.rank,
+                         fault.peer, inMilliseconds(fault.after), inMilliseconds(fault.duration));
+  }
+  return "";
+}
+
+std::string describe(const Schedule& schedule) {
+  const NetworkOptions& network = schedule.network;
+  std::string text = fmt::format(
+      "seed {}: {} ranks on hosts {}, {} operations in flight, inline {} B, ring {} B, spin {} ns, check {}; {} % of "
+      "frames late up to {}, {} % of tensors exposed, short writes of {} B, {} % full lanes\n",
+      schedule.seed, schedule.numRanks, fmt::join(schedule.hosts, " "), schedule.window, schedule.options.inlineBytes,
+      schedule.options.ringBytes, schedule.options.spin.count(), schedule.options.checkAll, network.spikePercent,
+      inMilliseconds(network.longestSpike), network.exposedPercent, network.shortWriteBytes, network.fullPercent);
+  for (const Operation& operation : schedule.operations) {
+    text += describe(operation) + "\n";
+  }
+  for (const Fault& fault : schedule.faults) {
+    text += describe(fault) + "\n";
+  }
+  return text;
+}
+
+}  // namespace shardwire::simulate

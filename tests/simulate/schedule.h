@@ -1,0 +1,86 @@
+// The contents of one simulation, drawn from a seed: ranks, hosts, options, operations and faults. Each operation has a
+// separate seed, so removing operations or faults changes no other operation or fault.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shardwire/options.h"
+#include "tests/simulate/network.h"
+#include "tests/support/naive_model.h"
+#include "tests/support/random_collective.h"
+#include "tests/support/random_spec.h"
+
+namespace shardwire::simulate {
+
+enum class OperationKind : std::uint8_t {
+  kCollective,  // a call of Communicator, or messages
+  kCompiled,    // compileOp over random boxes, and runs of the op
+  kChain,       // sums and broadcasts of one tensor, called one after the other without a wait
+};
+
+struct ChainStep {
+  bool isSum = true;
+  Rank root = 0;  // of a broadcast
+};
+
+struct Operation {
+  OperationKind kind = OperationKind::kCollective;
+  int number = 0;  // in the schedule as drawn
+  std::uint64_t seed = 0;
+  testing::RandomCall call;      // kCollective
+  testing::RandomCase specs;     // kCompiled
+  testing::RankBytes inputs;     // kCompiled
+  testing::RankBytes expected;   // kCompiled
+  int numRuns = 1;               // kCompiled
+  std::vector<ChainStep> chain;  // kChain
+  std::int64_t chainElems = 0;   // kChain
+  bool waitsAtOnce = false;
+};
+
+enum class FaultKind : std::uint8_t {
+  kKill,      // the process dies
+  kHostDies,  // the process's host falls silent
+  kStop,      // the process does nothing for a time
+  kCut,       // nothing passes between two ranks any more
+  kHold,      // nothing passes between two ranks for a time
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::kKill;
+  int number = 0;  // in the schedule as drawn
+  Rank rank = 0;
+  Rank peer = 0;      // kCut, kHold
+  Time after = 0;     // since the begin
+  int numFrames = 0;  // kKill, kHostDies: not 0: within the turn that sends this frame, instead of a time
+  Time duration = 0;  // kStop, kHold
+};
+
+struct Schedule {
+  std::uint64_t seed = 0;
+  int numRanks = 2;
+  std::vector<std::int32_t> hosts;
+  Options options;
+  NetworkOptions network;
+  Time longestPause = 0;   // of a rank between two calls
+  std::size_t window = 1;  // operations that a rank has in flight
+  std::vector<Operation> operations;
+  std::vector<Fault> faults;
+
+  // Whether operations may fail: a rank is lost, or stops for longer than the timeout.
+  bool mayFail() const;
+};
+
+// The numbers of the operations and faults to leave out.
+struct Without {
+  std::vector<int> operations;
+  std::vector<int> faults;
+};
+
+Schedule drawSchedule(std::uint64_t seed, const Without& without = {});
+std::string describe(const Operation& operation);
+std::string describe(const Fault& fault);
+std::string describe(const Schedule& schedule);
+
+}  // namespace shardwire::simulate

@@ -1,0 +1,169 @@
+// simulate() makes the world, the network and one process for each rank, schedules the faults, and runs events until
+// every process ended or died. Then findFaults() compares the reports with the promises, and the threads of dead
+// processes are ended, so a leak of the product shows as a living engine.
+#include "tests/simulate/simulation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <regex>
+
+namespace shardwire::simulate {
+namespace {
+
+// No schedule lasts longer: some operations have a timeout of 50 s.
+constexpr Time kLimit = 200 * kSecond;
+
+void schedule(World& world, Network& network, std::vector<std::unique_ptr<Process>>& processes, const Fault& fault) {
+  const auto rank = static_cast<std::size_t>(fault.rank);
+  const End end = fault.kind == FaultKind::kHostDies ? End::kHostDied : End::kDied;
+  const auto at = [&](auto action) { world.at(world.now() + fault.after, std::move(action)); };
+  switch (fault.kind) {
+    case FaultKind::kKill:
+    case FaultKind::kHostDies:
+      return fault.numFrames > 0 ? network.endProcessAfter(fault.rank, fault.numFrames, end)
+                                 : at([&network, end, rank = fault.rank] { network.endProcess(rank, end); });
+    case FaultKind::kStop:
+      return at([&world, process = processes[rank].get(), duration = fault.duration] {
+        world.note(world.now(), process->rank(), "stops for {}", inMilliseconds(duration));
+        process->stopUntil(world.now() + duration);
+      });
+    case FaultKind::kCut:
+      return at([&network, a = fault.rank, b = fault.peer] { network.cut(a, b); });
+    case FaultKind::kHold:
+      return at([&world, &network, a = fault.rank, b = fault.peer, duration = fault.duration] {
+        network.holdUntil(a, b, world.now() + duration);
+      });
+  }
+}
+
+// Whether the text of an error names the rank: "rank 3", or "ranks 1, 3".
+bool names(const std::string& text, Rank rank) {
+  static const std::regex kNames("ranks? ([0-9]+(, [0-9]+)*)");
+  for (std::sregex_iterator it(text.begin(), text.end(), kNames); it != std::sregex_iterator(); ++it) {
+    const std::string list = ", " + (*it)[1].str() + ",";
+    if (list.find(fmt::format(", {},", rank)) != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// compile_op ends alone at the timeout, and the group stays usable: the rank then leaves without a notice.
+bool endsAlone(const Report& report) {
+  return report.failure.code() == StatusCode::kTimeout &&
+         report.failure.message().find(" failed on rank ") == std::string::npos;
+}
+
+// Whether the error is about this fault.
+bool isAbout(const Status& failure, const Fault& fault, bool hasRankLeft) {
+  const std::string& text = failure.message();
+  switch (fault.kind) {
+    case FaultKind::kKill:
+    case FaultKind::kHostDies:
+      return failure.code() == StatusCode::kPeerFailed &&
+             text.find(fmt::format("rank {} (simulated) died", fault.rank)) != std::string::npos;
+    case FaultKind::kCut:
+      return names(text, fault.rank) && names(text, fault.peer) &&
+             text.find("its network connection failed") != std::string::npos;
+    case FaultKind::kStop:
+      // A rank names the ranks for which it waits itself, and answers about the others are a matter of luck.
+      return failure.code() == StatusCode::kTimeout ||
+             (hasRankLeft && text.find("(simulated) left the group") != std::string::npos);
+    case FaultKind::kHold:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+Outcome simulate(const Schedule& drawn, bool isTraced) {
+  World world(drawn.seed, isTraced);
+  Network network(world, drawn.network, drawn.hosts);
+  std::vector<std::unique_ptr<RankProgram>> programs;
+  std::vector<std::unique_ptr<Process>> processes;
+  std::vector<Process*> all;
+  for (Rank rank = 0; rank < drawn.numRanks; ++rank) {
+    programs.push_back(std::make_unique<RankProgram>(drawn, rank, network));
+    processes.push_back(std::make_unique<Process>(world, rank, [program = programs.back().get()] { program->run(); }));
+    programs.back()->setProcess(processes.back().get());
+    all.push_back(processes.back().get());
+  }
+  network.setProcesses(all);
+  for (const Fault& fault : drawn.faults) {
+    schedule(world, network, processes, fault);
+  }
+  const Time begin = world.now();
+  const auto isOver = [](const auto& process) { return process->isOver() || process->isDead(); };
+  world.run(begin + kLimit, [&] { return std::all_of(processes.begin(), processes.end(), isOver); });
+
+  Outcome outcome{.simulated = world.now() - begin, .numEvents = world.numEvents(), .numFrames = network.numFrames()};
+  std::vector<Report> reports;
+  std::vector<bool> areDead;
+  for (std::size_t rank = 0; rank < programs.size(); ++rank) {
+    const Report& report = reports.emplace_back(programs[rank]->report());
+    areDead.push_back(processes[rank]->isDead());
+    outcome.numFailed += report.failure.isOk() ? 0 : 1;
+    outcome.summary += fmt::format("rank {}: {}{} operations done{}\n", rank,
+                                   areDead.back()   ? "dead, "
+                                   : !report.isOver ? "NOT OVER, "
+                                                    : "",
+                                   report.numDone,
+                                   report.failure.isOk()
+                                       ? ""
+                                       : fmt::format(", operation {} failed after {}: {}: {}", report.failedOperation,
+                                                     inMilliseconds(world.elapsed(report.failedAt)),
+                                                     statusCodeName(report.failure.code()), report.failure.message()));
+  }
+  const bool hasAllEnded = std::all_of(reports.begin(), reports.end(), [](const Report& one) { return one.isOver; });
+  outcome.faults = findFaults(drawn, reports, areDead, hasAllEnded ? network.findLeftover() : "");
+  for (std::size_t rank = 0; rank < programs.size(); ++rank) {
+    if (!processes[rank]->isOver()) {
+      processes[rank]->die();
+      processes[rank]->clear([&] { programs[rank]->reset(); });
+    }
+    if (!programs[rank]->isReleased()) {
+      outcome.faults.push_back(fmt::format("the engine of rank {} is still there", rank));
+    }
+  }
+  outcome.trace = world.trace();
+  return outcome;
+}
+
+std::vector<std::string> findFaults(const Schedule& drawn, const std::vector<Report>& reports,
+                                    const std::vector<bool>& areDead, const std::string& leftover) {
+  std::vector<std::string> faults;
+  const bool hasRankLeft = std::any_of(reports.begin(), reports.end(), endsAlone);
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    const Report& report = reports[rank];
+    for (const std::string& fault : report.faults) {
+      faults.push_back(fmt::format("rank {}: {}", rank, fault));
+    }
+    if (areDead[rank]) {
+      continue;
+    }
+    if (!report.isOver) {
+      faults.push_back(fmt::format("rank {} has not ended", rank));
+      continue;
+    }
+    if (report.failure.isOk()) {
+      continue;
+    }
+    if (!drawn.mayFail()) {
+      faults.push_back(fmt::format("rank {}: operation {} failed, and nothing was lost: {}", rank,
+                                   report.failedOperation, report.failure.message()));
+    } else if (std::none_of(drawn.faults.begin(), drawn.faults.end(),
+                            [&](const Fault& fault) { return isAbout(report.failure, fault, hasRankLeft); })) {
+      faults.push_back(fmt::format("rank {}: the error names none of the lost ranks and links: {}: {}", rank,
+                                   statusCodeName(report.failure.code()), report.failure.message()));
+    }
+  }
+  if (!drawn.mayFail() && !leftover.empty()) {
+    faults.push_back(leftover);
+  }
+  return faults;
+}
+
+}  // namespace shardwire::simulate
