@@ -60,6 +60,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // Whether the operation needs this peer, and has received nothing from the peer so far. If an operation cannot know
   // this: whether the operation needs the peer.
   virtual bool misses(Rank peer) const { return needs(peer); }
+  // Waits for a message of whichever rank: nothing can come once all peers are gone.
+  virtual bool needsSomePeer() const { return false; }
   // For messages: "rank 2 did not arrive".
   virtual std::string waitingFor() const = 0;
   // True: a timeout of this operation leaves the group usable (compileOp), because no tensor was touched.
@@ -94,8 +96,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   Clock::time_point started{};  // zero when the operation was over before the first look at the clock, unless `timed`
   Description description;
   std::shared_ptr<void> keepAlive;
-  bool hasAskedPeers = false;  // about to expire: the needed peers were asked what they do
-  bool mayLackLinks = false;   // a needed peer was not joined when the engine took the activity
+  Clock::time_point askedPeersAt{};  // about to expire: the needed peers were asked what they do; zero: not asked
+  bool mayLackLinks = false;         // a needed peer was not joined when the engine took the activity
   bool timed =
       false;  // wants `started` and `ended` in any case: reading the clock costs as much as a small operation's copy
   Clock::time_point ended{};  // only when timed

@@ -35,7 +35,7 @@ void Operations::number(Activity& activity, std::uint64_t call) {
 void Operations::take(const std::shared_ptr<Activity>& activity) {
   activity->started = activity->timed ? Clock::now() : Clock::time_point{};
   activity->deadline = kNoDeadline;
-  activity->hasAskedPeers = false;
+  activity->askedPeersAt = {};
   if (activity->timeout.count() == 0) {
     activity->timeout = timeout_;
   }

@@ -123,6 +123,7 @@ class PointRecv final : public Activity {
   bool step(std::vector<bool>& blockedBulk) override;
   bool finished() const override { return finished_; }
   bool needs(Rank rank) const override { return !finished_ && (rank == peer || rank == source_); }
+  bool needsSomePeer() const override { return peer < 0 && source_ < 0; }
   bool cancellable() const override { return lapses && source_ < 0; }
   bool outlivesTimeout() const override { return lapses && source_ >= 0; }
   void giveUp() override { points_->giveUp(*this); }

@@ -32,6 +32,7 @@ constexpr Duration kLastFramesWithin = std::chrono::seconds(2);
 constexpr Duration kLongestNotice = std::chrono::seconds(1);
 constexpr Duration kAskAgainAfter = std::chrono::seconds(1);
 constexpr std::size_t kMaxText = 2 << 10;
+constexpr const char* kOverText = "is done with it";
 
 }  // namespace
 
@@ -116,10 +117,10 @@ bool Questions::isPastGrace(const Activity& activity, const Waiting& known, Cloc
 void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   const Duration notice = std::min<Duration>(kLongestNotice, activity.timeout / 5);
   const bool lapses = !activity.ordered() && activity.cancellable();  // no error will contain the answers
-  if (activity.hasAskedPeers || lapses || now < activity.deadline - notice) {
+  if (activity.askedPeersAt != Clock::time_point{} || lapses || now < activity.deadline - notice) {
     return;
   }
-  activity.hasAskedPeers = true;
+  activity.askedPeersAt = now;
   activity.deadline = std::max(activity.deadline, now + notice);
   for (Rank peer = 0; peer < context_.worldSize; ++peer) {
     if (peer != context_.rank && activity.needs(peer)) {
@@ -128,13 +129,28 @@ void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   }
 }
 
+// Several operations often expire at the same time. A later answer about another operation says as well what the peer
+// does.
+std::string_view Questions::answerAbout(const Activity& activity, const Waiting& known) const {
+  if (activity.ordered() && known.overSeq == activity.seq) {
+    return kOverText;
+  }
+  const bool isAbout = known.answeredSeq == (activity.ordered() ? activity.seq : 0);
+  return isAbout || known.answeredAt >= activity.askedPeersAt ? known.answer : std::string_view();
+}
+
 std::string Questions::answersAbout(const Activity& activity) const {
   std::string text;
+  if (activity.askedPeersAt == Clock::time_point{}) {
+    return text;
+  }
   for (Rank peer = 0; peer < context_.worldSize; ++peer) {
     const Waiting& known = waiting_[static_cast<std::size_t>(peer)];
-    if (peer != context_.rank && activity.hasAskedPeers && !known.answer.empty() && activity.needs(peer) &&
-        known.answeredSeq == (activity.ordered() ? activity.seq : 0)) {
-      text += fmt::format("; rank {} {}", peer, known.answer);
+    if (peer == context_.rank || !activity.needs(peer)) {
+      continue;
+    }
+    if (const std::string_view answer = answerAbout(activity, known); !answer.empty()) {
+      text += fmt::format("; rank {} {}", peer, answer);
       if (!known.advice.empty()) {
         text += fmt::format(" (another group of its process failed: {})", known.advice);
       }
@@ -165,7 +181,7 @@ void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const 
     if (operations_.sendGivenUp(from, ask.operation)) {
       return;
     }
-    answer(from, seq, AskedState::kOver, "is done with it");
+    answer(from, seq, AskedState::kOver, std::string(kOverText));
     return;
   }
   const EdgeBytes mine = activity->edgeBytes(from);
@@ -188,13 +204,17 @@ void Questions::answer(Rank to, std::uint64_t seq, AskedState state, const std::
 
 void Questions::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
   Waiting& known = waiting_[static_cast<std::size_t>(from)];
+  const auto now = Clock::now();
+  if (frame.state == AskedState::kOver) {
+    if (known.overSeq != frame.seq) {
+      known.overSeq = frame.seq;
+      known.overSince = now;
+    }
+    return;
+  }
   known.answer = std::string(textOf(frame.payload));
   known.answeredSeq = frame.seq;
-  const auto now = Clock::now();
-  if (frame.state == AskedState::kOver && known.overSeq != frame.seq) {
-    known.overSeq = frame.seq;
-    known.overSince = now;
-  }
+  known.answeredAt = now;
   // The answer fails this group only when the peer has nothing in flight here, long after another group of the peer's
   // process failed.
   const Activity* const activity = operations_.oldestThatNeeds(from);

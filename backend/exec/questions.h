@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/exec/operations.h"
@@ -41,7 +42,8 @@ class Questions {
   struct Waiting {
     std::uint64_t askedSeq = 0;  // the latest operation about which this rank asked the peer
     std::uint64_t answeredSeq = 0;
-    std::string answer;         // the peer's activity when the question about answeredSeq came
+    std::string answer;  // the peer's activity when the question about answeredSeq came
+    Clock::time_point answeredAt{};
     std::uint64_t overSeq = 0;  // the peer has finished this operation
     Clock::time_point overSince{};
     std::string advice;  // the reason why another group of the peer's process failed; empty: no group failed
@@ -54,6 +56,8 @@ class Questions {
   void checkWhetherOver(const Activity& activity, Rank peer, Clock::time_point now);
   void checkWhetherAbsent(const Activity& activity, Rank peer, Clock::time_point now);
   bool ask(Rank peer, const Activity& activity, bool answerNow);
+  // What the peer does, for the error of the expiring activity; empty: no answer came.
+  std::string_view answerAbout(const Activity& activity, const Waiting& known) const;
   void answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text);
   bool isPastGrace(const Activity& activity, const Waiting& known, Clock::time_point now) const;
 

@@ -28,9 +28,14 @@ std::string seconds(Duration duration) {
 // The other peers are notified of the cause: this rank may soon leave because of the failure, and then the peers'
 // errors must name the gone peer, and not this rank.
 void failIfGoneIsNeeded(GroupState& group, Clock::time_point now) {
+  const std::vector<Rank>& all = group.links.gone();
+  const bool isSomePeerNeeded =
+      static_cast<int>(all.size()) == group.context.worldSize - 1 &&
+      std::ranges::any_of(group.operations.inFlight(), [](const auto& each) { return each->needsSomePeer(); });
   std::vector<Rank> gone;
-  std::ranges::copy_if(group.links.gone(), std::back_inserter(gone),
-                       [&](Rank peer) { return group.operations.oldestThatNeeds(peer) != nullptr; });
+  std::ranges::copy_if(all, std::back_inserter(gone), [&](Rank peer) {
+    return isSomePeerNeeded || group.operations.oldestThatNeeds(peer) != nullptr;
+  });
   if (!gone.empty() && !group.links.mayLearnMore(group.operations.inFlight(), now)) {
     group.failure.fail(goneError(group, gone));
   }

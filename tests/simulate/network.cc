@@ -54,6 +54,7 @@ std::string describeFrame(std::span<const std::byte> frame) {
 struct Network::Direction {
   struct Frame {
     std::vector<std::byte> bytes;
+    std::uint64_t number = 0;  // in the order of sending, over all lanes
     Time arrives = 0;
   };
   struct LaneQueue {
@@ -79,6 +80,8 @@ struct Network::Direction {
   };
 
   std::array<LaneQueue, kNumLanes> lanes;
+  std::uint64_t lastSent = 0;
+  std::uint64_t lastTaken = 0;      // the largest number of a frame that the receiver took
   std::vector<Exposure> exposures;  // of the sender, for the receiver
   std::uint32_t nextSpace = kFirstExposure;
   std::deque<Fetch> requests;  // of the sender, for the receiver's memory
@@ -98,6 +101,21 @@ struct Network::Direction {
       last = std::max(last, lane.lastArrival);
     }
     return last;
+  }
+
+  // The frames of a connection leave in one stream: those before a frame that has arrived arrive, too.
+  void loseFramesUnderWay(Time now) {
+    std::uint64_t lastArrived = lastTaken;
+    for (const LaneQueue& lane : lanes) {
+      for (const Frame& frame : lane.frames) {
+        lastArrived = frame.arrives <= now ? std::max(lastArrived, frame.number) : lastArrived;
+      }
+    }
+    for (LaneQueue& lane : lanes) {
+      for (Frame& frame : lane.frames) {
+        frame.arrives = frame.number > lastArrived ? kNever : frame.arrives;
+      }
+    }
   }
 };
 
@@ -147,7 +165,7 @@ class SimulatedConnection final : public Connection {
       return;
     }
     Network::Direction::Frame frame{
-        {queue.reserved.begin(), queue.reserved.begin() + static_cast<std::ptrdiff_t>(bytes)}, 0};
+        {queue.reserved.begin(), queue.reserved.begin() + static_cast<std::ptrdiff_t>(bytes)}, ++out_.lastSent, 0};
     frame.arrives = std::max({queue.lastArrival, arrivalOf(bytes), out_.heldUntil});
     queue.lastArrival = frame.arrives;
     queue.used += roomOf(bytes);
@@ -174,6 +192,7 @@ class SimulatedConnection final : public Connection {
     SW_CHECK(!queue.frames.empty());
     const std::size_t room = roomOf(queue.frames.front().bytes.size());
     network_.world_.note(now(), self_, "takes {} of rank {}", describeFrame(queue.frames.front().bytes), peer_);
+    in_.lastTaken = std::max(in_.lastTaken, queue.frames.front().number);
     queue.frames.pop_front();
     if (!process().isDead() && !in_.isCut) {
       network_.world_.at(arrivalOf(0), [network = &network_, queue = &queue, room, peer = peer_] {
@@ -425,11 +444,7 @@ void Network::noteEnd(Rank from, Rank to, End end) {
   Random& random = world_.random();
   const Time now = std::max(processes_[static_cast<std::size_t>(from)]->time(), world_.now());
   if (end == End::kHostDied) {
-    for (auto& lane : way.lanes) {
-      for (auto& frame : lane.frames) {
-        frame.arrives = frame.arrives > now ? kNever : frame.arrives;
-      }
-    }
+    way.loseFramesUnderWay(now);
     way.endSeenAt = now + kSilence + random.between(0, kSecond);
   } else {
     // Behind the last frame.

@@ -24,9 +24,10 @@ TEST(Simulate, KeepsThePromises) {
 
 // Seeds of defects of the product, each repaired since.
 TEST(Simulate, KeepsThePromisesWhereItDidNot) {
-  expectKept(141);   // a rank needed a peer whose bytes it had all combined
-  expectKept(1524);  // a message without bytes was offered, and no part of it came
-  expectKept(366);   // a rank left before a full lane took the reason of its failure
+  expectKept(141);    // a rank needed a peer whose bytes it had all combined
+  expectKept(1524);   // a message without bytes was offered, and no part of it came
+  expectKept(366);    // a rank left before a full lane took the reason of its failure
+  expectKept(12671);  // a recv from any rank waited until its timeout when the only other rank had died
 }
 
 TEST(Simulate, PlaysASeedTheSameWayEveryTime) {

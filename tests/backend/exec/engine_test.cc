@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "backend/exec/process_failures.h"
 #include "tests/backend/exec/fake_engine.h"
@@ -149,6 +151,36 @@ TEST_F(EngineTest, SendsOfALongReasonAsMuchAsFits) {
   EXPECT_EQ(reason->substr(0, 20), "reached its timeout ");
   EXPECT_NE(reason->find("xxx"), std::string::npos) << *reason;
   EXPECT_LT(reason->size(), 1024u);
+}
+
+// Two operations expire one after the other. The answer about the second comes last, before the first expires.
+TEST_F(EngineTest, TakesTheLatestAnswerOfAPeerWhicheverOperationWasAsked) {
+  auto exchange = std::make_shared<Exchange>("mine", 2, 0);
+  exchange->description = std::make_shared<const std::string>("the exchange");
+  exchange->fingerprint = 77;
+  exchange->timeout = std::chrono::milliseconds(200);
+  const std::shared_ptr<Activity> activity = exchange;
+  // The peer answers between the question and the expiry, however late this thread runs.
+  engine_->locked([&](const GroupState&) {
+    onPoll_ = [&, isAsked = false]() mutable {
+      const auto wantsAnswer = [](const Bytes& frame) {
+        const auto ask = readFrame<AskFrame>(frame);
+        return ask.has_value() && ask->wantsAnswer == 1;
+      };
+      if (!isAsked && std::ranges::any_of(to_->sent(Lane::kControl), wantsAnswer)) {
+        isAsked = true;
+        for (const auto& [seq, text] : {std::pair(1, "is in the exchange"), std::pair(2, "is in a broadcast")}) {
+          from_.sent(Lane::kControl)
+              .push_back(frameOf(AnswerFrame{.seq = static_cast<std::uint64_t>(seq), .state = AskedState::kInFlight},
+                                 bytesOf(text)));
+        }
+      }
+    };
+  });
+  ASSERT_TRUE(engine_->submit(std::span(&activity, 1), Duration::zero()).isOk());
+  const Status status = exchange->wait(Clock::now() + std::chrono::seconds(20));
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_NE(status.message().find("; rank 1 is in a broadcast"), std::string::npos) << status.message();
 }
 
 TEST_F(EngineTest, AsksAPeerThatMeansAnotherOperationByTheSameNumber) {
