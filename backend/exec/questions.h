@@ -56,7 +56,7 @@ class Questions {
   void checkWhetherOver(const Activity& activity, Rank peer, Clock::time_point now);
   void checkWhetherAbsent(const Activity& activity, Rank peer, Clock::time_point now);
   bool ask(Rank peer, const Activity& activity, bool answerNow);
-  // What the peer does, for the error of the expiring activity; empty: no answer came.
+  // The activity of the peer, for the error of the expiring activity; empty: no answer came.
   std::string_view answerAbout(const Activity& activity, const Waiting& known) const;
   void answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text);
   bool isPastGrace(const Activity& activity, const Waiting& known, Clock::time_point now) const;

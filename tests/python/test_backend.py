@@ -140,6 +140,21 @@ def test_killed_peer_is_named(run_ranks):
     assert run_ranks(3, die, group_timeout=60, timeout=120, may_die=(2,)) == ["survived", "survived", None]
 
 
+def recv_from_any_of_the_dead(rank, size):
+    if rank != 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    raises(shardwire.PeerFailedError, dist.recv, torch.zeros(1), contains="rank 0")
+    raises(shardwire.PeerFailedError, dist.recv, torch.zeros(1), contains="rank 2")
+    assert time.monotonic() - begin < 30
+    dist.destroy_process_group()
+    return "survived"
+
+
+def test_recv_from_any_rank_ends_once_all_other_ranks_are_dead(run_ranks):
+    assert run_ranks(3, recv_from_any_of_the_dead, group_timeout=60, may_die=(0, 2)) == [None, "survived", None]
+
+
 def mismatched(rank, size):
     error = raises(shardwire.ShardwireError, lambda: dist.all_reduce(torch.ones(3 + rank)))
     assert isinstance(error, shardwire.MismatchError), repr(error)
