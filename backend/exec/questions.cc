@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/bootstrap/summary.h"
 #include "backend/exec/process_failures.h"
 
 namespace shardwire::internal {
@@ -31,6 +32,8 @@ constexpr Duration kLastFramesWithin = std::chrono::seconds(2);
 // timeout.
 constexpr Duration kLongestNotice = std::chrono::seconds(1);
 constexpr Duration kAskAgainAfter = std::chrono::seconds(1);
+// Between two questions to a peer without an answer for the error of an operation that expires.
+constexpr Duration kAskForErrorEvery = std::chrono::milliseconds(200);
 constexpr std::size_t kMaxText = 2 << 10;
 constexpr const char* kOverText = "is done with it";
 
@@ -117,16 +120,25 @@ bool Questions::isPastGrace(const Activity& activity, const Waiting& known, Cloc
 void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   const Duration notice = std::min<Duration>(kLongestNotice, activity.timeout / 5);
   const bool lapses = !activity.ordered() && activity.cancellable();  // no error will contain the answers
-  if (activity.askedPeersAt != Clock::time_point{} || lapses || now < activity.deadline - notice) {
+  if (lapses || now < activity.deadline - notice) {
     return;
   }
-  activity.askedPeersAt = now;
-  activity.deadline = std::max(activity.deadline, now + notice);
+  if (activity.askedPeersAt == Clock::time_point{}) {
+    activity.askedPeersAt = now;
+    activity.deadline = std::max(activity.deadline, now + notice);
+  }
   for (Rank peer = 0; peer < context_.worldSize; ++peer) {
-    if (peer != context_.rank && activity.needs(peer)) {
-      (void)ask(peer, activity, true);  // without room the error comes without the answer
+    Waiting& known = waiting_[static_cast<std::size_t>(peer)];
+    // Without room in the lane the question goes with the next look.
+    if (isWaitedFor(activity, peer) && answerAbout(activity, known).empty() &&
+        now - known.askedForErrorAt >= kAskForErrorEvery && ask(peer, activity, true)) {
+      known.askedForErrorAt = now;
     }
   }
+}
+
+bool Questions::isWaitedFor(const Activity& activity, Rank peer) const {
+  return peer != context_.rank && (activity.needs(peer) || activity.needsSomePeer());
 }
 
 // Several operations often expire at the same time. A later answer about another operation says as well what the peer
@@ -141,22 +153,25 @@ std::string_view Questions::answerAbout(const Activity& activity, const Waiting&
 
 std::string Questions::answersAbout(const Activity& activity) const {
   std::string text;
+  std::vector<Rank> silent;
   if (activity.askedPeersAt == Clock::time_point{}) {
     return text;
   }
   for (Rank peer = 0; peer < context_.worldSize; ++peer) {
     const Waiting& known = waiting_[static_cast<std::size_t>(peer)];
-    if (peer == context_.rank || !activity.needs(peer)) {
+    if (!isWaitedFor(activity, peer)) {
       continue;
     }
-    if (const std::string_view answer = answerAbout(activity, known); !answer.empty()) {
+    if (const std::string_view answer = answerAbout(activity, known); answer.empty()) {
+      silent.push_back(peer);
+    } else {
       text += fmt::format("; rank {} {}", peer, answer);
       if (!known.advice.empty()) {
         text += fmt::format(" (another group of its process failed: {})", known.advice);
       }
     }
   }
-  return text;
+  return silent.empty() ? text : fmt::format("{}; {} gave no answer", text, rankList(silent));
 }
 
 // ---- the rank that is asked

@@ -48,14 +48,16 @@ class Questions {
     Clock::time_point overSince{};
     std::string advice;  // the reason why another group of the peer's process failed; empty: no group failed
     Clock::time_point advisedAt{};
-    Clock::time_point lastAskedAt{};  // when this rank last asked whether the peer comes at all
-    bool adviceDue = false;           // this rank's own advice is still to be sent to the peer
+    Clock::time_point lastAskedAt{};      // when this rank last asked whether the peer comes at all
+    Clock::time_point askedForErrorAt{};  // when this rank last asked for the error of an operation that expires
+    bool adviceDue = false;               // this rank's own advice is still to be sent to the peer
   };
 
   void askAboutOldest(Rank peer, Clock::time_point now);
   void checkWhetherOver(const Activity& activity, Rank peer, Clock::time_point now);
   void checkWhetherAbsent(const Activity& activity, Rank peer, Clock::time_point now);
   bool ask(Rank peer, const Activity& activity, bool answerNow);
+  bool isWaitedFor(const Activity& activity, Rank peer) const;
   // The activity of the peer, for the error of the expiring activity; empty: no answer came.
   std::string_view answerAbout(const Activity& activity, const Waiting& known) const;
   void answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text);

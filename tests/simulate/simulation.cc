@@ -68,8 +68,7 @@ bool isAbout(const Status& failure, const Fault& fault, bool hasRankLeft) {
       return names(text, fault.rank) && names(text, fault.peer) &&
              text.find("its network connection failed") != std::string::npos;
     case FaultKind::kStop:
-      // A rank names the ranks for which it waits itself, and answers about the others are a matter of luck.
-      return failure.code() == StatusCode::kTimeout ||
+      return (failure.code() == StatusCode::kTimeout && names(text, fault.rank)) ||
              (hasRankLeft && text.find("(simulated) left the group") != std::string::npos);
     case FaultKind::kHold:
       return false;
