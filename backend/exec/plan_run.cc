@@ -196,7 +196,8 @@ bool PlanRun::needs(Rank peer) const {
   if (const SendEdge* const send = sendTo(peer); send != nullptr && !send->isDone()) {
     return true;
   }
-  return isOpen(peer) && !hasSentItsPart(peer);
+  const ReceiveEdge* const receive = receiveFrom(peer);
+  return isOpen(peer) && (!hasSentItsPart(peer) || (receive != nullptr && receive->awaitsPosts()));
 }
 
 bool PlanRun::hasArrivedFrom(Rank peer) const {

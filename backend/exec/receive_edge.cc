@@ -98,6 +98,14 @@ bool ReceiveEdge::takeSlot(const PostedSlot& posted) {
   return posted.reach != Reach::kDirect || slot.base != nullptr;
 }
 
+bool ReceiveEdge::awaitsPosts() const {
+  if (silent_ || slotsKnown_ == slots_.size()) {
+    return false;
+  }
+  const auto staged = readFrame<StagedFrame>(connection().peek(Lane::kBulk));
+  return staged.has_value() && staged->operation.seq == run_.activity.seq && staged->isAll == 0;
+}
+
 // ---- staged bytes
 
 bool ReceiveEdge::isReadable() {

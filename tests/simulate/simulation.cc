@@ -65,7 +65,7 @@ bool isAbout(const Status& failure, const Fault& fault, bool hasRankLeft) {
       return failure.code() == StatusCode::kPeerFailed &&
              text.find(fmt::format("rank {} (simulated) died", fault.rank)) != std::string::npos;
     case FaultKind::kCut:
-      return names(text, fault.rank) && names(text, fault.peer) &&
+      return (names(text, fault.rank) || names(text, fault.peer)) &&
              text.find("its network connection failed") != std::string::npos;
     case FaultKind::kStop:
       return (failure.code() == StatusCode::kTimeout && names(text, fault.rank)) ||

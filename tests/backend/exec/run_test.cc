@@ -219,6 +219,18 @@ TEST(PlanRun, NeedsNoPeerWhoseBytesWereAllCombined) {
   EXPECT_EQ(ranks.outputs[0], (Values{1000, 1002, 1004, 1006, 2004, 2006, 2008, 2010}));
 }
 
+// The peer died between two frames: the bytes cannot be read without the posts, which do not come any more.
+TEST(PlanRun, NeedsAPeerWhoseStagedBytesCameWithoutTheirPosts) {
+  const Slice low{{0}, {4}};
+  const Slice high{{4}, {4}};
+  for (const std::uint32_t isAll : {0u, 1u}) {
+    Ranks<PlanRun> ranks(plansOf({8}, {{low, high}, {high, high}}, ReduceOp::kNone));
+    EXPECT_TRUE(ranks.of(0).needs(1));
+    ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frameOf(StagedFrame{ranks.tag(), 512, isAll}, Bytes(32)));
+    EXPECT_EQ(ranks.of(0).needs(1), isAll == 0) << isAll;
+  }
+}
+
 TEST(PlanRun, MovesEverythingInSegmentsThroughALaneOfOneFrame) {
   Ranks<PlanRun> ranks(turnPlans(24));
   ranks.group.forEachLink([](FakeConnection& link) { link.maxFrames = 1; });
