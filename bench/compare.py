@@ -99,7 +99,7 @@ def run(program, ranks, operations, options):
     """One turn of a program: the loop's results."""
     with contextlib.ExitStack() as stack:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        shared = stack.enter_context(tempfile.NamedTemporaryFile(prefix="shardwire-compare-", dir=memory))
+        shared = stack.enter_context(tempfile.NamedTemporaryFile(prefix="bench-compare-", dir=memory))
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardwire-compare-")))
         settings = {"operations": operations, "sizes": sizes_of(options), "iterations": options.iterations,
                     "warmup": options.warmup, "calls_in_row": options.calls_in_row, "row_up_to": ROW_UP_TO,

@@ -10,6 +10,7 @@
 #include "backend/bootstrap/connect.h"
 #include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/shm_message.h"
+#include "backend/transport/tcp/tcp_joining.h"
 #include "shardwire/interrupt.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
@@ -72,7 +73,7 @@ TEST(InterruptedConnect, ARankThatIsInterruptedWhileOthersDialNotifiesThem) {
     // Rank 2 published an address and hangs: the rank answers no dialer, and dials no rank.
     RankAddress hanging = *makeAddress();
     hanging.worldSize = 3;
-    hanging.transports[static_cast<std::size_t>(TransportKind::kTcp)].bytes = "\1";  // the version of the tcp transport
+    hanging.transports[static_cast<std::size_t>(TransportKind::kTcp)].bytes = {kTcpVersion};
     hanging.socketName = hanging.lifeName + "-process";
     const ProcessAddress owner{*makeRandomId(), hanging.socketName, {}};
     hanging.transports[static_cast<std::size_t>(TransportKind::kShm)].bytes =
