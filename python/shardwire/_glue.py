@@ -14,8 +14,6 @@ from __future__ import annotations
 import os
 import re
 
-from . import _glue_trial
-
 _FOLDER = re.compile(r"for_torch_(\d+)_(\d+)$")
 
 
@@ -41,6 +39,7 @@ def choose_glue(path: list[str], torch_version: str) -> str:
             raise ImportError(f"this wheel of shardwire is for torch {', '.join(known)}, but this is torch "
                               f"{torch_version}; {advice}")
         taken = known[-1]
+        from . import _glue_trial  # seldom needed
         if problem := _glue_trial.problem_with(folders[taken], taken, torch_version):
             raise ImportError(f"this wheel of shardwire is for torch {', '.join(known)}, but this is torch "
                               f"{torch_version}, with which the part for torch {taken} does not work: {problem}; "

@@ -34,7 +34,7 @@ def script(rank: int, path: str, folder: str) -> str:
 
 
 def test_the_page_runs(tmp_path: pathlib.Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "distributed.md").read_text(), flags=re.S)
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "distributed.md").read_text(), flags=re.S)[0]
     (tmp_path / "arrays.py").write_text(code)
     said = run_ranks(4, script, str(tmp_path / "arrays.py"), str(tmp_path), default_group=True)[0]
     assert "C2C of [12, 10, 8]" in said and "2. exchange: " in said
