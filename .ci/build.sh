@@ -72,16 +72,17 @@ suite_needs() {  # suite_needs ARGS OF ./run test
   done
   if [ -z "$only" ]; then
     only=checks,cpp,python
-    [ "$quick" = yes ] || only=$only,docs,alone,asan,tsan,mpi,rdma,torch-suite,example,pip-install
+    [ "$quick" = yes ] || only=$only,docs,asan,tsan,mpi,rdma,torch-suite,example,pip-install
   fi
   suite_groups='' suite_torch=no
   for part in ${only//,/ }; do
     case "$part" in
       checks|cpp|mpi|rdma|tidy|cuda-torch) suite_groups+=" $part" ;;
       alone|asan|tsan) suite_groups+=" cpp" ;;
+      rdma-whole) suite_groups+=" rdma python"; suite_torch=yes ;;
       network) suite_groups+=" python"; suite_torch=yes ;;
       fuzz|python|docs|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
-      *) die "./run test --only $part: the parts are checks, cpp, alone, asan, fuzz, tsan, mpi, rdma, network, python, docs, torch-suite, example, pip-install, tidy, cuda-torch" ;;
+      *) die "./run test --only $part: the parts are checks, cpp, asan, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, alone, rdma-whole, network, fuzz, tidy, cuda-torch" ;;
     esac
   done
 }

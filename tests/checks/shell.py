@@ -15,7 +15,7 @@ LEFT_OUT = "SC1091,SC2034,SC2154,SC2015"
 
 
 def scripts():
-    return [ROOT / "run", ROOT / ".ci" / "run", *sorted((ROOT / ".ci").glob("*.sh"))]
+    return [ROOT / "run", ROOT / ".ci" / "run", ROOT / ".ci" / "weekly", *sorted((ROOT / ".ci").glob("*.sh"))]
 
 
 def main():

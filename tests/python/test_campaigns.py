@@ -22,6 +22,8 @@ from campaigns import pauses
 from campaigns import soak_kinds
 from campaigns.mismatch_kinds import KINDS
 
+pytestmark = pytest.mark.any_torch
+
 SEED = 10
 
 

@@ -28,6 +28,8 @@ from shardwire.demo.gpt2 import gpt2_shapes
 from shardwire.demo.job import count_mismatches
 from shardwire.demo.tensor_parallel import inference_placement, training_placement
 
+pytestmark = pytest.mark.any_torch
+
 KEYS = ["bytes", "tensors", "ranks", "compile_ms", "run_ms", "gbps", "memcpy_gbps", "ratio_to_memcpy", "today_ms",
         "extra_bytes", "mismatched_bytes"]
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL",
@@ -486,7 +488,6 @@ def demo(*arguments: str, timeout: float = 240, **environment: str) -> subproces
                           timeout=timeout, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
 
 
-@pytest.mark.any_torch
 def test_demo_of_two_jobs(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "m.safetensors", some_tensors())
     ended = demo("--jobs", "2", "--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "3", "--runs", "3")
@@ -497,7 +498,6 @@ def test_demo_of_two_jobs(tmp_path: Path) -> None:
     assert ended.returncode == 2 and "none" in ended.stderr
 
 
-@pytest.mark.any_torch
 @pytest.mark.parametrize("cast", ["bf16", "f64"])
 def test_demo_casts_on_the_way(tmp_path: Path, cast: str) -> None:
     tensors = some_tensors()

@@ -10,6 +10,8 @@ import time
 import pytest
 from shardwire.launch import free_port
 
+pytestmark = pytest.mark.any_torch
+
 
 def launch(launcher, *arguments, timeout=60, **options):
     return subprocess.run([sys.executable, launcher, *arguments], capture_output=True, text=True, timeout=timeout,

@@ -8,6 +8,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.any_torch
+
 PROGRAM = """
 import logging, os, sys
 import torch.distributed as dist

@@ -13,6 +13,8 @@ import torch
 
 import shardwire
 
+pytestmark = pytest.mark.any_torch
+
 HAS_MODULE = (Path(shardwire.__file__).parent / "libshardwire_mpi.so").exists()
 needs_mpi = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (Debian: openmpi-bin)"),

@@ -33,6 +33,8 @@ from shardwire.weights import publishing
 from shardwire.weights.publishing import Publication, _SeenNotes
 from shardwire.weights.versions import Versions
 
+pytestmark = pytest.mark.any_torch
+
 F32 = torch.float32
 SHAPES = {"w": (64, 48), "b": (37,), "e": (5, 4, 6)}
 

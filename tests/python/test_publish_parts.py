@@ -16,6 +16,8 @@ from shardwire.weights.fetching import FETCH, Request, answer_row, choose, renam
 from shardwire.weights.holdings import Holdings
 from shardwire.weights.versions import Versions
 
+pytestmark = pytest.mark.any_torch
+
 
 def test_all_ranks_choose_alike() -> None:
     rows = [answer_row(7, 100, False, {6: 10, 7: 20}), answer_row(6, 100, False, {5: 0, 6: 5})]

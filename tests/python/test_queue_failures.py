@@ -26,6 +26,8 @@ from shardwire.groups.mpi import tcp_store
 from shardwire.launch import free_port
 from shardwire.queues import hub, wire
 
+pytestmark = pytest.mark.any_torch
+
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 
 

@@ -20,6 +20,8 @@ from test_offline import SIZE, cases
 import shardwire
 from shardwire import CustomOp, UnsupportedError
 
+pytestmark = pytest.mark.any_torch
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compile.md"
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "1"))
 F32 = torch.float32

@@ -82,7 +82,7 @@ TEST(UnixSocket, NoticesTheEnd) {
 // A receiver that looks just then finds the message, not the end behind the message: without the second look 1 in
 // 20,000 is lost here.
 TEST(UnixSocket, FindsTheLastMessageOfOneWhoClosesAtOnce) {
-  constexpr int kRounds = testing::rounds(120'000);
+  constexpr int kRounds = testing::rounds(40'000);
   std::atomic<int> far{-1};
   std::thread sender([&] {
     for (int i = 0; i < kRounds; ++i) {
