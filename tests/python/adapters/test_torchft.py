@@ -1,5 +1,5 @@
-"""shardwire.adapters.torchft with the real torchft: its own tests of groups and of its manager over shardwire, and a job
-of three replicas, one of which is killed and replaced.
+"""shardwire.adapters.torchft with the real torchft: its own tests of groups and of its manager over shardwire, and a
+job of three replicas, one of which is killed and replaced.
 """
 
 from __future__ import annotations
