@@ -21,6 +21,9 @@ import tempfile
 import time
 import traceback
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from network_namespaces import names_of_two  # noqa: E402
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 # job: of job.py. before: the cable from the start; later: after the moment `at` of all ranks ("store": they have the
@@ -81,7 +84,7 @@ class Cable:
     """Two namespaces and the process that carries packets between them."""
 
     def __init__(self, program):
-        self.names = [f"swnet{os.getpid()}{letter}" for letter in "ab"]
+        self.names = names_of_two("swnet")
         self._process = None
         try:
             for name in self.names:

@@ -4,7 +4,9 @@ and iproute2.
 
 import contextlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import time
 
@@ -25,6 +27,23 @@ def _await_running(name, link):
     raise OSError(f"the interface {link} does not come up")
 
 
+def names_of_two(prefix):
+    """Two names of namespaces with this process's number inside. Before, the namespaces of killed processes are removed,
+    with the programs that still run there.
+    """
+    for line in _ip("netns", "list").splitlines():
+        name = line.split()[0]
+        found = re.fullmatch(prefix + r"(\d+)[ab]", name)
+        if found is None or os.path.exists(f"/proc/{found[1]}"):
+            continue
+        for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True,
+                                  check=False).stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return [f"{prefix}{os.getpid()}{letter}" for letter in "ab"]
+
+
 @contextlib.contextmanager
 def two_namespaces(network):
     """The names of the namespaces; the two reach each other as NETWORK.1 and NETWORK.2, where network is for example
@@ -33,7 +52,7 @@ def two_namespaces(network):
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise OSError("making network namespaces needs root and iproute2")
     # of the interfaces as well, which takes at most 15 characters
-    names = [f"sw{os.getpid()}{letter}" for letter in "ab"]
+    names = names_of_two("sw")
     try:
         for name in names:
             _ip("netns", "add", name)
