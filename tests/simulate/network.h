@@ -5,18 +5,16 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "backend/bootstrap/peers.h"
 #include "backend/transport/transport.h"
+#include "tests/simulate/direction.h"
 #include "tests/simulate/process.h"
 
 namespace shardwire::simulate {
-
-using internal::Lane;
 
 struct NetworkOptions {
   std::array<std::uint64_t, internal::kNumLanes> capacities{};
@@ -25,14 +23,6 @@ struct NetworkOptions {
   int exposedPercent = 50;          // of the tensors that a peer may read or fetch
   std::size_t shortWriteBytes = 0;  // the most bytes that arrive at once; 0: any number
   int fullPercent = 0;              // of the requests for room, which find a full lane for a moment
-};
-
-// How a process ended, as its peers see the end.
-enum class End : std::uint8_t {
-  kNone,
-  kLeft,      // normally, behind its last frame
-  kDied,      // the kernel hangs up behind the last frame
-  kHostDied,  // frames under way are lost, and the peers see silence
 };
 
 class Network {
@@ -59,8 +49,6 @@ class Network {
 
  private:
   friend class SimulatedConnection;
-  friend class SimulatedWire;
-  struct Direction;
 
   Direction& direction(Rank from, Rank to);
   const Direction& direction(Rank from, Rank to) const;
@@ -68,7 +56,6 @@ class Network {
   Time drawDelay(Rank a, Rank b);
   void ringAt(Time when, Rank rank);
   void noteEnd(Rank from, Rank to, End end);
-  bool isGone(Rank rank) const;
   // A frame of this rank was sent: true when the rank's process dies of it.
   void countFrame(Rank rank);
 
