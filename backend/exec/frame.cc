@@ -5,8 +5,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
 
 namespace shardwire::internal {
 
@@ -56,6 +58,10 @@ bool BlobFrame::isSound(Payload payload) const {
 
 bool FailFrame::isSound(Payload) const {
   return code > static_cast<std::uint32_t>(StatusCode::kOk) && code < kNumStatusCodes && isRevoked <= 1;
+}
+
+bool AnswerFrame::isSound(Payload payload) const {
+  return state <= AskedState::kOver && numAwaited <= kMostAwaited && payload.size() >= awaitedBytes();
 }
 
 bool EagerFrame::isSound(Payload payload) const {
@@ -124,6 +130,13 @@ Status unreadableFrame(Rank peer, Lane lane, std::span<const std::byte> frame) {
   return {StatusCode::kInternal,
           fmt::format("rank {} sent a frame of {} bytes on the {} lane that cannot be read{}: a bug, or a stray write",
                       peer, frame.size(), lanes[static_cast<int>(lane)], what)};
+}
+
+std::optional<std::vector<Rank>> awaitedIn(const Received<AnswerFrame>& answer, int worldSize) {
+  std::vector<Rank> ranks(answer.numAwaited);
+  std::copy_n(answer.payload.begin(), answer.awaitedBytes(), std::as_writable_bytes(std::span(ranks)).begin());
+  const bool areRanks = std::ranges::all_of(ranks, [&](Rank rank) { return rank >= 0 && rank < worldSize; });
+  return areRanks ? std::optional(std::move(ranks)) : std::nullopt;
 }
 
 std::size_t postedSlotBytes(int numDims) {

@@ -16,6 +16,7 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "backend/transport/transport.h"
 #include "shardwire/status.h"
@@ -25,7 +26,7 @@ namespace shardwire::internal {
 
 static_assert(std::endian::native == std::endian::little, "frames are little-endian; add byte swaps before porting");
 
-inline constexpr std::uint8_t kFrameVersion = 4;
+inline constexpr std::uint8_t kFrameVersion = 5;
 
 enum class FrameKind : std::uint8_t {
   kPost = 1,
@@ -141,14 +142,18 @@ struct AskFrame {
 };
 // The state of the operation on the rank that was asked.
 enum class AskedState : std::uint32_t { kNotCalled = 0, kInFlight = 1, kOver = 2 };
-// Payload: the sender's current activity, in words.
+// Payload: `numAwaited` ranks that keep the sender waiting, 4 bytes each; then the sender's current activity, in words.
 struct AnswerFrame {
   static constexpr FrameKind kKind = FrameKind::kAnswer;
   std::uint64_t seq = 0;  // of the question
   AskedState state = AskedState::kNotCalled;
   std::uint32_t numInFlight = 0;  // operations of the sender in this group
-  bool isSound(Payload) const { return state <= AskedState::kOver; }
+  std::uint32_t numAwaited = 0;
+  std::uint32_t reserved = 0;
+  bool isSound(Payload payload) const;
+  std::size_t awaitedBytes() const { return numAwaited * sizeof(Rank); }
 };
+inline constexpr std::uint32_t kMostAwaited = 16;  // ranks in one answer
 // Payload: the reason why another group of the sender's process failed; empty: that group was shut down meanwhile.
 struct AdviceFrame {
   static constexpr FrameKind kKind = FrameKind::kAdvice;
@@ -338,6 +343,9 @@ std::byte* writePostedSlot(std::byte* out, const PostedSlot& slot);
 // Takes the next slot off the payload. Returns nothing when there is no sound slot, which is possible in spite of
 // PostFrame::isSound(): the frame lies in memory that the peer shares.
 std::optional<PostedSlot> takePostedSlot(Payload& payload);
+
+// The awaited ranks of an answer. Returns nothing if a rank is not below `worldSize`.
+std::optional<std::vector<Rank>> awaitedIn(const Received<AnswerFrame>& answer, int worldSize);
 
 inline std::string_view textOf(Payload payload) {
   return {reinterpret_cast<const char*>(payload.data()), payload.size()};

@@ -13,6 +13,13 @@
 
 namespace shardwire::internal {
 
+namespace {
+
+// Of many operations in flight, the newer ones mostly wait for the same peers.
+constexpr std::size_t kMostLookedAt = 16;
+
+}  // namespace
+
 std::string labelOf(const Activity& activity) {
   return activity.ordered() ? fmt::format("{} (operation #{})", activity.description.text(), activity.call)
                             : activity.description.text();
@@ -50,12 +57,13 @@ void Operations::record(Activity& activity, const CallRecord& record) {
 
 Clock::time_point Operations::startClocks() {
   const auto now = Clock::now();
+  // One time for all: of equal timeouts, the oldest operation's ends first, and the oldest operation knows the cause.
   for (auto it = inFlight_.rbegin(); it != inFlight_.rend() && (*it)->deadline == kNoDeadline; ++it) {
     Activity& activity = **it;
     if (activity.started == Clock::time_point{}) {
       activity.started = now;
     }
-    activity.deadline = deadlineAfter(activity.timeout);
+    activity.deadline = deadlineAfter(activity.timeout, now);
   }
   return now;
 }
@@ -148,6 +156,48 @@ std::string Operations::describeNow() const {
   return nextSeq_ == 1
              ? "has called nothing in this group"
              : fmt::format("has called nothing in this group since {} (operation #{})", describeLatest(), calls_);
+}
+
+std::vector<Rank> Operations::awaited(std::size_t most) const {
+  std::vector<Rank> ranks;
+  const auto take = [&](const Activity& activity, bool isMissed) {
+    for (Rank peer = 0; peer < context_.worldSize && ranks.size() < most; ++peer) {
+      if (peer != context_.rank && std::ranges::find(ranks, peer) == ranks.end() &&
+          (isMissed ? activity.misses(peer) : activity.needs(peer) || activity.needsSomePeer())) {
+        ranks.push_back(peer);
+      }
+    }
+  };
+  for (const bool isMissed : {true, false}) {
+    for (std::size_t i = 0; i < std::min(inFlight_.size(), kMostLookedAt) && ranks.size() < most; ++i) {
+      take(*inFlight_[i], isMissed);
+    }
+  }
+  return ranks;
+}
+
+// Only an exchange leaves the group usable after its timeout, and later operations do not wait for an exchange.
+const Activity* Operations::earlierThan(const Activity& activity) const {
+  const auto isAnyNeeded = [&](const Activity& each) {
+    for (Rank peer = 0; peer < context_.worldSize; ++peer) {
+      if (peer != context_.rank && each.needs(peer)) {
+        return true;
+      }
+    }
+    return false;
+  };
+  if (!activity.ordered() || activity.cancellable()) {
+    return nullptr;
+  }
+  for (const auto& each : inFlight_) {
+    if (each.get() == &activity) {
+      break;
+    }
+    if (each->ordered() && !each->cancellable() && isAnyNeeded(*each)) {
+      return each.get();
+    }
+  }
+  return nullptr;
 }
 
 std::uint64_t Operations::callOf(std::uint64_t seq) const {

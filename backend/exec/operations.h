@@ -59,6 +59,11 @@ class Operations {
   std::string describeLatest() const { return nextSeq_ == 1 ? std::string() : describe(nextSeq_ - 1); }
   // "is in all_reduce(...) (operation #3): rank 2 did not arrive".
   std::string describeNow() const;
+  // The peers that keep this rank waiting: peers without any arrival first, then by the age of the operations. At most
+  // `most` peers.
+  std::vector<Rank> awaited(std::size_t most) const;
+  // An older collective in flight that needs a peer: this rank's operation may wait for the older one. Null: none.
+  const Activity* earlierThan(const Activity& activity) const;
   std::uint64_t callOf(std::uint64_t seq) const;  // 0: not called, or too long ago
   const EdgeBytes& traffic(Rank peer) const { return traffic_[static_cast<std::size_t>(peer)]; }
   Duration timeout() const { return timeout_; }

@@ -5,7 +5,8 @@
 //      question.
 //   2. A peer reports a finished operation. If no more frames come from the peer then, the ranks disagree about sizes.
 //   3. Shortly before an operation expires the peers are asked for their current activity, and the error contains the
-//      answers.
+//      answers. An answer names the ranks for which the peer waits itself, and these ranks are asked, too: so the error
+//      names the rank at the end of the chain, which holds all others up.
 //   4. A process that failed in another group because a rank died reports this in all groups of the process. A rank
 //      that waits for the process, and learns that the process has nothing in flight here, gives up after a while and
 //      names the cause.
@@ -28,15 +29,8 @@ constexpr Duration kAskAfter = std::chrono::milliseconds(100);
 // A peer sends the last frames of an operation before saying that the operation is over; over a wire the frames may be
 // under way for some time.
 constexpr Duration kLastFramesWithin = std::chrono::seconds(2);
-// The time between the question to the peers and the expiry of an operation: this, or a fifth of the operation's
-// timeout.
-constexpr Duration kLongestNotice = std::chrono::seconds(1);
 constexpr Duration kAskAgainAfter = std::chrono::seconds(1);
-// Between two questions to a peer without an answer for the error of an operation that expires.
-constexpr Duration kAskForErrorEvery = std::chrono::milliseconds(200);
 constexpr std::size_t kMaxText = 2 << 10;
-constexpr const char* kOverText = "is done with it";
-
 }  // namespace
 
 Questions::Questions(const RunContext& context, Operations& operations, const PeerLinks& links, Duration grace)
@@ -115,65 +109,6 @@ bool Questions::isPastGrace(const Activity& activity, const Waiting& known, Cloc
          now - std::max(activity.started, known.advisedAt) >= grace_;
 }
 
-// This machine may have been busy with other work when the time to ask came: then the operation expires later by this
-// delay.
-void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
-  const Duration notice = std::min<Duration>(kLongestNotice, activity.timeout / 5);
-  const bool lapses = !activity.ordered() && activity.cancellable();  // no error will contain the answers
-  if (lapses || now < activity.deadline - notice) {
-    return;
-  }
-  if (activity.askedPeersAt == Clock::time_point{}) {
-    activity.askedPeersAt = now;
-    activity.deadline = std::max(activity.deadline, now + notice);
-  }
-  for (Rank peer = 0; peer < context_.worldSize; ++peer) {
-    Waiting& known = waiting_[static_cast<std::size_t>(peer)];
-    // Without room in the lane the question goes with the next look.
-    if (isWaitedFor(activity, peer) && answerAbout(activity, known).empty() &&
-        now - known.askedForErrorAt >= kAskForErrorEvery && ask(peer, activity, true)) {
-      known.askedForErrorAt = now;
-    }
-  }
-}
-
-bool Questions::isWaitedFor(const Activity& activity, Rank peer) const {
-  return peer != context_.rank && (activity.needs(peer) || activity.needsSomePeer());
-}
-
-// Several operations often expire at the same time. A later answer about another operation says as well what the peer
-// does.
-std::string_view Questions::answerAbout(const Activity& activity, const Waiting& known) const {
-  if (activity.ordered() && known.overSeq == activity.seq) {
-    return kOverText;
-  }
-  const bool isAbout = known.answeredSeq == (activity.ordered() ? activity.seq : 0);
-  return isAbout || known.answeredAt >= activity.askedPeersAt ? known.answer : std::string_view();
-}
-
-std::string Questions::answersAbout(const Activity& activity) const {
-  std::string text;
-  std::vector<Rank> silent;
-  if (activity.askedPeersAt == Clock::time_point{}) {
-    return text;
-  }
-  for (Rank peer = 0; peer < context_.worldSize; ++peer) {
-    const Waiting& known = waiting_[static_cast<std::size_t>(peer)];
-    if (!isWaitedFor(activity, peer)) {
-      continue;
-    }
-    if (const std::string_view answer = answerAbout(activity, known); answer.empty()) {
-      silent.push_back(peer);
-    } else {
-      text += fmt::format("; rank {} {}", peer, answer);
-      if (!known.advice.empty()) {
-        text += fmt::format(" (another group of its process failed: {})", known.advice);
-      }
-    }
-  }
-  return silent.empty() ? text : fmt::format("{}; {} gave no answer", text, rankList(silent));
-}
-
 // ---- the rank that is asked
 
 void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const std::byte> bytes) {
@@ -196,7 +131,7 @@ void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const 
     if (operations_.sendGivenUp(from, ask.operation)) {
       return;
     }
-    answer(from, seq, AskedState::kOver, std::string(kOverText));
+    answer(from, seq, AskedState::kOver, std::string(kOver));
     return;
   }
   const EdgeBytes mine = activity->edgeBytes(from);
@@ -208,26 +143,35 @@ void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const 
 }
 
 void Questions::answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text) {
+  const std::vector<Rank> awaited = operations_.awaited(kMostAwaited);
+  const AnswerFrame frame{.seq = seq,
+                          .state = state,
+                          .numInFlight = static_cast<std::uint32_t>(operations_.inFlight().size()),
+                          .numAwaited = static_cast<std::uint32_t>(awaited.size())};
   // Without room for the frame the peer gets no answer.
-  (void)context_.sendControl(
-      to,
-      AnswerFrame{.seq = seq, .state = state, .numInFlight = static_cast<std::uint32_t>(operations_.inFlight().size())},
-      bytesOf(std::string_view(text).substr(0, kMaxText)));
+  (void)context_.sendText(to, frame,
+                          std::string(textOf(std::as_bytes(std::span(awaited)))).append(text.substr(0, kMaxText)));
 }
 
 // ---- the rank that asked
 
-void Questions::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
+Status Questions::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
   Waiting& known = waiting_[static_cast<std::size_t>(from)];
+  auto awaited = awaitedIn(frame, context_.worldSize);
+  if (!awaited.has_value()) {
+    return {StatusCode::kInternal,
+            fmt::format("rank {} waits for a rank that is not in the group of {} ranks", from, context_.worldSize)};
+  }
   const auto now = Clock::now();
   if (frame.state == AskedState::kOver) {
     if (known.overSeq != frame.seq) {
       known.overSeq = frame.seq;
       known.overSince = now;
     }
-    return;
+    return Status::ok();
   }
-  known.answer = std::string(textOf(frame.payload));
+  known.answer = std::string(textOf(frame.payload.subspan(frame.awaitedBytes())));
+  known.awaited = std::move(*awaited);
   known.answeredSeq = frame.seq;
   known.answeredAt = now;
   // The answer fails this group only when the peer has nothing in flight here, long after another group of the peer's
@@ -241,6 +185,7 @@ void Questions::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
                                               "in {}. SHARDWIRE_GRACE_S sets how long a rank waits for it",
                                               from, known.advice, known.answer, context_.rank, labelOf(*activity))});
   }
+  return Status::ok();
 }
 
 void Questions::onAdvice(Rank from, const Received<AdviceFrame>& frame) {

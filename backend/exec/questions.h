@@ -21,11 +21,13 @@ class Questions {
 
   // ---- The waiting rank
   void look(Clock::time_point now);
-  // Asks the peers for their current activity shortly before the operation expires; answersAbout() returns the answers
-  // for the error text.
+  // ---- Errors of operations that expire (expiry_questions.cc)
+  // Asks the peers for their current activity shortly before the operation expires, and then the ranks for which these
+  // peers wait; answersAbout() returns the answers for the error text.
   void askBeforeExpiry(Activity& activity, Clock::time_point now);
   std::string answersAbout(const Activity& activity) const;
-  void onAnswer(Rank from, const Received<AnswerFrame>& frame);
+
+  Status onAnswer(Rank from, const Received<AnswerFrame>& frame);
   void onAdvice(Rank from, const Received<AdviceFrame>& frame);
   // The reason why another group of the peer's process failed; empty: no group failed.
   const std::string& adviceOf(Rank peer) const { return waiting_[static_cast<std::size_t>(peer)].advice; }
@@ -38,11 +40,14 @@ class Questions {
   void addAdviceTo(Rank peer) { waiting_[static_cast<std::size_t>(peer)].adviceDue = !advice_.empty(); }
 
  private:
+  static constexpr std::string_view kOver = "is done with it";
+
   // The known state of a peer that keeps this rank waiting.
   struct Waiting {
     std::uint64_t askedSeq = 0;  // the latest operation about which this rank asked the peer
     std::uint64_t answeredSeq = 0;
-    std::string answer;  // the peer's activity when the question about answeredSeq came
+    std::string answer;         // the peer's activity when the question about answeredSeq came
+    std::vector<Rank> awaited;  // the ranks for which the peer waited then
     Clock::time_point answeredAt{};
     std::uint64_t overSeq = 0;  // the peer has finished this operation
     Clock::time_point overSince{};
@@ -50,16 +55,26 @@ class Questions {
     Clock::time_point advisedAt{};
     Clock::time_point lastAskedAt{};      // when this rank last asked whether the peer comes at all
     Clock::time_point askedForErrorAt{};  // when this rank last asked for the error of an operation that expires
-    bool adviceDue = false;               // this rank's own advice is still to be sent to the peer
+    Clock::time_point firstAskedForErrorAt{};
+    bool adviceDue = false;  // this rank's own advice is still to be sent to the peer
+  };
+  // The ranks that may keep an activity waiting, without repetitions: the peers needed by the activity, then the peers
+  // needed by an older operation of this rank, then the ranks for which the former ranks wait, and so on.
+  struct Chain {
+    std::vector<Rank> ranks;
+    std::size_t numDirect = 0;  // the peers needed by the activity itself
   };
 
   void askAboutOldest(Rank peer, Clock::time_point now);
   void checkWhetherOver(const Activity& activity, Rank peer, Clock::time_point now);
   void checkWhetherAbsent(const Activity& activity, Rank peer, Clock::time_point now);
   bool ask(Rank peer, const Activity& activity, bool answerNow);
-  bool isWaitedFor(const Activity& activity, Rank peer) const;
+  Chain chainOf(const Activity& activity) const;
+  bool askForError(Rank peer, const Activity& activity, bool isDirect);
   // The activity of the peer, for the error of the expiring activity; empty: no answer came.
-  std::string_view answerAbout(const Activity& activity, const Waiting& known) const;
+  std::string_view answerAbout(const Activity& activity, const Waiting& known, bool isDirect) const;
+  // Whether the peer had the time to answer.
+  bool hadTime(const Activity& activity, const Waiting& known) const;
   void answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text);
   bool isPastGrace(const Activity& activity, const Waiting& known, Clock::time_point now) const;
 

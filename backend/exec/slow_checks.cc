@@ -41,10 +41,19 @@ void failIfGoneIsNeeded(GroupState& group, Clock::time_point now) {
   }
 }
 
+// Operations take turns in the lanes: an older operation may hold this operation up.
+std::string whyEarlierWaits(const GroupState& group, const Activity& activity) {
+  const Activity* const earlier = group.operations.earlierThan(activity);
+  return earlier == nullptr
+             ? std::string()
+             : fmt::format("; {}, called before, is not over: {}", labelOf(*earlier), earlier->waitingFor());
+}
+
 void expire(GroupState& group, const std::shared_ptr<Activity>& activity) {
-  const Status cause(StatusCode::kTimeout, fmt::format("reached its timeout of {}: {}{}{}", seconds(activity->timeout),
-                                                       activity->waitingFor(), group.links.whyMissing(*activity),
-                                                       group.questions.answersAbout(*activity)));
+  const Status cause(StatusCode::kTimeout,
+                     fmt::format("reached its timeout of {}: {}{}{}{}", seconds(activity->timeout),
+                                 activity->waitingFor(), whyEarlierWaits(group, *activity),
+                                 group.links.whyMissing(*activity), group.questions.answersAbout(*activity)));
   if (activity->outlivesTimeout()) {
     activity->deadline = Clock::now() + kForEver;
     return;

@@ -141,6 +141,6 @@ using Duration = std::chrono::nanoseconds;
 using Deadline = Clock::time_point;
 inline constexpr Deadline kNoDeadline = Deadline::max();
 // now + timeout, saturating; a negative timeout means no deadline.
-SHARDWIRE_EXPORT Deadline deadlineAfter(Duration timeout);
+SHARDWIRE_EXPORT Deadline deadlineAfter(Duration timeout, Clock::time_point now = Clock::now());
 
 }  // namespace shardwire

@@ -135,11 +135,10 @@ Dims contiguousStrides(const Dims& shape) {
   return strides;
 }
 
-Deadline deadlineAfter(Duration timeout) {
+Deadline deadlineAfter(Duration timeout, Clock::time_point now) {
   if (timeout < Duration::zero()) {
     return kNoDeadline;
   }
-  const Deadline now = Clock::now();
   return timeout > kNoDeadline - now ? kNoDeadline : now + timeout;
 }
 

@@ -110,6 +110,8 @@ std::vector<std::string> seeds() {
         frameOf(DesyncFrame{.seq = 2, .wantsAnswer = 1, .call = 2}, why), frameOf(AskFrame{.operation = {2, 2}}),
         frameOf(AskFrame{.operation = {9, 2}, .sends = 1, .wantsAnswer = 1}),
         frameOf(AnswerFrame{.seq = 2, .state = AskedState::kOver}, why), frameOf(AdviceFrame{}, why),
+        frameOf(AnswerFrame{.seq = 1, .state = AskedState::kInFlight, .numAwaited = 1},
+                bytesOf(std::string_view("\1\0\0\0why", 7))),
         frameOf(AckFrame{.operation = {9, 9}})}) {
     frames.push_back(std::string(1, '\0') + std::string(textOf(frame)));
   }

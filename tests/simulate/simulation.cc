@@ -68,9 +68,7 @@ bool isAbout(const Status& failure, const Fault& fault, bool hasRankLeft) {
       return (names(text, fault.rank) || names(text, fault.peer)) &&
              text.find("its network connection failed") != std::string::npos;
     case FaultKind::kStop:
-      // Of a chain of ranks that wait for each other, the error of the first to give up has the first two.
-      return (failure.code() == StatusCode::kTimeout &&
-              (names(text, fault.rank) || text.find(" is in ") != std::string::npos)) ||
+      return (failure.code() == StatusCode::kTimeout && names(text, fault.rank)) ||
              (hasRankLeft && text.find("(simulated) left the group") != std::string::npos);
     case FaultKind::kHold:
       return false;

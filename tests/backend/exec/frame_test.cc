@@ -37,7 +37,7 @@ const MessageTag kAbout{.message = 5, .messageBytes = 3, .tag = -2, .textBytes =
 TEST(Frame, HasGoldenBytes) {
   const Bytes slot = slotBytes({Reach::kCopy, {1, 0x99}, {8}});
   EXPECT_EQ(hex(frameOf(PostFrame{kTag, 7, 2, 1}, slot)),
-            "04010000"
+            "05010000"
             "18000000"
             "0201000000000000"
             "0403000000000000"
@@ -46,49 +46,52 @@ TEST(Frame, HasGoldenBytes) {
             "0201000001000000"
             "9900000000000000"
             "0800000000000000");
-  EXPECT_EQ(hex(frameOf(AckFrame{kTag})), "040200000000000002010000000000000403000000000000");
+  EXPECT_EQ(hex(frameOf(AckFrame{kTag})), "050200000000000002010000000000000403000000000000");
   EXPECT_EQ(hex(frameOf(BlobFrame{kTag, 1, 3}, bytesOf("bc"))),
-            "0403000002000000020100000000000004030000000000000100000000000000"
+            "0503000002000000020100000000000004030000000000000100000000000000"
             "03000000000000006263");
   EXPECT_EQ(hex(frameOf(CancelFrame{kTag}, bytesOf("x"))),
-            "0404000001000000020100000000000004030000000000"
+            "0504000001000000020100000000000004030000000000"
             "00ffffffff0000000078");
   EXPECT_EQ(hex(frameOf(CancelFrame{kTag, 7}, bytesOf("x"))),
-            "0404000001000000020100000000000004030000000000000700000000000000"
+            "0504000001000000020100000000000004030000000000000700000000000000"
             "78");
-  EXPECT_EQ(hex(frameOf(FailFrame{.code = 4}, bytesOf("x"))), "0405000001000000040000000000000078");
+  EXPECT_EQ(hex(frameOf(FailFrame{.code = 4}, bytesOf("x"))), "0505000001000000040000000000000078");
   EXPECT_EQ(hex(frameOf(DesyncFrame{.seq = 9, .wantsAnswer = 1}, bytesOf("x"))),
-            "040600000100000009000000000000000100000000000000"
+            "050600000100000009000000000000000100000000000000"
             "78");
   EXPECT_EQ(hex(frameOf(EagerFrame{kAbout}, bytesOf("abct"))),
-            "04070000040000000500000000000000"
+            "05070000040000000500000000000000"
             "0300000000000000feffffff01000000"
             "61626374");
   EXPECT_EQ(hex(frameOf(OfferFrame{kAbout, 3, 2, 0x77}, bytesOf("t"))),
-            "04080000010000000500000000000000"
+            "05080000010000000500000000000000"
             "0300000000000000feffffff01000000"
             "0300000002000000770000000000000074");
-  EXPECT_EQ(hex(frameOf(GrantFrame{6})), "04090000000000000600000000000000");
-  EXPECT_EQ(hex(frameOf(TakenFrame{6})), "040a0000000000000600000000000000");
+  EXPECT_EQ(hex(frameOf(GrantFrame{6})), "05090000000000000600000000000000");
+  EXPECT_EQ(hex(frameOf(TakenFrame{6})), "050a0000000000000600000000000000");
   EXPECT_EQ(hex(frameOf(StagedFrame{kTag, 4096, 1}, bytesOf("ab"))),
-            "040b000002000000"
+            "050b000002000000"
             "0201000000000000"
             "0403000000000000"
             "0010000001000000"
             "6162");
   EXPECT_EQ(hex(frameOf(AskFrame{.operation = kTag, .sends = 1, .receives = 2, .wantsAnswer = 1})),
-            "040c000000000000"
+            "050c000000000000"
             "0201000000000000"
             "0403000000000000"
             "0100000000000000"
             "0200000000000000"
             "0100000000000000");
-  EXPECT_EQ(hex(frameOf(AnswerFrame{.seq = 9, .state = AskedState::kOver, .numInFlight = 3})),
-            "040d000000000000"
+  EXPECT_EQ(hex(frameOf(AnswerFrame{.seq = 9, .state = AskedState::kOver, .numInFlight = 3, .numAwaited = 1},
+                        bytesOf(std::string_view("\2\0\0\0x", 5)))),
+            "050d000005000000"
             "0900000000000000"
-            "0200000003000000");
-  EXPECT_EQ(hex(frameOf(AdviceFrame{}, bytesOf("x"))), "040e00000100000078");
-  EXPECT_EQ(hex(frameOf(MessagePartFrame{6}, bytesOf("x"))), "040f000001000000060000000000000078");
+            "0200000003000000"
+            "0100000000000000"
+            "0200000078");
+  EXPECT_EQ(hex(frameOf(AdviceFrame{}, bytesOf("x"))), "050e00000100000078");
+  EXPECT_EQ(hex(frameOf(MessagePartFrame{6}, bytesOf("x"))), "050f000001000000060000000000000078");
 }
 
 // A box of two elements, 4 bytes apart.
@@ -103,7 +106,7 @@ Bytes boxBytesOf(std::initializer_list<std::int64_t> dims, std::string_view elem
 TEST(Frame, OfOneSidedAccessHasGoldenBytes) {
   const PartTag part{.block = 3, .offset = 8, .elemBytes = 2, .numDims = 1};
   EXPECT_EQ(hex(frameOf(PutFrame{part}, boxBytesOf({2, 4}, "abcd"))),
-            "0410000014000000"
+            "0510000014000000"
             "0300000000000000"
             "0800000000000000"
             "0200000001000000"
@@ -111,7 +114,7 @@ TEST(Frame, OfOneSidedAccessHasGoldenBytes) {
             "0400000000000000"
             "61626364");
   EXPECT_EQ(hex(frameOf(GetFrame{part, 9}, boxBytesOf({2, 4}, ""))),
-            "0411000010000000"
+            "0511000010000000"
             "0300000000000000"
             "0800000000000000"
             "0200000001000000"
@@ -119,16 +122,16 @@ TEST(Frame, OfOneSidedAccessHasGoldenBytes) {
             "0200000000000000"
             "0400000000000000");
   EXPECT_EQ(hex(frameOf(WordFrame{3, 8, 1, 2, 9, 4, 5})),
-            "0412000000000000"
+            "0512000000000000"
             "0300000000000000"
             "0800000000000000"
             "0100000000000000"
             "0200000000000000"
             "0900000000000000"
             "0400000005000000");
-  EXPECT_EQ(hex(frameOf(FlushFrame{9})), "04130000000000000900000000000000");
-  EXPECT_EQ(hex(frameOf(ReplyFrame{9}, bytesOf("ab"))), "041400000200000009000000000000006162");
-  EXPECT_EQ(hex(frameOf(DropFrame{3})), "04150000000000000300000000000000");
+  EXPECT_EQ(hex(frameOf(FlushFrame{9})), "05130000000000000900000000000000");
+  EXPECT_EQ(hex(frameOf(ReplyFrame{9}, bytesOf("ab"))), "051400000200000009000000000000006162");
+  EXPECT_EQ(hex(frameOf(DropFrame{3})), "05150000000000000300000000000000");
 }
 
 TEST(Frame, IsReadAsItWasWritten) {
@@ -196,6 +199,10 @@ TEST(Frame, IsRefusedWhenItsFieldsCannotBe) {
   expectRefused(StagedFrame{kTag, 4096, 2}, bytesOf("x"), "a flag");
   expectRefused(AskFrame{.wantsAnswer = 2}, {}, "a flag");
   expectRefused(AnswerFrame{.state = static_cast<AskedState>(3)}, {}, "an unknown state");
+  expectRefused(AnswerFrame{.numAwaited = 2}, bytesOf("1234567"), "a rank cut off");
+  expectRefused(AnswerFrame{.numAwaited = kMostAwaited + 1}, bytesOf(std::string(4 * kMostAwaited + 4, '\0')),
+                "too many ranks");
+  expectRefused(AnswerFrame{.numAwaited = ~std::uint32_t{0} / 4 + 1}, {}, "a sum that overflows");
   expectRefused(MessagePartFrame{6}, {}, "no bytes");
   const PartTag part{.block = 3, .offset = 8, .elemBytes = 2, .numDims = 1};
   constexpr std::int64_t kHuge = std::int64_t{1} << 61;
@@ -261,7 +268,7 @@ TEST(Frame, WithDamageIsNeverReadPastItsEnd) {
   tryDamage(TakenFrame{6}, {}, random);
   tryDamage(StagedFrame{kTag, 4096, 1}, bytesOf("ab"), random);
   tryDamage(AskFrame{.operation = kTag}, {}, random);
-  tryDamage(AnswerFrame{.seq = 9}, bytesOf("idle"), random);
+  tryDamage(AnswerFrame{.seq = 9, .numAwaited = 1}, bytesOf("1234idle"), random);
   tryDamage(AdviceFrame{}, bytesOf("x"), random);
   tryDamage(MessagePartFrame{6}, bytesOf("x"), random);
   const PartTag part{.block = 3, .offset = 8, .elemBytes = 2, .numDims = 1};
@@ -280,7 +287,7 @@ TEST(Frame, ThatCannotBeReadIsNamedByPeerLaneAndKind) {
             "stray write");
   frame[0] = std::byte{9};
   EXPECT_EQ(unreadableFrame(2, Lane::kPoint, frame).message(),
-            "rank 2 sent a frame of 34 bytes on the point lane that cannot be read (version 9, here 4): a bug, or a "
+            "rank 2 sent a frame of 34 bytes on the point lane that cannot be read (version 9, here 5): a bug, or a "
             "stray write");
   EXPECT_EQ(kindOf(frame), std::nullopt);
   EXPECT_EQ(kindOf(Bytes(7)), std::nullopt);

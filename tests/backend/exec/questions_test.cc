@@ -1,0 +1,288 @@
+// The error of an operation that expires names the rank at the end of a chain of waiting ranks. One rank's group
+// without threads, with the test in the place of all peers: the test reads the questions and sends the answers. Time
+// passes when the test changes an operation's deadline.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/exec/control_frames.h"
+#include "backend/exec/exchange.h"
+#include "backend/exec/group_state.h"
+#include "backend/exec/slow_checks.h"
+#include "tests/backend/exec/fake_group.h"
+#include "tests/support/random.h"
+
+namespace shardwire::internal {
+namespace {
+
+using std::chrono::seconds;
+
+// Waits for `needed` until the end of the test, like a run of a plan: a timeout fails the group.
+class Waits final : public Activity {
+ public:
+  explicit Waits(std::vector<Rank> needed) : needed_(std::move(needed)) {}
+  bool step(std::vector<bool>&) override { return false; }
+  bool finished() const override { return false; }
+  bool needs(Rank peer) const override { return std::ranges::find(needed_, peer) != needed_.end(); }
+  std::string waitingFor() const override { return "the needed ranks did not arrive"; }
+
+ private:
+  const std::vector<Rank> needed_;
+};
+
+class QuestionsTest : public ::testing::Test {
+ protected:
+  static constexpr Rank kSize = 40;
+
+  QuestionsTest() {
+    for (Rank peer = 0; peer < kSize; ++peer) {
+      auto& mine = peers_.connections.emplace_back();
+      auto& other = others_.emplace_back();
+      if (peer != 0) {
+        auto link = std::make_unique<FakeConnection>(peer);
+        other = std::make_unique<FakeConnection>(0);
+        link->other = other.get();
+        other->other = link.get();
+        mine = std::move(link);
+      }
+    }
+    peers_.hosts.resize(kSize);
+    makeState();
+  }
+  ~QuestionsTest() override {
+    state_->failure.fail({StatusCode::kAborted, "the end of the test"});
+    poll();
+  }
+
+  void makeState() {
+    const GroupFacts facts{
+        .rank = 0, .worldSize = kSize, .label = "rank 0", .segmentBytes = 512, .hosts = peers_.hosts};
+    state_ = std::make_unique<GroupState>(peers_, facts, recorder_, callback_, hasWork_);
+  }
+  std::shared_ptr<Activity> start(const std::string& name, std::vector<Rank> needed) {
+    auto activity = std::make_shared<Waits>(std::move(needed));
+    activity->description = std::make_shared<const std::string>(name);
+    activity->timeout = seconds(100);
+    state_->operations.number(*activity, state_->operations.nextCall());
+    state_->take(activity);
+    state_->operations.startClocks();
+    return activity;
+  }
+  void poll() {
+    state_->poll();
+    state_->operations.completions().clear();
+  }
+  void look() {
+    state_->lastSlowCheck = {};
+    poll();
+    checkSlow(*state_, true);
+  }
+  // The time comes to ask for the error of the operation.
+  void comeNearTheEnd(Activity& activity) {
+    activity.deadline = Clock::now() + std::chrono::milliseconds(1);
+    look();
+  }
+  Status expire(Activity& activity) {
+    activity.deadline = Clock::now();
+    look();
+    return activity.status();
+  }
+  // The ranks with a new question that wants an answer at once, and the numbers of the operations in question.
+  std::map<Rank, std::uint64_t> asked() {
+    std::map<Rank, std::uint64_t> ranks;
+    for (Rank peer = 1; peer < kSize; ++peer) {
+      auto& frames =
+          static_cast<FakeConnection&>(*peers_.connections[static_cast<std::size_t>(peer)]).sent(Lane::kControl);
+      for (const Bytes& frame : frames) {
+        if (const auto ask = readFrame<AskFrame>(frame); ask.has_value() && ask->wantsAnswer == 1) {
+          EXPECT_TRUE(ranks.emplace(peer, ask->operation.seq).second);
+        }
+      }
+      frames.clear();
+    }
+    return ranks;
+  }
+  void answer(Rank from, std::uint64_t seq, const std::string& text, const std::vector<Rank>& awaited) {
+    const AnswerFrame frame{.seq = seq,
+                            .state = AskedState::kInFlight,
+                            .numInFlight = 1,
+                            .numAwaited = static_cast<std::uint32_t>(awaited.size())};
+    others_[static_cast<std::size_t>(from)]
+        ->sent(Lane::kControl)
+        .push_back(frameOf(frame, bytesOf(std::string(textOf(std::as_bytes(std::span(awaited)))) + text)));
+    poll();
+  }
+
+  Peers peers_;
+  std::vector<std::unique_ptr<FakeConnection>> others_;  // the peers' ends
+  OpRecorder recorder_{0};
+  FailureCallback callback_;
+  std::atomic<bool> hasWork_{false};
+  std::unique_ptr<GroupState> state_;
+};
+
+using Asked = std::map<Rank, std::uint64_t>;
+
+void expectHas(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text << "\nwanted: " << part;
+}
+
+TEST_F(QuestionsTest, FollowTheChainOfWaitingRanksToItsEnd) {
+  const auto activity = start("all_reduce", {1});
+  comeNearTheEnd(*activity);
+  EXPECT_EQ(asked(), (Asked{{1, 1}}));
+  answer(1, 1, "is in recv: rank 3 sent nothing", {3});
+  look();
+  EXPECT_EQ(asked(), (Asked{{3, 0}}));  // rank 3 may take no part in the operation
+  answer(3, 0, "is in send: rank 4 did not receive it", {4, 1, 0, 3, 3});
+  look();
+  EXPECT_EQ(asked(), (Asked{{4, 0}}));
+  answer(4, 0, "has called nothing in this group", {});
+  look();
+  EXPECT_TRUE(asked().empty());
+  const Status status = expire(*activity);
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  expectHas(status.message(),
+            "the needed ranks did not arrive; rank 1 is in recv: rank 3 sent nothing; rank 3 is in send: rank 4 did "
+            "not receive it; rank 4 has called nothing in this group");
+}
+
+TEST_F(QuestionsTest, NameTheEndOfTheChainThatGivesNoAnswer) {
+  const auto activity = start("all_reduce", {1, 2});
+  comeNearTheEnd(*activity);
+  EXPECT_EQ(asked(), (Asked{{1, 1}, {2, 1}}));
+  answer(1, 1, "is in recv", {3});
+  look();
+  EXPECT_EQ(asked(), (Asked{{3, 0}}));
+  answer(2, 1, "is in recv", {5});
+  // No room for the question.
+  static_cast<FakeConnection&>(*peers_.connections[5]).maxFrames = 0;
+  look();
+  activity->timeout = seconds(0);  // a quarter of the notice is over at once
+  expectHas(expire(*activity).message(),
+            "; rank 1 is in recv; rank 2 is in recv; rank 3 gave no answer; rank 5 could not be asked in time");
+}
+
+// The last rank of a long chain was asked only just now.
+TEST_F(QuestionsTest, CallNoRankSilentThatHadNoTimeToAnswer) {
+  const auto activity = start("all_reduce", {1});
+  comeNearTheEnd(*activity);
+  answer(1, 1, "is in recv", {3});
+  look();
+  activity->timeout = seconds(10000);
+  const Clock::time_point before = Clock::now();
+  const std::string text = expire(*activity).message();
+  if (Clock::now() - before < std::chrono::milliseconds(50)) {  // or this machine is busy
+    expectHas(text, "; rank 3 could not be asked in time");
+  }
+}
+
+TEST_F(QuestionsTest, FollowAnOlderOperationOfTheSameRank) {
+  const auto older = start("all_gather", {7});
+  const auto newer = start("broadcast", {});
+  comeNearTheEnd(*newer);
+  EXPECT_EQ(asked(), (Asked{{7, 0}}));
+  answer(7, 0, "is in recv", {8});
+  const std::string text = expire(*newer).message();
+  expectHas(text, "; all_gather (operation #1), called before, is not over: the needed ranks did not arrive");
+  expectHas(text, "; rank 7 is in recv");
+  poll();
+  EXPECT_TRUE(older->isDone());  // the group failed
+}
+
+TEST_F(QuestionsTest, TakeNoAnswerOfAnEarlierError) {
+  auto first = std::make_shared<Exchange>("mine", kSize, 0);  // the group survives its timeout
+  first->description = std::make_shared<const std::string>("compile_op");
+  first->timeout = seconds(100);
+  state_->operations.number(*first, state_->operations.nextCall());
+  state_->take(first);
+  state_->operations.startClocks();
+  poll();
+  comeNearTheEnd(*first);
+  EXPECT_EQ(asked().size(), std::size_t{kSize - 1});
+  answer(1, 1, "is in recv", {3});
+  answer(3, 1, "is in a dream", {});
+  EXPECT_EQ(expire(*first).code(), StatusCode::kTimeout);
+  const auto second = start("all_reduce", {1});
+  comeNearTheEnd(*second);
+  const std::string text = expire(*second).message();
+  expectHas(text, "; rank 1 gave no answer");
+  EXPECT_EQ(text.find("dream"), std::string::npos) << text;
+}
+
+TEST_F(QuestionsTest, OmitRanksInTheMiddleOfAChainOfManyRanks) {
+  const auto activity = start("all_reduce", {1});
+  comeNearTheEnd(*activity);
+  for (Rank peer = 1; peer < 20; ++peer) {
+    answer(peer, peer == 1 ? 1 : 0, "is in recv", {peer + 1});
+    look();
+  }
+  answer(20, 0, "is asleep", {});
+  const std::string text = expire(*activity).message();
+  expectHas(text, "did not arrive; rank 1 is in recv; rank 20 is asleep");
+}
+
+TEST_F(QuestionsTest, RefuseAnAnswerWithARankThatIsNotInTheGroup) {
+  for (const Rank rank : {Rank{-1}, kSize, Rank{1 << 30}}) {
+    SCOPED_TRACE(rank);
+    const auto activity = start("all_reduce", {1});
+    answer(1, 1, "is in recv", {2, rank});
+    EXPECT_EQ(state_->operations.failure().code(), StatusCode::kInternal);
+    expectHas(state_->operations.failure().message(), "rank 1 waits for a rank that is not in the group of 40 ranks");
+    makeState();
+  }
+}
+
+// Loops, repetitions, ranks that answer unasked: each look ends, and few ranks are asked.
+TEST_F(QuestionsTest, EndWhateverThePeersAnswer) {
+  testing::Random random(5);
+  const auto activity = start("all_reduce", {1});
+  comeNearTheEnd(*activity);
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<Rank> awaited(static_cast<std::size_t>(random.between(0, kMostAwaited)));
+    std::ranges::generate(awaited, [&] { return static_cast<Rank>(random.between(0, kSize - 1)); });
+    answer(static_cast<Rank>(random.between(1, kSize - 1)), static_cast<std::uint64_t>(random.between(0, 2)), "waits",
+           awaited);
+    look();
+    EXPECT_LE(asked().size(), 34U);
+  }
+  expectHas(expire(*activity).message(), "; rank 1 waits");
+}
+
+// The asked rank's side.
+TEST_F(QuestionsTest, AreAnsweredWithTheRanksThatKeepThisRankWaiting) {
+  const auto older = start("all_gather", {9, 4});
+  const auto newer = start("broadcast", {2, 9});
+  others_[30]->sent(Lane::kControl).push_back(frameOf(AskFrame{.wantsAnswer = 1}));
+  poll();
+  auto& frames = static_cast<FakeConnection&>(*peers_.connections[30]).sent(Lane::kControl);
+  ASSERT_EQ(frames.size(), 1U);
+  const auto read = readFrame<AnswerFrame>(frames.front());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(awaitedIn(*read, kSize), (std::vector<Rank>{4, 9, 2}));
+  EXPECT_EQ(textOf(read->payload.subspan(read->awaitedBytes())),
+            "is in all_gather (operation #1): the needed ranks did not arrive");
+}
+
+// Of operations of one call, and of equal timeouts, the oldest expires first.
+TEST_F(QuestionsTest, ComeForTheOldestOperationFirst) {
+  std::vector<std::shared_ptr<Activity>> all;
+  for (int i = 0; i < 3; ++i) {
+    all.push_back(std::make_shared<Waits>(std::vector<Rank>{1}));
+    all.back()->description = std::make_shared<const std::string>("part");
+    all.back()->timeout = seconds(100);
+    state_->operations.number(*all.back(), state_->operations.nextCall());
+    state_->take(all.back());
+  }
+  state_->operations.startClocks();
+  EXPECT_LE(all[0]->deadline, all[1]->deadline);
+  EXPECT_LE(all[1]->deadline, all[2]->deadline);
+}
+
+}  // namespace
+}  // namespace shardwire::internal
