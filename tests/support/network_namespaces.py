@@ -28,7 +28,7 @@ def _await_running(name, link):
 
 
 def names_of_two(prefix):
-    """Two names of namespaces with this process's number inside. Before, the namespaces of killed processes are removed,
+    """Two names of namespaces with this process's number inside. The namespaces of killed processes are removed before,
     with the programs that still run there.
     """
     for line in _ip("netns", "list").splitlines():
