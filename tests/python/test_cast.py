@@ -137,6 +137,7 @@ def large(rank: int) -> None:
             assert_same(out, whole.to(target), (source, target, heap))
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("path", list(PATHS))
 def test_large_tensors(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in PATHS[path].items():

@@ -69,6 +69,7 @@ def test_an_example_runs(example: docs.Example, size: int, tmp_path: pathlib.Pat
         assert SAYS.get(example.page, "") in said[0], said[0]
 
 
+@pytest.mark.any_torch
 def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path) -> None:
     (example,) = [each for each in EXAMPLES if each.page == "README.md"]
     assert len(example.code.strip().splitlines()) <= 25

@@ -116,6 +116,7 @@ def outline(rank: int, ranks: int, shapes: Any) -> int:
     return done
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6])
 def test_the_published_outline(ranks: int) -> None:
     shapes = SHAPES if ranks == 2 else SHAPES[:3] if ranks < 5 else SHAPES[:2]
@@ -170,6 +171,7 @@ def test_random_cases(ranks: int) -> None:
     assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize("way", ["shm", "tcp"])
 def test_random_cases_in_chunks(ranks: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:

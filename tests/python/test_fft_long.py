@@ -121,6 +121,7 @@ def each_length(rank: int, ranks: int, lengths: list[int]) -> list[int]:
     return long
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_length(ranks: int) -> None:
     lengths = [*range(1, 41), *LENGTHS]

@@ -599,6 +599,7 @@ def load_whole(rank: int, folder: str) -> dict[str, torch.Tensor]:
     return shardwire.load(folder, {name: torch.zeros_like(tensor) for name, tensor in OLD.items()}, group())
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("how, old_most, new_most",
                          [("kill", 1, 1), ("kill", 10**9, 1), ("kill", 1, 10**9), ("kill", 10**9, 10**9),
                           ("fail", 1, 1), ("fail", 10**9, 10**9), ("late", 1, 1)])

@@ -65,6 +65,7 @@ def cheap_compiler(monkeypatch, package, tmp_path):
     return lambda: len(calls.read_text().splitlines())
 
 
+@pytest.mark.any_torch
 def test_the_documents_examples(examples):
     said, folder = examples
     expected = {

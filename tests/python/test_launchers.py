@@ -109,6 +109,7 @@ MPIRUN = ["mpirun", "-n", "2", "--oversubscribe", *(["--allow-run-as-root"] if o
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (Debian: openmpi-bin)")
 
 
+@pytest.mark.any_torch
 @needs_mpirun
 @pytest.mark.parametrize("address", ["given", "mpirun's"])
 def test_mpirun_without_rank(address: str, tmp_path: Path) -> None:
@@ -116,6 +117,7 @@ def test_mpirun_without_rank(address: str, tmp_path: Path) -> None:
     _run([*MPIRUN, sys.executable], tmp_path, WITHOUT_IMPORT, **more)
 
 
+@pytest.mark.any_torch
 @needs_mpirun
 @pytest.mark.skipif(not env._HAS_MPI, reason="built without MPI (Debian: libopenmpi-dev)")
 def test_mpirun_across_hosts_meets_by_mpi(tmp_path: Path) -> None:
@@ -123,6 +125,7 @@ def test_mpirun_across_hosts_meets_by_mpi(tmp_path: Path) -> None:
     _run([*MPIRUN, "env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", sys.executable], tmp_path, WITHOUT_IMPORT + AGAIN)
 
 
+@pytest.mark.any_torch
 @needs_mpirun
 def test_mpirun_with_shardwires_launcher(tmp_path: Path) -> None:
     _run([*MPIRUN, sys.executable, str(Path(launch.__file__))], tmp_path)
@@ -143,6 +146,7 @@ def _by_hand(rank: int, method: str) -> None:
             dist.init_process_group("shardwire", init_method=again, rank=rank, world_size=2)
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("how", ["tcp", "file"])
 def test_multiprocessing_and_re_init(how: str, tmp_path: Path) -> None:
     method = f"tcp://127.0.0.1:{launch.free_port()}" if how == "tcp" else f"file://{tmp_path}/meeting"

@@ -85,6 +85,7 @@ print("done", rank)
 """
 
 
+@pytest.mark.any_torch
 def test_the_documents_program_runs_with_its_import_changed(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

@@ -255,6 +255,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("kind", list(KINDS_WITH_KEYS))
 @pytest.mark.parametrize("keys", [[*doubled(b"t", 100)], [*paired(100), *paired(100, 301)]], ids=["hashed", "compared"])
 def test_keys_that_would_be_hashed_or_compared_for_ever_are_refused(kind, keys):
