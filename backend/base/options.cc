@@ -103,6 +103,7 @@ constexpr Choices<OrdinaryPath, 3> kOrdinaryPaths = {
     {{"auto", OrdinaryPath::kAuto}, {"cross_memory", OrdinaryPath::kCrossMemory}, {"staged", OrdinaryPath::kStaged}}};
 constexpr Choices<LinksWhen, 3> kLinks = {
     {{"auto", LinksWhen::kAuto}, {"eager", LinksWhen::kEager}, {"lazy", LinksWhen::kLazy}}};
+constexpr Choices<TcpTls, 3> kTls = {{{"auto", TcpTls::kAuto}, {"on", TcpTls::kOn}, {"off", TcpTls::kOff}}};
 constexpr Choices<bool, 2> kChecks = {{{"default", false}, {"full", true}}};
 constexpr Choices<bool, 2> kSwitch = {{{"0", false}, {"1", true}}};
 
@@ -184,6 +185,7 @@ Result<Options> Options::fromEnvironment() {
   options.hostId = firstOf({"SHARDWIRE_HOST_ID", "NCCL_HOSTID"});
   options.socketIfname = firstOf({"SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"});
   SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_TCP_CRC", kSwitch, &options.tcpCrc));
+  SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_TCP_TLS", kTls, &options.tcpTls));
   options.jobToken = firstOf({"SHARDWIRE_JOB_TOKEN"});
   options.rdmaDevices = firstOf({"SHARDWIRE_RDMA_DEVICES", "NCCL_IB_HCA"});
   SW_RETURN_IF_ERROR(readGidIndex(&options.rdmaGidIndex));
@@ -210,16 +212,17 @@ std::string toString(const Options& options) {
   return fmt::format(
       "timeout_s={} grace_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} "
       "links={} host_id={} "
-      "socket_ifname={} tcp_crc={} "
+      "socket_ifname={} tcp_crc={} tcp_tls={} "
       "rdma_devices={} "
       "rdma_gid_index={} job_token={} algorithms={} check={} staging_bytes={} "
       "recorded_ops={} record_file={} status={}",
       timeout.count(), std::chrono::duration<double>(options.grace).count(), spin, options.ringBytes,
       options.inlineBytes, choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports),
       choiceName(kLinks, options.links), orAuto(options.hostId), orAuto(options.socketIfname),
-      choiceName(kSwitch, options.tcpCrc), orAuto(options.rdmaDevices), options.rdmaGidIndex,
-      options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms), choiceName(kChecks, options.checkAll),
-      options.stagingBytes, options.recordedOps < 0 ? "auto" : fmt::format("{}", options.recordedOps),
+      choiceName(kSwitch, options.tcpCrc), choiceName(kTls, options.tcpTls), orAuto(options.rdmaDevices),
+      options.rdmaGidIndex, options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms),
+      choiceName(kChecks, options.checkAll), options.stagingBytes,
+      options.recordedOps < 0 ? "auto" : fmt::format("{}", options.recordedOps),
       options.recordFile.empty() ? "none" : options.recordFile, choiceName(kSwitch, options.serveStatus));
 }
 

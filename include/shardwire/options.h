@@ -14,6 +14,7 @@ namespace shardwire {
 
 enum class OrdinaryPath : unsigned char { kAuto = 0, kCrossMemory = 1, kStaged = 2 };
 enum class LinksWhen : unsigned char { kAuto = 0, kEager = 1, kLazy = 2 };
+enum class TcpTls : unsigned char { kAuto = 0, kOn = 1, kOff = 2 };
 
 struct Options {
   // Time that an operation waits for its peers. The group's own timeout (c10d) replaces this value. SHARDWIRE_TIMEOUT_S
@@ -51,6 +52,10 @@ struct Options {
   // the way, behind a right TCP checksum (broken memory of a router or network card), end the group with an error. A
   // connection has checksums if either rank asks for them. SHARDWIRE_TCP_CRC=0|1
   bool tcpCrc = false;
+  // Whether tcp encrypts: TLS 1.3 under a key that both ranks derive from the tokens of store and job. auto: between
+  // two hosts, when the job has a token (SHARDWIRE_JOB_TOKEN); on: always; off: never. A connection has TLS if one of
+  // the two ranks wants it, and is an error if the other one has off. SHARDWIRE_TCP_TLS=auto|on|off
+  TcpTls tcpTls = TcpTls::kAuto;
   // A secret of the job beside the store's token, so that a process which can read the store still cannot join. Equal
   // on all ranks. SHARDWIRE_JOB_TOKEN
   std::string jobToken;

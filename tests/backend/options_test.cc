@@ -24,6 +24,7 @@ constexpr const char* kNames[] = {"SHARDWIRE_TIMEOUT_S",
                                   "NCCL_SOCKET_IFNAME",
                                   "GLOO_SOCKET_IFNAME",
                                   "SHARDWIRE_TCP_CRC",
+                                  "SHARDWIRE_TCP_TLS",
                                   "SHARDWIRE_JOB_TOKEN",
                                   "SHARDWIRE_RDMA_DEVICES",
                                   "NCCL_IB_HCA",
@@ -83,12 +84,14 @@ TEST_F(OptionsTest, ReadEveryVariable) {
   ::setenv("TORCH_FR_DUMP_TEMP_FILE", "/tmp/trace_", 1);
   ::setenv("SHARDWIRE_STATUS", "1", 1);
   ::setenv("SHARDWIRE_TCP_CRC", "1", 1);
+  ::setenv("SHARDWIRE_TCP_TLS", "off", 1);
   const auto options = Options::fromEnvironment();
   ASSERT_TRUE(options.isOk()) << options.status().message();
   EXPECT_EQ(toString(*options),
             "timeout_s=2.5 grace_s=0.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged "
             "heap_bytes=3221225472 transports=^tcp "
-            "links=lazy host_id=auto socket_ifname=eth tcp_crc=1 rdma_devices=auto rdma_gid_index=3 job_token=set "
+            "links=lazy host_id=auto socket_ifname=eth tcp_crc=1 tcp_tls=off rdma_devices=auto rdma_gid_index=3 "
+            "job_token=set "
             "algorithms=broadcast=tree check=full "
             "staging_bytes=67108864 recorded_ops=100 record_file=/tmp/trace_ status=1");
   ::setenv("SHARDWIRE_ORDINARY_PATH", "cross_memory", 1);
@@ -99,18 +102,19 @@ TEST_F(OptionsTest, ReadEveryVariable) {
 
 TEST_F(OptionsTest, RefuseWhatTheyCannotReadByNameAndValue) {
   const std::pair<const char*, const char*> bad[] = {
-      {"SHARDWIRE_TIMEOUT_S", "0"},        {"SHARDWIRE_TIMEOUT_S", "-5"},
-      {"SHARDWIRE_TIMEOUT_S", "soon"},     {"SHARDWIRE_TIMEOUT_S", "1e300"},
-      {"SHARDWIRE_TIMEOUT_S", "nan"},      {"SHARDWIRE_SPIN_US", "10us"},
-      {"SHARDWIRE_RECORDED_OPS", "many"},  {"SHARDWIRE_RECORDED_OPS", "-1"},
-      {"TORCH_FR_BUFFER_SIZE", "2e3"},     {"SHARDWIRE_STATUS", "yes"},
-      {"SHARDWIRE_TCP_CRC", "on"},         {"SHARDWIRE_RING_BYTES", "1"},
-      {"SHARDWIRE_RING_BYTES", "2T"},      {"SHARDWIRE_RING_BYTES", "99999999999999999999"},
-      {"SHARDWIRE_RING_BYTES", "-1"},      {"SHARDWIRE_RING_BYTES", "99999999999G"},
-      {"SHARDWIRE_INLINE_BYTES", "1G"},    {"SHARDWIRE_ORDINARY_PATH", "Staged"},
-      {"SHARDWIRE_HEAP_BYTES", "5"},       {"SHARDWIRE_STAGING_BYTES", "1M"},
-      {"SHARDWIRE_CHECK", "all"},          {"SHARDWIRE_LINKS", "late"},
-      {"SHARDWIRE_RDMA_GID_INDEX", "one"}, {"SHARDWIRE_HEAP_BYTES", "1e9"}};
+      {"SHARDWIRE_TIMEOUT_S", "0"},       {"SHARDWIRE_TIMEOUT_S", "-5"},
+      {"SHARDWIRE_TIMEOUT_S", "soon"},    {"SHARDWIRE_TIMEOUT_S", "1e300"},
+      {"SHARDWIRE_TIMEOUT_S", "nan"},     {"SHARDWIRE_SPIN_US", "10us"},
+      {"SHARDWIRE_RECORDED_OPS", "many"}, {"SHARDWIRE_RECORDED_OPS", "-1"},
+      {"TORCH_FR_BUFFER_SIZE", "2e3"},    {"SHARDWIRE_STATUS", "yes"},
+      {"SHARDWIRE_TCP_CRC", "on"},        {"SHARDWIRE_RING_BYTES", "1"},
+      {"SHARDWIRE_RING_BYTES", "2T"},     {"SHARDWIRE_RING_BYTES", "99999999999999999999"},
+      {"SHARDWIRE_RING_BYTES", "-1"},     {"SHARDWIRE_RING_BYTES", "99999999999G"},
+      {"SHARDWIRE_INLINE_BYTES", "1G"},   {"SHARDWIRE_ORDINARY_PATH", "Staged"},
+      {"SHARDWIRE_HEAP_BYTES", "5"},      {"SHARDWIRE_STAGING_BYTES", "1M"},
+      {"SHARDWIRE_CHECK", "all"},         {"SHARDWIRE_LINKS", "late"},
+      {"SHARDWIRE_TCP_TLS", "1"},         {"SHARDWIRE_RDMA_GID_INDEX", "one"},
+      {"SHARDWIRE_HEAP_BYTES", "1e9"}};
   for (const auto& [name, value] : bad) {
     clear();
     ::setenv(name, value, 1);

@@ -69,7 +69,9 @@ OUTSIDE = [
     (re.compile(r"(infiniband|rdma)/"), "an RDMA header",
      lambda path, room: path.startswith("backend/transport/rdma/")),
     (re.compile(r"openssl/"), "OpenSSL",
-     lambda path, room: path in ("backend/base/digest.cc", "backend/fabric/proof.cc")),
+     lambda path, room: path in (
+         "backend/base/digest.cc", "backend/fabric/proof.cc", "backend/transport/tcp/tcp_stream.cc",
+         "tests/backend/transport/tcp/tls_test.cc")),
     (re.compile(r"mpi\.h$"), "mpi.h", lambda path, room: path.startswith("backend/transport/mpi/") or room == "bench"),
     (
         re.compile(r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nvml|nccl)\.h$|(c10|ATen)/cuda/"),

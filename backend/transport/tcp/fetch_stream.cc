@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <fmt/format.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -17,7 +16,6 @@
 
 #include "backend/base/crc32c.h"
 #include "backend/base/wire.h"
-#include "backend/fabric/link_message.h"
 #include "backend/transport/tcp/changed_bytes.h"
 
 namespace shardwire::internal {
@@ -48,7 +46,7 @@ void copyInPieces(std::byte* to, const std::byte* from, std::size_t size) {
 }  // namespace
 
 void FetchStream::close() {
-  socket_.reset();
+  stream_.close();
   exposed_.concealAll();
   serving_.clear();
   fetches_.clear();
@@ -234,10 +232,7 @@ Status FetchStream::send(bool* moved) {
       return Status::ok();
     }
     std::array<iovec, kPieces> pieces;
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = gatherOut(kMaxTurnBytes - total, pieces);
-    const ssize_t size = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t size = stream_.send(std::span(pieces).first(gatherOut(kMaxTurnBytes - total, pieces)));
     if (size >= 0) {
       advanceOut(static_cast<std::size_t>(size));
       total += static_cast<std::size_t>(size);
@@ -245,7 +240,7 @@ Status FetchStream::send(bool* moved) {
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
-      return peerError("sending fetched bytes", errno);
+      return stream_.error("sending fetched bytes");
     }
   }
   isBlocked_ = hasUnsent();
@@ -299,17 +294,17 @@ Status FetchStream::takeBlock(std::span<const iovec> pieces, std::size_t bytes) 
 Status FetchStream::receive(bool* moved) {
   std::size_t total = 0;
   const int maxCalls = hasChecksums_ ? kMaxBlockCalls : kMaxFetchCalls;
-  for (int call = 0; call < maxCalls && total < kMaxTurnBytes && isOpen() && !isEnded_; ++call) {
+  const auto isInTurn = [&](int call) { return call < maxCalls && total < kMaxTurnBytes; };
+  for (int call = 0; (isInTurn(call) || stream_.holdsBytes()) && isOpen() && !isEnded_; ++call) {
     std::array<iovec, kPieces> pieces;
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = hasChecksums_ ? gatherBlock(pieces) : gather(fetches_, kMaxTurnBytes - total, pieces);
+    const std::size_t most = total < kMaxTurnBytes ? kMaxTurnBytes - total : kBlockBytes;
+    std::size_t numPieces = hasChecksums_ ? gatherBlock(pieces) : gather(fetches_, most, pieces);
     std::byte tooMuch{};
-    if (message.msg_iovlen == 0) {  // no fetch is under way: only the end of the stream may arrive
-      pieces[0] = {&tooMuch, 1};
-      message.msg_iovlen = 1;
+    if (numPieces == 0) {  // no fetch is under way: only the end of the stream may arrive
+      pieces[numPieces++] = {&tooMuch, 1};
     }
-    const ssize_t size = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    const std::span<const iovec> places = std::span(pieces).first(numPieces);
+    const ssize_t size = isInTurn(call) ? stream_.receive(places) : stream_.receiveHeld(places);
     if (size < 0 && errno == EINTR) {
       continue;
     }
@@ -317,7 +312,7 @@ Status FetchStream::receive(bool* moved) {
       return Status::ok();
     }
     if (size < 0) {
-      return peerError("receiving fetched bytes", errno);
+      return stream_.error("receiving fetched bytes");
     }
     if (size > 0 && fetches_.empty()) {
       return {StatusCode::kMismatch, "sent bytes that this rank did not request"};
@@ -326,7 +321,7 @@ Status FetchStream::receive(bool* moved) {
     *moved |= size > 0;
     total += static_cast<std::size_t>(size);
     if (hasChecksums_ && size > 0) {
-      SW_RETURN_IF_ERROR(takeBlock({pieces.data(), message.msg_iovlen}, static_cast<std::size_t>(size)));
+      SW_RETURN_IF_ERROR(takeBlock(places, static_cast<std::size_t>(size)));
     } else {
       advance(fetches_, static_cast<std::size_t>(size));
     }

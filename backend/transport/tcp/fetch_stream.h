@@ -22,8 +22,8 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/base/fd.h"
 #include "backend/transport/exposed_memory.h"
+#include "backend/transport/tcp/tcp_stream.h"
 #include "backend/transport/transport.h"
 
 namespace shardwire::internal {
@@ -36,11 +36,11 @@ class FetchStream {
   static constexpr std::size_t kBlockBytes = std::size_t{128} << 10;
 
   // hasChecksums: equal on both ends.
-  explicit FetchStream(Fd socket, bool hasChecksums = false)
-      : socket_(std::move(socket)), hasChecksums_(hasChecksums) {}
+  explicit FetchStream(TcpStream stream, bool hasChecksums = false)
+      : stream_(std::move(stream)), hasChecksums_(hasChecksums) {}
 
-  const Fd& socket() const { return socket_; }
-  bool isOpen() const { return socket_.isOpen(); }
+  const Fd& socket() const { return stream_.socket(); }
+  bool isOpen() const { return stream_.isOpen(); }
   // Forgets all fetches, both ways, and closes the socket.
   void close();
 
@@ -106,7 +106,7 @@ class FetchStream {
   // Advances by `bytes` and removes finished transfers.
   void advance(std::deque<Transfer>& transfers, std::size_t bytes);
 
-  Fd socket_;
+  TcpStream stream_;
   ExposedMemory exposed_;
   std::deque<Transfer> serving_;
   std::size_t numServedRuns_ = 0;

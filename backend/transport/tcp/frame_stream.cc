@@ -8,13 +8,12 @@
 
 #include <errno.h>
 #include <fmt/format.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "backend/base/crc32c.h"
-#include "backend/fabric/link_message.h"
 #include "backend/transport/tcp/changed_bytes.h"
 
 namespace shardwire::internal {
@@ -41,8 +40,8 @@ Status garbled(std::string_view what) {
 
 }  // namespace
 
-FrameStream::FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities, bool hasChecksums)
-    : socket_(std::move(socket)), hasChecksums_(hasChecksums), staged_(kStagingBytes) {
+FrameStream::FrameStream(TcpStream stream, const std::array<std::uint64_t, kNumLanes>& capacities, bool hasChecksums)
+    : stream_(std::move(stream)), hasChecksums_(hasChecksums), staged_(kStagingBytes) {
   batch_.hasChecksums = hasChecksums;
   for (std::size_t l = 0; l < lanes_.size(); ++l) {
     LaneState& lane = lanes_[l];
@@ -172,17 +171,15 @@ Status FrameStream::flush(bool* moved) {
         return Status::ok();
       }
     }
-    msghdr message{};
-    message.msg_iov = batch_.pieces.data() + batch_.nextPiece;
-    message.msg_iovlen = batch_.numPieces - batch_.nextPiece;
-    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent =
+        stream_.send(std::span(batch_.pieces).subspan(batch_.nextPiece, batch_.numPieces - batch_.nextPiece));
     if (sent >= 0) {
       batch_.advance(static_cast<std::size_t>(sent));
       *moved = true;
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
-      return peerError("sending frames", errno);
+      return stream_.error("sending frames");
     }
   }
   // Also when the limit of calls is reached: the socket is then writable, so the next poll() continues at once.
@@ -203,18 +200,18 @@ void FrameStream::take(std::size_t bytes) {
 }
 
 Status FrameStream::receive(bool* moved) {
-  for (int call = 0; call < kMaxCalls && !isEnded_; ++call) {
+  for (int call = 0; (call < kMaxCalls || stream_.holdsBytes()) && !isEnded_; ++call) {
     std::array<iovec, 2> places;
-    msghdr message{};
-    message.msg_iov = places.data();
+    std::size_t numPlaces = 0;
     std::size_t direct = 0;
     if (inUnit_ && unit_.type == UnitType::kFrames && unit_.missing >= kDirectBytes) {  // no bytes are staged here
       direct = unit_.missing;
-      places[message.msg_iovlen++] = {placeInLane(), direct};
+      places[numPlaces++] = {placeInLane(), direct};
     }
     const std::size_t room = staged_.size() - stagedTo_;
-    places[message.msg_iovlen++] = {staged_.data() + stagedTo_, room};
-    const ssize_t size = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    places[numPlaces++] = {staged_.data() + stagedTo_, room};
+    const std::span<const iovec> all = std::span(places).first(numPlaces);
+    const ssize_t size = call < kMaxCalls ? stream_.receive(all) : stream_.receiveHeld(all);
     if (size < 0 && errno == EINTR) {
       continue;
     }
@@ -222,7 +219,7 @@ Status FrameStream::receive(bool* moved) {
       return Status::ok();
     }
     if (size < 0) {
-      return peerError("receiving frames", errno);
+      return stream_.error("receiving frames");
     }
     isEnded_ = size == 0;
     *moved |= size > 0;

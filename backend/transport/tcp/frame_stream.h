@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/base/fd.h"
 #include "backend/transport/frame_ring.h"
+#include "backend/transport/tcp/tcp_stream.h"
 #include "backend/transport/transport.h"
 
 namespace shardwire::internal {
@@ -45,11 +45,12 @@ struct StreamNote {
 class FrameStream {
  public:
   // Lane capacities as returned by laneCapacities(): equal on both ends. hasChecksums: also equal on both ends.
-  FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities, bool hasChecksums = false);
+  FrameStream(TcpStream stream, const std::array<std::uint64_t, kNumLanes>& capacities, bool hasChecksums = false);
 
   RingWriter& writer(Lane lane) { return lanes_[static_cast<std::size_t>(lane)].writer; }
   RingReader& reader(Lane lane) { return lanes_[static_cast<std::size_t>(lane)].reader; }
-  const Fd& socket() const { return socket_; }
+  const TcpStream& stream() const { return stream_; }
+  const Fd& socket() const { return stream_.socket(); }
 
   // Queues a note. Notes are sent before staged payload, and after units that are already being sent.
   void sendNote(std::uint8_t kind, std::string bytes) { notesOut_.push_back({kind, std::move(bytes)}); }
@@ -123,7 +124,7 @@ class FrameStream {
   std::byte* placeInLane();
   void take(std::size_t bytes);
 
-  Fd socket_;
+  TcpStream stream_;
   std::array<LaneState, kNumLanes> lanes_;
   std::deque<StreamNote> notesOut_;
   std::deque<StreamNote> notesIn_;

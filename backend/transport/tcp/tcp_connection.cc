@@ -414,7 +414,8 @@ Status TcpConnection::health() {
 }
 
 std::string TcpConnection::describe() const {
-  return fmt::format("rank {}: tcp, {}{}", joint_.peer, joint_.remote, joint_.hasChecksums ? ", CRC-32C" : "");
+  return fmt::format("rank {}: tcp, {}{}{}", joint_.peer, joint_.remote, frames_.stream().protection(),
+                     joint_.hasChecksums ? ", CRC-32C" : "");
 }
 
 }  // namespace shardwire::internal

@@ -10,6 +10,7 @@
 #include "backend/base/fd.h"
 #include "backend/transport/tcp/fetch_stream.h"
 #include "backend/transport/tcp/frame_stream.h"
+#include "backend/transport/tcp/tcp_stream.h"
 #include "backend/transport/transport.h"
 #include "shardwire/options.h"
 
@@ -31,9 +32,11 @@ struct TcpJoint {
   std::string remote;  // "10.0.0.2:41234"
   std::array<std::uint64_t, kNumLanes> capacities{};
   bool hasChecksums = false;                        // of this rank's options; after the set-up: of the connection
+  TcpTls tls = TcpTls::kAuto;                       // of this rank's options
+  bool hasJobToken = false;                         // of this rank's options
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;  // kStaged: no fetches; kCrossMemory: all allowed fetches
-  Fd frames;
-  Fd fetches;
+  TcpStream frames;
+  TcpStream fetches;
   std::shared_ptr<TcpPoller> poller;
 };
 

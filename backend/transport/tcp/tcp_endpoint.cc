@@ -43,6 +43,8 @@ class TcpEndpoint final : public Endpoint {
     joint.who = who;
     joint.capacities = laneCapacities(*self_.options);
     joint.hasChecksums = self_.options->tcpCrc;
+    joint.tls = self_.options->tcpTls;
+    joint.hasJobToken = !self_.options->jobToken.empty();
     joint.ordinaryPath = self_.options->ordinaryPath;
     joint.poller = poller_;
     return std::make_unique<TcpJoining>(std::move(link), isDialer, std::move(joint));

@@ -7,8 +7,17 @@
 //                                        <-------   proof of the link's secret    (over the new socket)
 //   proof of the link's secret           ------->
 //   verdict                              <------->  verdict                       (over the link: both ends agree)
+//
+// With TLS these follow:
+//
+//   TLS handshake, as the server         <------->  TLS handshake, as the client  (over both sockets)
+//   one byte                             ------->                                 (over the link: the server agrees)
+//
+// The keys for TLS come from the link's secret, which both ends derived from the tokens of the store and of the job and
+// from random challenges, and from both set-ups. So an attacker who changes a set-up makes the handshake fail.
 #include "backend/transport/tcp/tcp_joining.h"
 
+#include <errno.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,12 +38,49 @@ constexpr std::size_t kMaxUnknownCallers = 32;
 constexpr Duration kSuspectFor = std::chrono::seconds(1);
 constexpr std::string_view kDialerProof = "tcp fetches, dialer";
 constexpr std::string_view kListenerProof = "tcp fetches, listener";
+constexpr char kConfirmation = 'T';
+
+enum class TlsWish : std::uint8_t { kNever = 0, kMay = 1, kMust = 2 };
+
+// Both ends of the connection have one address: the bytes leave neither the kernel nor the network namespace. The
+// kernel accepts no packet from outside with an own address as the sender's.
+bool isWithinHost(const Fd& socket) {
+  auto here = localAddress(socket);
+  auto there = remoteAddress(socket);
+  if (!here.isOk() || !there.isOk()) {
+    return false;
+  }
+  here->setPort(0);
+  there->setPort(0);
+  return toString(*here) == toString(*there);
+}
+
+TlsWish wishFor(const TcpJoint& joint, const Fd& link) {
+  if (joint.tls == TcpTls::kOff) {
+    return TlsWish::kNever;
+  }
+  const bool must = joint.tls == TcpTls::kOn || (joint.hasJobToken && !isWithinHost(link));
+  return must ? TlsWish::kMust : TlsWish::kMay;
+}
+
+Result<bool> agreeOnTls(Rank self, TlsWish mine, Rank peer, TlsWish theirs) {
+  const Rank must = mine == TlsWish::kMust ? self : peer;
+  if (std::min(mine, theirs) == TlsWish::kNever && std::max(mine, theirs) == TlsWish::kMust) {
+    return Status{StatusCode::kInvalidArgument,
+                  fmt::format("rank {} must encrypt its tcp connections (SHARDWIRE_TCP_TLS=on, or auto with "
+                              "SHARDWIRE_JOB_TOKEN between two hosts), and rank {} must not (SHARDWIRE_TCP_TLS=off): "
+                              "set SHARDWIRE_TCP_TLS to one value on all ranks",
+                              must, must == self ? peer : self)};
+  }
+  return std::max(mine, theirs) == TlsWish::kMust;
+}
 
 struct Setup {
   std::array<std::uint64_t, kNumLanes> capacities{};
   std::uint16_t port = 0;       // of the listener
   bool wantsChecksums = false;  // the connection has checksums if either end wants them
-  Status status;                // an error when the sender rejects the set-up
+  TlsWish tls = TlsWish::kMay;
+  Status status;  // an error when the sender rejects the set-up
 };
 
 std::string encodeSetup(const Setup& setup) {
@@ -46,6 +92,7 @@ std::string encodeSetup(const Setup& setup) {
   }
   writer.u32(setup.port);
   writer.u8(setup.wantsChecksums ? 1 : 0);
+  writer.u8(static_cast<std::uint8_t>(setup.tls));
   writeStatus(writer, setup.status, kMaxTextBytes);
   writer.u32(crc32c(writer.bytes().data(), writer.bytes().size()));
   return writer.bytes();
@@ -70,9 +117,11 @@ Result<Setup> decodeSetup(std::string_view bytes) {
   const std::uint32_t port = reader.u32();
   setup.port = static_cast<std::uint16_t>(port);
   setup.wantsChecksums = reader.u8() != 0;
+  const std::uint8_t tls = reader.u8();
+  setup.tls = static_cast<TlsWish>(tls);
   setup.status = readStatus(reader, kMaxTextBytes);
   const std::uint32_t sent = reader.u32();
-  if (!reader.isDone() || port > 0xffff) {
+  if (!reader.isDone() || port > 0xffff || tls > static_cast<std::uint8_t>(TlsWish::kMust)) {
     return Status{StatusCode::kMismatch, "the peer's tcp set-up is malformed"};
   }
   // Without this a changed bit could have one end send checksums and the other end read them as bytes.
@@ -106,11 +155,12 @@ TcpJoining::TcpJoining(Link link, bool isDialer, TcpJoint joint)
 }
 
 Status TcpJoining::begin() {
-  Setup mine{joint_.capacities, 0, joint_.hasChecksums, Status::ok()};
+  Setup mine{joint_.capacities, 0, joint_.hasChecksums, wishFor(joint_, link_.socket()), Status::ok()};
   if (!isDialer_) {
     mine.status = listen(&mine.port);
   }
-  SW_RETURN_IF_ERROR(sendAtOnce(link_.socket(), encodeSetup(mine)));
+  setups_ = encodeSetup(mine);
+  SW_RETURN_IF_ERROR(sendAtOnce(link_.socket(), setups_));
   return mine.status;
 }
 
@@ -131,7 +181,7 @@ std::optional<Joining::Outcome> TcpJoining::step() {
   while (stage_ != Stage::kOver) {
     const Stage before = stage_;
     if (const Status done = advance(); !done.isOk()) {
-      stage_ == Stage::kVerdict ? end(done) : judge(done);
+      stage_ >= Stage::kVerdict ? end(done) : judge(done);
     }
     if (stage_ == before) {
       return std::nullopt;
@@ -154,6 +204,10 @@ Status TcpJoining::advance() {
       return acceptSecond();
     case Stage::kVerdict:
       return takeVerdict();
+    case Stage::kSecuring:
+      return secure();
+    case Stage::kConfirming:
+      return takeConfirmation();
     case Stage::kOver:
       break;
   }
@@ -166,7 +220,8 @@ Status TcpJoining::takeSetup() {
   if (!*whole) {
     return Status::ok();
   }
-  const auto theirs = decodeSetup(fromLink_.take());
+  const std::string bytes = fromLink_.take();
+  const auto theirs = decodeSetup(bytes);
   SW_RETURN_IF_ERROR(theirs.status());
   SW_RETURN_IF_ERROR(theirs->status);
   if (theirs->capacities != joint_.capacities) {
@@ -174,6 +229,10 @@ Status TcpJoining::takeSetup() {
             "the two ranks have different lane lengths: SHARDWIRE_RING_BYTES and SHARDWIRE_INLINE_BYTES must be "
             "equal on all ranks"};
   }
+  const auto hasTls = agreeOnTls(joint_.self, wishFor(joint_, link_.socket()), joint_.peer, theirs->tls);
+  SW_RETURN_IF_ERROR(hasTls.status());
+  hasTls_ = *hasTls;
+  setups_ = isDialer_ ? setups_ + bytes : bytes + setups_;
   joint_.hasChecksums |= theirs->wantsChecksums;
   if (!isDialer_) {
     stage_ = Stage::kAccepting;
@@ -298,10 +357,66 @@ Status TcpJoining::takeVerdict() {
   }
   SW_RETURN_IF_ERROR(decodeVerdict(fromLink_.take()));
   joint_.remote = link_.remote();
-  joint_.frames = link_.takeSocket();
-  joint_.fetches = std::move(second_);
+  joint_.frames = TcpStream(link_.takeSocket());
+  joint_.fetches = TcpStream(std::move(second_));
+  if (hasTls_) {
+    return beginTls();
+  }
+  finish();
+  return Status::ok();
+}
+
+void TcpJoining::finish() {
   outcome_ = TcpConnection::create(std::move(joint_));
   stage_ = Stage::kOver;
+}
+
+Status TcpJoining::beginTls() {
+  stage_ = Stage::kSecuring;
+  SW_RETURN_IF_ERROR(joint_.frames.beginTls(isDialer_, proveSocket(link_.secret(), "tcp tls, frames" + setups_)));
+  return joint_.fetches.beginTls(isDialer_, proveSocket(link_.secret(), "tcp tls, fetches" + setups_));
+}
+
+Status TcpJoining::secure() {
+  for (const auto& [stream, isSafe] :
+       {std::pair{&joint_.frames, &isFramesSafe_}, std::pair{&joint_.fetches, &isFetchesSafe_}}) {
+    if (!*isSafe) {
+      const auto done = stream->handshake();
+      SW_RETURN_IF_ERROR(done.status());
+      *isSafe = *done;
+    }
+  }
+  if (!isFramesSafe_ || !isFetchesSafe_) {
+    return Status::ok();
+  }
+  if (isDialer_) {
+    stage_ = Stage::kConfirming;
+    return Status::ok();
+  }
+  char byte = kConfirmation;
+  const iovec piece{&byte, 1};
+  if (joint_.frames.send({&piece, 1}) != 1) {
+    return joint_.frames.error("ending the TLS handshake");
+  }
+  finish();
+  return Status::ok();
+}
+
+// The client has finished its handshake before the server has checked the client's part.
+Status TcpJoining::takeConfirmation() {
+  char byte = 0;
+  const iovec piece{&byte, 1};
+  const ssize_t size = joint_.frames.receive({&piece, 1});
+  if (size < 0 && errno == EAGAIN) {
+    return Status::ok();
+  }
+  if (size < 0) {
+    return joint_.frames.error("ending the TLS handshake");
+  }
+  if (size == 0 || byte != kConfirmation) {
+    return {StatusCode::kPeerFailed, "the peer ended the TLS handshake without a reason"};
+  }
+  finish();
   return Status::ok();
 }
 
@@ -310,14 +425,27 @@ void TcpJoining::end(const Status& why) {
   stage_ = Stage::kOver;
 }
 
+// The streams of a TLS handshake carry no verdict: the peer notices that they close.
 void TcpJoining::giveUp(const Status& why) {
-  judge(why);
+  stage_ > Stage::kVerdict ? end(why) : judge(why);
 }
 
 void TcpJoining::appendSockets(std::vector<pollfd>* entries) const {
   const auto add = [&](const Fd& socket, short events) { entries->push_back({socket.get(), events, 0}); };
   if (stage_ == Stage::kConnecting || stage_ == Stage::kProving) {
     return add(second_, stage_ == Stage::kConnecting ? POLLOUT : POLLIN);
+  }
+  if (stage_ == Stage::kSecuring) {
+    if (!isFramesSafe_) {
+      add(joint_.frames.socket(), joint_.frames.handshakeEvents());
+    }
+    if (!isFetchesSafe_) {
+      add(joint_.fetches.socket(), joint_.fetches.handshakeEvents());
+    }
+    return;
+  }
+  if (stage_ == Stage::kConfirming) {
+    return add(joint_.frames.socket(), POLLIN);
   }
   add(link_.socket(), POLLIN);
   if (stage_ == Stage::kAccepting) {
@@ -338,6 +466,9 @@ std::string TcpJoining::awaited() const {
       return "waiting for the second socket's proof";
     case Stage::kAccepting:
       return "waiting for the peer's second socket";
+    case Stage::kSecuring:
+    case Stage::kConfirming:
+      return "waiting for the peer's part of the TLS handshake";
     default:
       return "waiting for the peer to answer over the link";
   }

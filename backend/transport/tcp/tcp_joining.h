@@ -15,7 +15,7 @@
 
 namespace shardwire::internal {
 
-inline constexpr std::uint8_t kTcpVersion = 2;
+inline constexpr std::uint8_t kTcpVersion = 3;
 
 // Reports to the dialer that this rank rejects the set-up.
 void refuseByTcp(Link link, const Status& why);
@@ -31,7 +31,17 @@ class TcpJoining final : public Joining {
   void giveUp(const Status& why) override;
 
  private:
-  enum class Stage : unsigned char { kSetup, kConnecting, kSuspecting, kProving, kAccepting, kVerdict, kOver };
+  enum class Stage : unsigned char {
+    kSetup,
+    kConnecting,
+    kSuspecting,
+    kProving,
+    kAccepting,
+    kVerdict,
+    kSecuring,
+    kConfirming,
+    kOver
+  };
   struct Caller {
     Fd socket;
     MessageReader reader;
@@ -48,6 +58,10 @@ class TcpJoining final : public Joining {
   Status takeProof();
   Status acceptSecond();
   Status takeVerdict();
+  Status beginTls();
+  Status secure();
+  Status takeConfirmation();
+  void finish();
   void judge(const Status& mine);
   void end(const Status& why);
 
@@ -61,6 +75,10 @@ class TcpJoining final : public Joining {
   std::string secondName_;
   Status suspicion_;  // why there is no second socket, as seen from this end
   Deadline suspectUntil_{};
+  std::string setups_;         // of the dialer and of the listener, one after the other: part of the key for TLS
+  bool hasTls_ = false;        // both ends agreed
+  bool isFramesSafe_ = false;  // the TLS handshake of the stream is done
+  bool isFetchesSafe_ = false;
   Fd listener_;  // for the second socket, on the side that does not dial
   std::vector<Caller> callers_;
   std::optional<Outcome> outcome_;

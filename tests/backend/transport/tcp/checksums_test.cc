@@ -4,13 +4,13 @@
 // flips a bit.
 #include <sys/socket.h>
 
-#include <atomic>
 #include <cstring>
 #include <functional>
 
 #include "backend/base/crc32c.h"
 #include "backend/transport/tcp/fetch_stream.h"
 #include "backend/transport/tcp/frame_stream.h"
+#include "tests/backend/transport/tcp/cable.h"
 #include "tests/backend/transport/tcp/fake_dialer.h"
 #include "tests/support/random.h"
 
@@ -383,51 +383,6 @@ TEST(TcpChecksums, AChangedFetchNamesThePeerAndIsReportedToThePeer) {
   EXPECT_EQ(count.pending, 1U);
   EXPECT_NE(drain(dialer.link().socket()).find("the stream of fetches: rank 1 sent fetched bytes"), std::string::npos);
 }
-
-// Carries bytes between two sockets, and flips one bit of the direction from the first to the second.
-class Cable {
- public:
-  Cable(Fd first, Fd second) : ends_{std::move(first), std::move(second)} {
-    thread_ = std::thread([this] { run(); });
-  }
-  ~Cable() {
-    isOver_ = true;
-    thread_.join();
-  }
-  // The next bytes.
-  void flipNext() { flips_ = true; }
-
- private:
-  void run() {
-    std::vector<char> bytes(std::size_t{64} << 10);
-    while (!isOver_) {
-      pollfd entries[] = {{ends_[0].get(), POLLIN, 0}, {ends_[1].get(), POLLIN, 0}};
-      ::poll(entries, 2, 10);
-      for (const int from : {0, 1}) {
-        const ssize_t some = ::recv(ends_[from].get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-        if (some <= 0) {
-          continue;
-        }
-        if (from == 0 && flips_.exchange(false)) {
-          bytes[static_cast<std::size_t>(some) / 2] ^= 4;
-        }
-        for (ssize_t at = 0; at < some && !isOver_;) {
-          const auto sent = internal::sendSome(
-              ends_[1 - from], std::string_view(bytes.data() + at, static_cast<std::size_t>(some - at)));
-          if (!sent.isOk()) {
-            return;
-          }
-          at += static_cast<ssize_t>(*sent);
-        }
-      }
-    }
-  }
-
-  Fd ends_[2];
-  std::atomic<bool> flips_ = false;
-  std::atomic<bool> isOver_ = false;
-  std::thread thread_;
-};
 
 TEST(TcpChecksums, AFlippedBitAfterManyFramesFailsBothRanks) {
   for (const bool isLong : {false, true}) {

@@ -13,6 +13,7 @@
 #include "backend/base/wire.h"
 #include "backend/fabric/link_message.h"
 #include "backend/transport/lanes.h"
+#include "backend/transport/tcp/tcp_joining.h"
 #include "tests/backend/transport/tcp/tcp_pair.h"
 
 namespace shardwire::testing {
@@ -23,11 +24,13 @@ using internal::Link;
 // A peer made by hand: speaks the endpoint's protocol as far as the test wants.
 class FakeDialer {
  public:
-  explicit FakeDialer(const Options& options = {}) {
+  explicit FakeDialer(const Options& options = {}, Duration patience = std::chrono::seconds(10)) {
     real.options = options;
     auto [near, far] = makeLinkPair();
     link_ = std::make_unique<Link>(std::move(near));
-    thread_ = std::thread([this, link = std::move(far)]() mutable { real.join(std::move(link), 0, 1, false); });
+    thread_ = std::thread([this, patience, link = std::move(far)]() mutable {
+      real.join(std::move(link), 0, 1, false, Clock::now() + patience);
+    });
   }
   ~FakeDialer() { finish(); }
 
@@ -35,12 +38,13 @@ class FakeDialer {
   static std::string setup() {
     internal::ByteWriter writer;
     writer.u32(0x50545753);
-    writer.u8(2);
+    writer.u8(internal::kTcpVersion);
     for (const std::uint64_t capacity : internal::laneCapacities(Options{})) {
       writer.u64(capacity);
     }
     writer.u32(0);
     writer.u8(0);  // wants no checksums
+    writer.u8(1);  // may have TLS
     writer.u8(0);
     writer.text("");
     writer.u32(internal::crc32c(writer.bytes().data(), writer.bytes().size()));

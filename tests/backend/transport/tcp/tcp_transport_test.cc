@@ -38,6 +38,12 @@ Options withChecksums() {
   return options;
 }
 
+Options withTls() {
+  Options options = overTcp();
+  options.tcpTls = TcpTls::kOn;
+  return options;
+}
+
 // The kernel frees a dead process's memory before the kernel closes the sockets: the time grows with the size of the
 // memory.
 constexpr Duration kNoticeDeathWithin = std::chrono::seconds(1);
@@ -63,16 +69,51 @@ TransportFixture acrossHosts() {
   return {"TwoHosts", true, options, true, kNoticeDeathWithin, &prepareTwoHosts, &enterInTurn};
 }
 
-const auto kFixtures =
-    ::testing::Values(TransportFixture{"Threads", false, overTcp(), true, kNoticeDeathWithin},
-                      TransportFixture{"Processes", true, overTcp(), true, kNoticeDeathWithin},
-                      TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin},
-                      TransportFixture{"Checksums", true, withChecksums(), true, kNoticeDeathWithin}, acrossHosts());
+TransportFixture acrossHostsWithToken() {
+  TransportFixture fixture = acrossHosts();
+  fixture.name = "TwoHostsWithToken";
+  fixture.options.jobToken = "secret";
+  return fixture;
+}
+
+const auto kFixtures = ::testing::Values(TransportFixture{"Threads", false, overTcp(), true, kNoticeDeathWithin},
+                                         TransportFixture{"Processes", true, overTcp(), true, kNoticeDeathWithin},
+                                         TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin},
+                                         TransportFixture{"Checksums", true, withChecksums(), true, kNoticeDeathWithin},
+                                         TransportFixture{"Tls", true, withTls(), true, kNoticeDeathWithin},
+                                         acrossHosts(), acrossHostsWithToken());
 std::string nameOf(const ::testing::TestParamInfo<TransportFixture>& info) {
   return info.param.name;
 }
 INSTANTIATE_TEST_SUITE_P(Tcp, TransportContract, kFixtures, nameOf);
 INSTANTIATE_TEST_SUITE_P(Tcp, WireContract, kFixtures, nameOf);
+
+// With a token bytes between hosts are encrypted, without one or within a host they are not, unless an option says so.
+TEST(TcpEndpoint, EncryptsBetweenHostsIfTheJobHasAToken) {
+  if (const char* whyNot = prepareTwoHosts(); whyNot != nullptr) {
+    GTEST_SKIP() << "no two hosts here: " << whyNot;
+  }
+  for (const bool hasToken : {true, false}) {
+    for (const bool isWithinHost : {true, false}) {
+      const auto store = std::make_unique<MemoryStore>();
+      runRanksAsProcesses(2, [&](Rank rank) {
+        Options options;
+        options.transports = "tcp";
+        options.jobToken = hasToken ? "secret" : "";
+        twoHosts->enter(isWithinHost ? 0 : rank);
+        auto peers =
+            internal::connectPeers(*store, rank, 2, options, Clock::now() + std::chrono::seconds(20), "encrypts");
+        ASSERT_TRUE(peers.isOk()) << peers.status().message();
+        ownPeers = &*peers;
+        Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
+        const bool isEncrypted = connection.describe().ends_with(", TLS 1.3");
+        EXPECT_EQ(isEncrypted, hasToken && !isWithinHost) << connection.describe();
+        meet(connection);
+        ownPeers = nullptr;
+      });
+    }
+  }
+}
 
 TEST(TcpEndpoint, JoinsTwoRanks) {
   TcpRanks pair;

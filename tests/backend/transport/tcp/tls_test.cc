@@ -1,0 +1,448 @@
+// TLS of a tcp connection. First one stream: bytes of all lengths through full sockets, changes of the key, other keys,
+// a server with a certificate in place of the key, closed and silent ends. Then fetches that a cable reads along. At
+// last whole connections: the options of the two ranks, peers that stop in the handshake, cables that read along, flip
+// a bit, or change a set-up.
+#include <openssl/evp.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+
+#include "backend/base/crc32c.h"
+#include "backend/transport/tcp/fetch_stream.h"
+#include "backend/transport/tcp/tcp_stream.h"
+#include "tests/backend/transport/tcp/cable.h"
+#include "tests/backend/transport/tcp/fake_dialer.h"
+#include "tests/support/random.h"
+
+namespace shardwire::testing {
+namespace {
+
+using internal::Digest;
+using internal::FetchCount;
+using internal::FetchStream;
+using internal::Lane;
+using internal::MemoryRun;
+using internal::TcpStream;
+
+Digest keyOf(std::uint8_t fill) {
+  Digest key;
+  key.fill(fill);
+  return key;
+}
+
+struct Ends {
+  TcpStream client, server;
+};
+
+// The handshakes of both ends; an error ends that end.
+void shakeHands(Ends& ends, Status* client, Status* server) {
+  bool isDone[2] = {false, false};
+  TcpStream* const streams[] = {&ends.client, &ends.server};
+  Status* const statuses[] = {client, server};
+  for (const Deadline limit = soon(); !(isDone[0] && isDone[1]);) {
+    ASSERT_LT(Clock::now(), limit);
+    for (const int end : {0, 1}) {
+      if (!isDone[end]) {
+        const auto done = streams[end]->handshake();
+        *statuses[end] = done.status();
+        isDone[end] = !done.isOk() || *done;
+        if (!done.isOk()) {
+          streams[end]->close();
+        }
+      }
+    }
+  }
+}
+
+Ends secured(std::pair<Fd, Fd> sockets, std::uint64_t recordsPerKey = TcpStream::kRecordsPerKey) {
+  Ends ends{TcpStream(std::move(sockets.first)), TcpStream(std::move(sockets.second))};
+  EXPECT_TRUE(ends.client.beginTls(true, keyOf(1), recordsPerKey).isOk());
+  EXPECT_TRUE(ends.server.beginTls(false, keyOf(1), recordsPerKey).isOk());
+  Status client, server;
+  shakeHands(ends, &client, &server);
+  EXPECT_TRUE(client.isOk() && server.isOk()) << client.message() << server.message();
+  return ends;
+}
+
+// Sockets that take little: most sends stop in the middle of a record.
+std::pair<Fd, Fd> makeShortPair() {
+  auto pair = makeTcpPair();
+  const int bytes = 4096;
+  for (const Fd* socket : {&pair.first, &pair.second}) {
+    ::setsockopt(socket->get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+    ::setsockopt(socket->get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+  }
+  return pair;
+}
+
+std::vector<char> randomText(std::size_t size, std::uint64_t seed) {
+  Random random(seed);
+  std::vector<char> text(size);
+  for (char& each : text) {
+    each = static_cast<char>(random.bits());
+  }
+  return text;
+}
+
+// At most 100,000 bytes from `at` on, in pieces of random lengths.
+std::vector<iovec> cut(std::vector<char>& text, std::size_t at, Random& random) {
+  std::vector<iovec> pieces;
+  const std::size_t end = std::min<std::size_t>(text.size(), at + 100000);
+  while (at < end) {
+    const auto most = static_cast<std::size_t>(random.between(1, random.between(0, 4) == 0 ? 40000 : 3000));
+    pieces.push_back({text.data() + at, std::min(end - at, most)});
+    at += pieces.back().iov_len;
+  }
+  return pieces;
+}
+
+TEST(TcpTls, BytesOfAllLengthsArriveBothWays) {
+  for (const bool isShort : {false, true}) {
+    Ends ends = secured(isShort ? makeShortPair() : makeTcpPair(), 5);
+    TcpStream* const streams[] = {&ends.client, &ends.server};
+    // Over short sockets each record waits for a delayed acknowledgement.
+    const std::size_t length = std::size_t{isShort ? 200U : 3000U} << 10;
+    std::vector<char> texts[] = {randomText(length, 1), randomText(length, 2)};
+    std::vector<char> copies[] = {std::vector<char>(texts[0].size()), std::vector<char>(texts[1].size())};
+    std::size_t sent[2] = {};
+    std::size_t got[2] = {};
+    std::size_t numBlocked = 0;
+    Random random(3);
+    const auto count = [&](ssize_t size, std::size_t* sum) {
+      ASSERT_TRUE(size > 0 || (size < 0 && errno == EAGAIN)) << size << ' ' << errno;
+      *sum += static_cast<std::size_t>(std::max<ssize_t>(size, 0));
+      numBlocked += size < 0 ? 1 : 0;
+    };
+    const Deadline limit = Clock::now() + std::chrono::seconds(60);
+    while (got[0] < texts[0].size() || got[1] < texts[1].size()) {
+      ASSERT_LT(Clock::now(), limit) << got[0] << ' ' << got[1];
+      for (const int end : {0, 1}) {
+        if (sent[end] < texts[end].size()) {  // other pieces after each send that stopped, of the same bytes
+          count(streams[end]->send(cut(texts[end], sent[end], random)), &sent[end]);
+        }
+        if (got[1 - end] < texts[1 - end].size()) {
+          count(streams[end]->receive(cut(copies[1 - end], got[1 - end], random)), &got[1 - end]);
+        }
+      }
+    }
+    EXPECT_TRUE(texts[0] == copies[0] && texts[1] == copies[1]);
+    EXPECT_GT(numBlocked, isShort ? 100U : 0U);
+  }
+}
+
+// OpenSSL has decrypted more than the caller took, and the socket is empty: epoll reports nothing.
+TEST(TcpTls, HeldBytesAreReceivedWithoutTheSocket) {
+  Ends ends = secured(makeTcpPair());
+  std::vector<char> text = randomText(40000, 1);
+  const iovec all{text.data(), text.size()};
+  ASSERT_EQ(ends.client.send({&all, 1}), 40000);
+  ASSERT_TRUE(internal::waitForSocket(ends.server.socket(), POLLIN, soon(), "receiving").isOk());
+  std::vector<char> copy(text.size());
+  const iovec first{copy.data(), 100};
+  ASSERT_EQ(ends.server.receive({&first, 1}), 100);
+  EXPECT_TRUE(ends.server.holdsBytes());
+  const char more = 'x';
+  const iovec later{const_cast<char*>(&more), 1};
+  ASSERT_EQ(ends.client.send({&later, 1}), 1);
+  ASSERT_TRUE(internal::waitForSocket(ends.server.socket(), POLLIN, soon(), "receiving").isOk());
+  std::size_t at = 100;
+  for (ssize_t size = 0;; at += static_cast<std::size_t>(size)) {
+    const iovec rest{copy.data() + at, copy.size() - at};
+    size = ends.server.receiveHeld({&rest, 1});
+    if (size < 0) {
+      EXPECT_EQ(errno, EAGAIN);
+      break;
+    }
+    ASSERT_LT(at + static_cast<std::size_t>(size), copy.size() + 1);
+    if (at + static_cast<std::size_t>(size) == copy.size()) {
+      at = copy.size();
+      break;
+    }
+  }
+  EXPECT_EQ(at, copy.size());
+  EXPECT_EQ(copy, text);
+  char last = 0;
+  const iovec place{&last, 1};
+  EXPECT_EQ(ends.server.receiveHeld({&place, 1}), -1);  // the byte is in the socket
+  EXPECT_EQ(ends.server.receive({&place, 1}), 1);
+  EXPECT_EQ(last, 'x');
+}
+
+TEST(TcpTls, AnotherKeyIsAnErrorOfBothEnds) {
+  auto sockets = makeTcpPair();
+  Ends ends{TcpStream(std::move(sockets.first)), TcpStream(std::move(sockets.second))};
+  ASSERT_TRUE(ends.client.beginTls(true, keyOf(1)).isOk() && ends.server.beginTls(false, keyOf(2)).isOk());
+  Status client, server;
+  shakeHands(ends, &client, &server);
+  expectWords(client, StatusCode::kMismatch, "the TLS handshake failed");
+  expectWords(server, StatusCode::kMismatch, "the TLS handshake failed");
+}
+
+// A process between the two ranks has no key, but may have any certificate.
+TEST(TcpTls, ACertificateIsNoKey) {
+  EVP_PKEY* const pair = ::EVP_EC_gen("P-256");
+  X509* const certificate = ::X509_new();
+  ::X509_gmtime_adj(X509_getm_notBefore(certificate), 0);
+  ::X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
+  ::X509_set_pubkey(certificate, pair);
+  ASSERT_GT(::X509_sign(certificate, pair, ::EVP_sha256()), 0);
+  SSL_CTX* const context = ::SSL_CTX_new(::TLS_server_method());
+  ASSERT_EQ(::SSL_CTX_use_certificate(context, certificate), 1);
+  ASSERT_EQ(::SSL_CTX_use_PrivateKey(context, pair), 1);
+  auto [near, far] = makeTcpPair();
+  SSL* const server = ::SSL_new(context);
+  ::SSL_set_fd(server, far.get());
+  TcpStream client(std::move(near));
+  ASSERT_TRUE(client.beginTls(true, keyOf(1)).isOk());
+  Status status;
+  for (const Deadline limit = soon(); status.isOk() && Clock::now() < limit;) {
+    ::SSL_accept(server);
+    const auto done = client.handshake();
+    status = done.status();
+    ASSERT_FALSE(done.isOk() && *done);
+  }
+  expectWords(status, StatusCode::kMismatch, "certificate verify failed");
+  ::SSL_free(server);
+  ::SSL_CTX_free(context);
+  ::X509_free(certificate);
+  ::EVP_PKEY_free(pair);
+}
+
+// Without SIGPIPE, which would end this process.
+TEST(TcpTls, AClosedEndIsTheEndOfTheStream) {
+  Ends ends = secured(makeTcpPair());
+  char byte = 'x';
+  const iovec piece{&byte, 1};
+  ASSERT_EQ(ends.client.send({&piece, 1}), 1);
+  ends.client.close();
+  ASSERT_TRUE(internal::waitForSocket(ends.server.socket(), POLLIN, soon(), "receiving").isOk());
+  EXPECT_EQ(ends.server.receive({&piece, 1}), 1);
+  for (ssize_t size = -1; size != 0;) {
+    ASSERT_TRUE(internal::waitForSocket(ends.server.socket(), POLLIN, soon(), "the end").isOk());
+    size = ends.server.receive({&piece, 1});
+    ASSERT_TRUE(size == 0 || errno == EAGAIN);
+  }
+  EXPECT_EQ(ends.server.receive({&piece, 1}), 0);
+  ssize_t size = 0;
+  for (const Deadline limit = soon(); (size = ends.server.send({&piece, 1})) == 1;) {
+    ASSERT_LT(Clock::now(), limit);
+  }
+  EXPECT_TRUE(errno == EPIPE || errno == ECONNRESET) << errno;
+}
+
+// ---- fetches
+
+TEST(TcpTls, ACableSeesNothingOfAFetchAndFindsNoBitToFlip) {
+  auto near = makeTcpPair();
+  auto far = makeTcpPair();
+  std::vector<char> seen;  // by the cable
+  std::mutex mutex;
+  std::atomic<bool> flips = false;
+  Cable cable(std::move(near.second), std::move(far.first), [&](int from, std::span<char> bytes) {
+    const std::lock_guard lock(mutex);
+    seen.insert(seen.end(), bytes.begin(), bytes.end());
+    if (from == 1 && flips) {
+      bytes[bytes.size() / 2] ^= 1;
+    }
+  });
+  Ends ends = secured({std::move(near.first), std::move(far.second)});
+  FetchStream fetcher(std::move(ends.client)), owner(std::move(ends.server));
+  const std::string line = "the bytes of a tensor: ";
+  std::vector<std::byte> memory(std::size_t{9} << 20);
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    memory[i] = static_cast<std::byte>(line[i % line.size()]);
+  }
+  std::vector<std::byte> copy(memory.size());
+  const auto address = owner.expose(memory.data(), memory.size());
+  for (const bool isChanged : {false, true}) {
+    flips = isChanged;
+    FetchCount count;
+    std::vector<std::string> requests;
+    const MemoryRun all{copy.data(), address.value, memory.size()};
+    ASSERT_TRUE(fetcher.ask(address.space, {&all, 1}, &count, &requests));
+    for (const std::string& request : requests) {
+      ASSERT_TRUE(owner.serve(request).isOk());
+    }
+    Status received;
+    bool moved = false;
+    for (const Deadline limit = soon(); count.pending > 0 && received.isOk();) {
+      ASSERT_LT(Clock::now(), limit);
+      static_cast<void>(owner.send(&moved));
+      received = fetcher.receive(&moved);
+    }
+    if (isChanged) {
+      expectWords(received, StatusCode::kMismatch, "sent bytes that TLS rejects");
+      expectWords(received, StatusCode::kMismatch, "SHARDWIRE_SOCKET_IFNAME");
+    } else {
+      EXPECT_TRUE(received.isOk()) << received.message();
+      EXPECT_EQ(copy, memory);
+    }
+  }
+  const std::lock_guard lock(mutex);
+  EXPECT_GT(seen.size(), memory.size());
+  EXPECT_EQ(std::search(seen.begin(), seen.end(), line.begin(), line.end()), seen.end());
+}
+
+// ---- connections
+
+void setTls(TcpRanks& pair, TcpTls first, TcpTls second) {
+  pair.ranks[0].options.tcpTls = first;
+  pair.ranks[1].options.tcpTls = second;
+}
+
+TEST(TcpTls, AConnectionHasItIfARankAsksAndNoRankForbidsIt) {
+  using enum TcpTls;
+  for (const auto& [first, second, hasTls] : {std::tuple{kOn, kOn, true},
+                                              {kOn, kAuto, true},
+                                              {kAuto, kOn, true},
+                                              {kAuto, kAuto, false},
+                                              {kOff, kAuto, false},
+                                              {kAuto, kOff, false},
+                                              {kOff, kOff, false}}) {
+    TcpRanks pair;
+    setTls(pair, first, second);
+    pair.join();
+    ASSERT_TRUE(pair.ranks[0].status.isOk() && pair.ranks[1].status.isOk())
+        << pair.ranks[0].status.message() << pair.ranks[1].status.message();
+    for (const Rank rank : {0, 1}) {
+      EXPECT_TRUE(pair.connection(rank).describe().ends_with(hasTls ? " end, TLS 1.3" : " end"))
+          << pair.connection(rank).describe();
+      std::memcpy(pair.connection(rank).reserve(Lane::kBulk, 8, 8).data(), "12345678", 8);
+      pair.connection(rank).commit(Lane::kBulk, 8);
+      ASSERT_TRUE(pair.pollUntil([&] { return !pair.connection(1 - rank).peek(Lane::kBulk).empty(); }));
+      EXPECT_EQ(std::memcmp(pair.connection(1 - rank).peek(Lane::kBulk).data(), "12345678", 8), 0);
+      pair.connection(1 - rank).release(Lane::kBulk);
+    }
+  }
+}
+
+TEST(TcpTls, ARankThatForbidsWhatTheOtherDemandsIsNamedOnBoth) {
+  for (const Rank demands : {0, 1}) {
+    TcpRanks pair;
+    pair.ranks[demands].options.tcpTls = TcpTls::kOn;
+    pair.ranks[1 - demands].options.tcpTls = TcpTls::kOff;
+    pair.join();
+    for (const TcpRank& rank : pair.ranks) {
+      expectWords(rank.status, StatusCode::kInvalidArgument,
+                  "rank " + std::to_string(demands) + " must encrypt its tcp connections (SHARDWIRE_TCP_TLS=on");
+      expectWords(rank.status, StatusCode::kInvalidArgument,
+                  "rank " + std::to_string(1 - demands) + " must not (SHARDWIRE_TCP_TLS=off)");
+    }
+  }
+}
+
+// A dialer without its part of the handshake.
+struct HalfDialer : FakeDialer {
+  explicit HalfDialer(Duration patience = std::chrono::seconds(10)) : FakeDialer(demands(), patience) {
+    fetches = call(greet());
+    prove(fetches);
+    agree(fetches);
+  }
+  static Options demands() {
+    Options options;
+    options.tcpTls = TcpTls::kOn;
+    return options;
+  }
+  Fd fetches;
+};
+
+TEST(TcpTls, ASilentPeerInTheHandshakeIsATimeout) {
+  HalfDialer dialer(std::chrono::milliseconds(300));
+  dialer.finish();
+  expectWords(dialer.real.status, StatusCode::kTimeout, "waiting for the peer's part of the TLS handshake");
+}
+
+TEST(TcpTls, APeerThatDiesInTheHandshakeIsGone) {
+  HalfDialer dialer;
+  const char begun[] = {0x16, 0x03, 0x01, 0x01, 0x00, 0x01};  // of a client's first message
+  ASSERT_TRUE(internal::sendSome(dialer.link().socket(), {begun, sizeof begun}).isOk());
+  dialer.fetches.reset();
+  ::shutdown(dialer.link().socket().get(), SHUT_RDWR);
+  dialer.finish();
+  expectWords(dialer.real.status, StatusCode::kPeerFailed, "closed the connection during the TLS handshake");
+}
+
+TEST(TcpTls, OtherBytesInTheHandshakeAreAMismatch) {
+  HalfDialer dialer;
+  ASSERT_TRUE(internal::sendSome(dialer.link().socket(), "GET / HTTP/1.1\r\n\r\n").isOk());
+  dialer.finish();
+  expectWords(dialer.real.status, StatusCode::kMismatch, "the TLS handshake failed: the peer sent bytes that TLS");
+}
+
+// A pair whose stream of frames goes through a cable.
+struct CabledRanks : TcpRanks {
+  explicit CabledRanks(Cable::Edit edit = nullptr) {
+    auto near = makeTcpPair();
+    auto far = makeTcpPair();
+    cable = std::make_unique<Cable>(std::move(near.second), std::move(far.first), std::move(edit));
+    setTls(*this, TcpTls::kOn, TcpTls::kOn);
+    std::thread dialer([&, link = Link(std::move(near.first), "far end", testSecret())]() mutable {
+      ranks[1].join(std::move(link), 1, 0, true);
+    });
+    ranks[0].join(Link(std::move(far.second), "near end", testSecret()), 0, 1, false);
+    dialer.join();
+  }
+  void send(std::string_view text) {
+    std::memcpy(connection(1).reserve(Lane::kBulk, text.size(), text.size()).data(), text.data(), text.size());
+    connection(1).commit(Lane::kBulk, text.size());
+  }
+  std::unique_ptr<Cable> cable;
+};
+
+TEST(TcpTls, ACableSeesNothingOfTheFrames) {
+  std::string seen;
+  std::mutex mutex;
+  CabledRanks pair([&](int, std::span<char> bytes) {
+    const std::lock_guard lock(mutex);
+    seen.append(bytes.data(), bytes.size());
+  });
+  ASSERT_TRUE(pair.ranks[0].status.isOk()) << pair.ranks[0].status.message();
+  const std::string text = "a tensor of sixteen";
+  pair.send(text);
+  ASSERT_TRUE(pair.pollUntil([&] { return !pair.connection(0).peek(Lane::kBulk).empty(); }));
+  EXPECT_EQ(std::memcmp(pair.connection(0).peek(Lane::kBulk).data(), text.data(), text.size()), 0);
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(seen.find(text), std::string::npos);
+  EXPECT_GT(seen.size(), 300U);
+}
+
+TEST(TcpTls, AFlippedBitFailsBothRanks) {
+  CabledRanks pair;
+  ASSERT_TRUE(pair.ranks[0].status.isOk()) << pair.ranks[0].status.message();
+  pair.cable->flipNext();
+  pair.send("a tensor of sixteen");
+  ASSERT_TRUE(
+      pair.pollUntil([&] { return !pair.connection(0).health().isOk() && !pair.connection(1).health().isOk(); }));
+  EXPECT_TRUE(pair.connection(0).peek(Lane::kBulk).empty());
+  expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "rank 1 sent bytes that TLS rejects");
+  expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "(the stream of frames, tcp near end)");
+  expectWords(pair.connection(1).health(), StatusCode::kPeerFailed, "rank 0 rejects bytes of TLS that came from here");
+}
+
+// With a right checksum: only the handshake can find the change.
+TEST(TcpTls, ASetUpChangedByAnAttackerFailsTheHandshake) {
+  bool isChanged = false;
+  CabledRanks pair([&](int from, std::span<char> bytes) {
+    const std::size_t size = FakeDialer::setup().size();
+    if (from == 0 && !isChanged && bytes.size() >= 4 + size) {
+      char* const setup = bytes.data() + 4;  // behind its length
+      setup[size - 4 - 5 - 2] ^= 1;          // "wants checksums", before the wish for TLS and the status
+      const std::uint32_t sum = internal::crc32c(setup, size - 4);
+      std::memcpy(setup + size - 4, &sum, 4);
+      isChanged = true;
+    }
+  });
+  EXPECT_TRUE(isChanged);
+  for (const TcpRank& rank : pair.ranks) {
+    EXPECT_FALSE(rank.status.isOk());
+    EXPECT_NE(rank.status.message().find("TLS handshake"), std::string::npos) << rank.status.message();
+  }
+}
+
+}  // namespace
+}  // namespace shardwire::testing
