@@ -4,9 +4,9 @@
     make_wheel.py --out DIR [--plain] BUILD...
 
 Each BUILD is a build folder of the package (build/cp311-torch2.13.0). All are for one Python, of one source tree and
-one C++ ABI: a glue that needs a symbol missing in the core is an error. Then auditwheel copies libfmt and libcrypto in,
-and finds the oldest glibc that will do; torch's libraries and MPI's stay outside. ``--plain`` leaves auditwheel out:
-the wheel is for machines like this one.
+one C++ ABI: a glue that needs a symbol missing in the core is an error. Then auditwheel copies libfmt, libcrypto and
+libssl in, and finds the oldest glibc that will do; torch's libraries and MPI's stay outside. ``--plain`` leaves
+auditwheel out: the wheel is for machines like this one.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ struct Options {
   // connection has checksums if either rank asks for them. SHARDWIRE_TCP_CRC=0|1
   bool tcpCrc = false;
   // Whether tcp encrypts: TLS 1.3 under a key that both ranks derive from the tokens of store and job. auto: between
-  // two hosts, when the job has a token (SHARDWIRE_JOB_TOKEN); on: always; off: never. A connection has TLS if one of
-  // the two ranks wants it, and is an error if the other one has off. SHARDWIRE_TCP_TLS=auto|on|off
+  // two hosts, when the job has a token, and where the other rank has "on"; on: always; off: never. Ranks with "off"
+  // are not joined to ranks that must encrypt. SHARDWIRE_TCP_TLS=auto|on|off
   TcpTls tcpTls = TcpTls::kAuto;
   // A secret of the job beside the store's token, so that a process which can read the store still cannot join. Equal
   // on all ranks. SHARDWIRE_JOB_TOKEN

@@ -41,7 +41,8 @@ LOST = ("acknowledged nothing", "no reason came on the other connection", "Conne
 NOT_JOINED = ("did not arrive", "did not answer", "the c10d store failed", "no transport joins", "died or left",
               "gave up", "timed out", "did not join")
 CHANGED = ("other bytes arrived (CRC-32C",)
-CHECKED = {"SHARDWIRE_TCP_CRC": "1"}
+CHECKED = {"SHARDWIRE_TCP_CRC": "1", "SHARDWIRE_TCP_TLS": "off"}  # the job has a token: TLS would find the bits first
+CHANGED_TLS = ("bytes that TLS rejects", "rejects bytes of TLS")
 CASES = [
     Case("clean"),
     Case("loss-1", before="loss=0.01"),
@@ -68,6 +69,7 @@ CASES = [
     # long packets only: those of the publisher's records, which have no checksums, are short
     Case("fetch-changed", job="weights", later="corrupt=0.01 repair=1 shortest=1000", want=CHANGED, within=SOON,
          environment=CHECKED),
+    Case("changed-tls", later="corrupt=0.01 repair=1", want=CHANGED_TLS, within=SOON),
     Case("fetch-loss-5", job="weights", before="loss=0.05"),
     Case("fetch-pulled-5s", job="weights", later="cut=both", again=5, seconds=8),
     Case("fetch-pulled", job="weights", later="cut=both", want=(*LOST, *NOT_JOINED), within=25, timeout=15),

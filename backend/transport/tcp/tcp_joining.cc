@@ -11,13 +11,12 @@
 // With TLS these follow:
 //
 //   TLS handshake, as the server         <------->  TLS handshake, as the client  (over both sockets)
-//   one byte                             ------->                                 (over the link: the server agrees)
+//   one byte                             ------->                                 (over each: the server agrees)
 //
 // The keys for TLS come from the link's secret, which both ends derived from the tokens of the store and of the job and
 // from random challenges, and from both set-ups. So an attacker who changes a set-up makes the handshake fail.
 #include "backend/transport/tcp/tcp_joining.h"
 
-#include <errno.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -38,7 +37,6 @@ constexpr std::size_t kMaxUnknownCallers = 32;
 constexpr Duration kSuspectFor = std::chrono::seconds(1);
 constexpr std::string_view kDialerProof = "tcp fetches, dialer";
 constexpr std::string_view kListenerProof = "tcp fetches, listener";
-constexpr char kConfirmation = 'T';
 
 enum class TlsWish : std::uint8_t { kNever = 0, kMay = 1, kMust = 2 };
 
@@ -206,8 +204,6 @@ Status TcpJoining::advance() {
       return takeVerdict();
     case Stage::kSecuring:
       return secure();
-    case Stage::kConfirming:
-      return takeConfirmation();
     case Stage::kOver:
       break;
   }
@@ -386,37 +382,9 @@ Status TcpJoining::secure() {
       *isSafe = *done;
     }
   }
-  if (!isFramesSafe_ || !isFetchesSafe_) {
-    return Status::ok();
+  if (isFramesSafe_ && isFetchesSafe_) {
+    finish();
   }
-  if (isDialer_) {
-    stage_ = Stage::kConfirming;
-    return Status::ok();
-  }
-  char byte = kConfirmation;
-  const iovec piece{&byte, 1};
-  if (joint_.frames.send({&piece, 1}) != 1) {
-    return joint_.frames.error("ending the TLS handshake");
-  }
-  finish();
-  return Status::ok();
-}
-
-// The client has finished its handshake before the server has checked the client's part.
-Status TcpJoining::takeConfirmation() {
-  char byte = 0;
-  const iovec piece{&byte, 1};
-  const ssize_t size = joint_.frames.receive({&piece, 1});
-  if (size < 0 && errno == EAGAIN) {
-    return Status::ok();
-  }
-  if (size < 0) {
-    return joint_.frames.error("ending the TLS handshake");
-  }
-  if (size == 0 || byte != kConfirmation) {
-    return {StatusCode::kPeerFailed, "the peer ended the TLS handshake without a reason"};
-  }
-  finish();
   return Status::ok();
 }
 
@@ -444,9 +412,6 @@ void TcpJoining::appendSockets(std::vector<pollfd>* entries) const {
     }
     return;
   }
-  if (stage_ == Stage::kConfirming) {
-    return add(joint_.frames.socket(), POLLIN);
-  }
   add(link_.socket(), POLLIN);
   if (stage_ == Stage::kAccepting) {
     add(listener_, POLLIN);
@@ -467,7 +432,6 @@ std::string TcpJoining::awaited() const {
     case Stage::kAccepting:
       return "waiting for the peer's second socket";
     case Stage::kSecuring:
-    case Stage::kConfirming:
       return "waiting for the peer's part of the TLS handshake";
     default:
       return "waiting for the peer to answer over the link";

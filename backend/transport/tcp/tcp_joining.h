@@ -39,7 +39,6 @@ class TcpJoining final : public Joining {
     kAccepting,
     kVerdict,
     kSecuring,
-    kConfirming,
     kOver
   };
   struct Caller {
@@ -60,7 +59,6 @@ class TcpJoining final : public Joining {
   Status takeVerdict();
   Status beginTls();
   Status secure();
-  Status takeConfirmation();
   void finish();
   void judge(const Status& mine);
   void end(const Status& why);

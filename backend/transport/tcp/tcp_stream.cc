@@ -28,6 +28,7 @@ namespace {
 constexpr std::size_t kMaxRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 // One system call receives the records of four writes. OpenSSL decrypts them in this buffer.
 constexpr std::size_t kReadBytes = std::size_t{68} << 10;
+constexpr char kConfirmation = 'T';
 constexpr std::string_view kIdentity = "shardwire tcp";
 constexpr std::array<unsigned char, 2> kCipher = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
 constexpr int kBeginKernelTls = 72;  // BIO_CTRL_SET_KTLS, which OpenSSL sends to its BIO and does not publish
@@ -57,7 +58,7 @@ class Tls {
   static Result<std::unique_ptr<Tls>> create(const Fd& socket, bool isClient, const Digest& key,
                                              std::uint64_t recordsPerKey);
 
-  Result<bool> handshake();
+  Result<bool> handshake(const Fd& socket);
   ssize_t send(const Fd& socket, std::span<const iovec> pieces);
   ssize_t receive(std::span<const iovec> pieces, bool onlyHeld);
 
@@ -72,7 +73,8 @@ class Tls {
     void operator()(BIO* bio) const { ::BIO_free(bio); }
   };
 
-  Tls(const Digest& key, std::uint64_t recordsPerKey) : key_(key), recordsPerKey_(recordsPerKey) {}
+  Tls(bool isClient, const Digest& key, std::uint64_t recordsPerKey)
+      : isClient_(isClient), key_(key), recordsPerKey_(recordsPerKey) {}
 
   static SSL_CTX* context();
   static BIO_METHOD* method();
@@ -86,16 +88,19 @@ class Tls {
   SSL_SESSION* makeSession() const;
   // Sets errno after a call of OpenSSL without success; EAGAIN: to be called again.
   void setErrno(int result);
+  Status handshakeError() const;
   std::span<const std::byte> nextRecord(std::span<const iovec> pieces, std::size_t skipped);
   void changeKey(const Fd& socket);
 
   std::unique_ptr<BIO, Freed> bare_;  // OpenSSL's BIO of the socket, which knows the kernel's TLS
   std::unique_ptr<SSL, Freed> ssl_;
+  const bool isClient_;
   const Digest key_;
   const std::uint64_t recordsPerKey_;
   std::uint64_t numRecords_ = 0;                   // sent under the current key
   std::array<std::byte, kMaxRecordBytes> record_;  // gathered pieces that are shorter than a record
   std::size_t unfinished_ = 0;                     // bytes of a record that the socket has not taken whole
+  bool isShaken_ = false;                          // the handshake is done, as far as OpenSSL knows
   bool isSentByKernel_ = false;
   bool mayRead_ = true;     // the socket
   bool isDrained_ = false;  // the last read of the socket took everything
@@ -121,7 +126,6 @@ SSL_CTX* Tls::context() {
       ::SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT);
       ::SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
       ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-      ::SSL_CTX_set_read_ahead(context, 1);
       ::SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
       ::SSL_CTX_set_psk_use_session_callback(context, &Tls::useKey);
       ::SSL_CTX_set_psk_find_session_callback(context, &Tls::findKey);
@@ -147,7 +151,7 @@ BIO_METHOD* Tls::method() {
 Result<std::unique_ptr<Tls>> Tls::create(const Fd& socket, bool isClient, const Digest& key,
                                          std::uint64_t recordsPerKey) {
   ::ERR_clear_error();
-  std::unique_ptr<Tls> tls(new Tls(key, recordsPerKey));
+  std::unique_ptr<Tls> tls(new Tls(isClient, key, recordsPerKey));
   const auto failed = [] {
     return Status{StatusCode::kSystem, fmt::format("OpenSSL cannot begin TLS 1.3 ({}): see its configuration "
                                                    "(openssl.cnf), or set SHARDWIRE_TCP_TLS=off on all ranks",
@@ -267,28 +271,41 @@ void Tls::setErrno(int result) {
   }
 }
 
-Result<bool> Tls::handshake() {
+Status Tls::handshakeError() const {
+  if (isEnded_) {
+    return {StatusCode::kPeerFailed, "the peer closed the connection during the TLS handshake"};
+  }
+  if (errno != EBADMSG) {
+    return peerError("the TLS handshake", errno);
+  }
+  return {
+      StatusCode::kMismatch,
+      fmt::format("the TLS handshake failed: the peer {}. Bytes were changed on the way, or another process answers",
+                  broken_)};
+}
+
+Result<bool> Tls::handshake(const Fd& socket) {
   ::ERR_clear_error();
-  if (const int result = ::SSL_do_handshake(ssl_.get()); result != 1) {
-    setErrno(result);
-    if (errno == EAGAIN) {
-      return false;
+  if (!isShaken_) {
+    if (const int result = ::SSL_do_handshake(ssl_.get()); result != 1) {
+      setErrno(result);
+      return errno == EAGAIN ? Result<bool>(false) : handshakeError();
     }
-    if (isEnded_) {
-      return Status{StatusCode::kPeerFailed, "the peer closed the connection during the TLS handshake"};
+    if (::SSL_session_reused(ssl_.get()) != 1) {  // OpenSSL's word for: the key was used
+      return Status{StatusCode::kMismatch, "the TLS handshake failed: the peer did not prove the key"};
     }
-    if (errno != EBADMSG) {
-      return peerError("the TLS handshake", errno);
-    }
-    return Status{
-        StatusCode::kMismatch,
-        fmt::format("the TLS handshake failed: the peer {}. Bytes were changed on the way, or another process answers",
-                    broken_)};
+    isShaken_ = true;
+    isSentByKernel_ = BIO_get_ktls_send(::SSL_get_wbio(ssl_.get()));
   }
-  if (::SSL_session_reused(ssl_.get()) != 1) {  // OpenSSL's word for: the key was used
-    return Status{StatusCode::kMismatch, "the TLS handshake failed: the peer did not prove the key"};
+  // A client is done before the server has checked the client's part.
+  char byte = kConfirmation;
+  const iovec piece{&byte, 1};
+  const ssize_t moved = isClient_ ? receive({&piece, 1}, false) : send(socket, {&piece, 1});
+  if (moved != 1) {
+    return moved < 0 && errno == EAGAIN ? Result<bool>(false) : handshakeError();
   }
-  isSentByKernel_ = BIO_get_ktls_send(::SSL_get_wbio(ssl_.get()));
+  // Not before: the server's next bytes stay in the socket, where epoll finds them.
+  ::SSL_set_read_ahead(ssl_.get(), 1);
   return true;
 }
 
@@ -404,7 +421,7 @@ Status TcpStream::beginTls(bool isClient, const Digest& key, std::uint64_t recor
 }
 
 Result<bool> TcpStream::handshake() {
-  return tls_->handshake();
+  return tls_->handshake(socket_);
 }
 
 short TcpStream::handshakeEvents() const {

@@ -40,8 +40,9 @@ class TcpStream {
   // The next byte in either direction belongs to a TLS handshake. One end is the client, and `key` is equal on both
   // ends. Before handshake() is done, neither send() nor receive() may be called.
   Status beginTls(bool isClient, const Digest& key, std::uint64_t recordsPerKey = kRecordsPerKey);
-  // Goes on without waiting. True: done, and the other end has proved the key. kPeerFailed: the other end closed the
-  // stream; kMismatch: the other end has another key, or speaks no TLS, or bytes were changed on the way.
+  // Goes on without waiting. True: done, and both ends have proved the key (the server sends a byte for this).
+  // kPeerFailed: the other end closed the stream; kMismatch: the other end has another key, or speaks no TLS, or bytes
+  // were changed on the way.
   Result<bool> handshake();
   // Events to wait for before the next handshake().
   short handshakeEvents() const;

@@ -1,7 +1,7 @@
 // Checksums of a tcp connection. First the bytes on the wire. Then every bit of each kind of unit is flipped, and units
-// are lost and repeated. Then fetches: the blocks at all edges of their length, flips, and memory that is written while
-// it is sent. At last whole connections: one rank asks for checksums, a set-up is changed, and a cable in the middle
-// flips a bit.
+// are lost and repeated. Then fetches: the blocks at all edges of their length, flips, and memory that is written
+// during the fetch. At last whole connections: one rank asks for checksums, a set-up is changed, and a cable in the
+// middle flips a bit.
 #include <sys/socket.h>
 
 #include <cstring>
