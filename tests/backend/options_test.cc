@@ -56,7 +56,7 @@ TEST_F(OptionsTest, AreTheDefaultsWithoutVariables) {
   EXPECT_EQ(toString(*options),
             "timeout_s=1800 grace_s=0.5 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto "
             "heap_bytes=auto transports=auto "
-            "links=auto host_id=auto socket_ifname=auto tcp_crc=0 "
+            "links=auto host_id=auto socket_ifname=auto tcp_crc=0 tcp_tls=auto "
             "rdma_devices=auto rdma_gid_index=-1 job_token=none algorithms=auto check=default staging_bytes=268435456 "
             "recorded_ops=auto record_file=none status=0");
   ::setenv("SHARDWIRE_RING_BYTES", "", 1);  // empty counts as absent
