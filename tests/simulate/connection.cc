@@ -34,9 +34,12 @@ SimulatedConnection::SimulatedConnection(Network& network, Rank self, Rank peer)
       peer_(peer),
       out_(network.direction(self, peer)),
       in_(network.direction(peer, self)),
-      isNear_(network.areOnOneHost(self, peer)) {}
+      isNear_(network.areOnOneHost(self, peer)) {
+  network.connections_[static_cast<std::size_t>(self)].push_back(this);
+}
 
 SimulatedConnection::~SimulatedConnection() {
+  std::erase(network_.connections_[static_cast<std::size_t>(self_)], this);
   if (!process().isDead()) {
     network_.noteEnd(self_, peer_, End::kLeft);
   }
@@ -207,7 +210,7 @@ Process& SimulatedConnection::process() const {
 }
 
 Time SimulatedConnection::now() const {
-  return std::max(process().time(), network_.world_.now());
+  return network_.nowOf(self_);
 }
 
 // A short write: bytes behind the first arrive later, and the frame arrives whole.
@@ -262,7 +265,7 @@ void SimulatedConnection::take(Direction::Fetch& fetch) {
 
 bool SimulatedWire::poll() {
   bool moved = false;
-  for (SimulatedConnection* const connection : connections_) {
+  for (SimulatedConnection* const connection : network_.connections_[static_cast<std::size_t>(self_)]) {
     moved |= connection->poll();
   }
   return moved;

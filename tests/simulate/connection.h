@@ -8,8 +8,6 @@
 #include <shared_mutex>
 #include <span>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "backend/transport/transport.h"
 #include "tests/simulate/network.h"
@@ -62,12 +60,13 @@ class SimulatedConnection final : public internal::Connection {
 
 class SimulatedWire final : public internal::Wire {
  public:
-  explicit SimulatedWire(std::vector<SimulatedConnection*> connections) : connections_(std::move(connections)) {}
+  SimulatedWire(Network& network, Rank self) : network_(network), self_(self) {}
   bool poll() override;
   int readinessFd() const override { return -1; }
 
  private:
-  const std::vector<SimulatedConnection*> connections_;
+  Network& network_;
+  const Rank self_;
 };
 
 }  // namespace shardwire::simulate

@@ -65,6 +65,10 @@ struct Direction {
   std::shared_mutex readers;
   End end = End::kNone;
   Time endSeenAt = kNever;
+  // Of a link made when first needed: when the sender's request for the link reaches the receiver, and when the
+  // sender's consent does.
+  Time requestArrives = kNever;
+  Time consentArrives = kNever;
   bool isCut = false;
   std::string broken;
   Time heldUntil = 0;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tests/simulate/connection.h"
+#include "tests/simulate/late_links.h"
 
 namespace shardwire::simulate {
 
@@ -25,6 +26,7 @@ Network::Network(World& world, NetworkOptions options, std::vector<std::int32_t>
       options_(options),
       hosts_(std::move(hosts)),
       size_(static_cast<int>(hosts_.size())),
+      connections_(hosts_.size()),
       dooms_(hosts_.size()),
       ends_(hosts_.size(), End::kNone) {
   for (std::size_t i = 0; i < hosts_.size() * hosts_.size(); ++i) {
@@ -46,19 +48,29 @@ bool Network::areOnOneHost(Rank a, Rank b) const {
   return hosts_[static_cast<std::size_t>(a)] == hosts_[static_cast<std::size_t>(b)];
 }
 
-Peers Network::peersOf(Rank rank) {
+bool Network::isLate(Rank a, Rank b) const {
+  return options_.lateness == Lateness::kAll || (options_.lateness == Lateness::kOtherHosts && !areOnOneHost(a, b));
+}
+
+Time Network::nowOf(Rank rank) const {
+  return std::max(processes_[static_cast<std::size_t>(rank)]->time(), world_.now());
+}
+
+Peers Network::peersOf(Rank rank, const Options& options) {
   Peers peers;
-  std::vector<SimulatedConnection*> all;
   for (Rank peer = 0; peer < size_; ++peer) {
     auto& place = peers.connections.emplace_back();
-    if (peer != rank) {
-      auto made = std::make_unique<SimulatedConnection>(*this, rank, peer);
-      all.push_back(made.get());
-      place = std::move(made);
+    if (peer != rank && isLate(rank, peer)) {
+      place = std::make_unique<UnjoinedConnection>(peer, "simulated", options);
+    } else if (peer != rank) {
+      place = std::make_unique<SimulatedConnection>(*this, rank, peer);
     }
     peers.names.push_back({fmt::format("host{}", hosts_[static_cast<std::size_t>(peer)]), 0});
   }
-  peers.wires.push_back(std::make_unique<SimulatedWire>(std::move(all)));
+  peers.wires.push_back(std::make_unique<SimulatedWire>(*this, rank));
+  if (options_.lateness != Lateness::kNone) {
+    peers.late = std::make_unique<SimulatedLateLinks>(*this, rank);
+  }
   peers.whyNotFaster.resize(static_cast<std::size_t>(size_));
   peers.doorbell = processes_[static_cast<std::size_t>(rank)]->makeDoorbell();
   peers.hosts = hosts_;
@@ -81,6 +93,12 @@ void Network::ringAt(Time when, Rank rank) {
   }
 }
 
+void Network::ringForNewsAt(Time when, Rank rank) {
+  if (when != kNever) {
+    world_.at(when, [this, rank] { processes_[static_cast<std::size_t>(rank)]->ringForNews(); });
+  }
+}
+
 // ---- ends
 
 void Network::noteEnd(Rank from, Rank to, End end) {
@@ -90,7 +108,7 @@ void Network::noteEnd(Rank from, Rank to, End end) {
   }
   way.end = end;
   Random& random = world_.random();
-  const Time now = std::max(processes_[static_cast<std::size_t>(from)]->time(), world_.now());
+  const Time now = nowOf(from);
   if (end == End::kHostDied) {
     way.loseFramesUnderWay(now);
     way.endSeenAt = now + kSilence + random.between(0, kSecond);

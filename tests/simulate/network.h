@@ -11,12 +11,17 @@
 
 #include "backend/bootstrap/peers.h"
 #include "backend/transport/transport.h"
+#include "shardwire/options.h"
 #include "tests/simulate/direction.h"
 #include "tests/simulate/process.h"
 
 namespace shardwire::simulate {
 
+// Which ranks are joined only when an operation first needs the link.
+enum class Lateness : std::uint8_t { kNone, kOtherHosts, kAll };
+
 struct NetworkOptions {
+  Lateness lateness = Lateness::kNone;
   std::array<std::uint64_t, internal::kNumLanes> capacities{};
   int spikePercent = 0;  // of the frames, which take up to `longestSpike`
   Time longestSpike = kMillisecond;
@@ -25,6 +30,8 @@ struct NetworkOptions {
   int fullPercent = 0;              // of the requests for room, which find a full lane for a moment
 };
 
+class SimulatedConnection;
+
 class Network {
  public:
   Network(World& world, NetworkOptions options, std::vector<std::int32_t> hosts);
@@ -32,7 +39,7 @@ class Network {
 
   // All ranks' processes, before the first peersOf().
   void setProcesses(std::vector<Process*> processes) { processes_ = std::move(processes); }
-  internal::Peers peersOf(Rank rank);
+  internal::Peers peersOf(Rank rank, const Options& options);
 
   // ---- faults
   void endProcess(Rank rank, End end);
@@ -49,12 +56,17 @@ class Network {
 
  private:
   friend class SimulatedConnection;
+  friend class SimulatedLateLinks;
+  friend class SimulatedWire;
 
   Direction& direction(Rank from, Rank to);
   const Direction& direction(Rank from, Rank to) const;
   bool areOnOneHost(Rank a, Rank b) const;
   Time drawDelay(Rank a, Rank b);
   void ringAt(Time when, Rank rank);
+  void ringForNewsAt(Time when, Rank rank);
+  bool isLate(Rank a, Rank b) const;
+  Time nowOf(Rank rank) const;
   void noteEnd(Rank from, Rank to, End end);
   // A frame of this rank was sent: true when the rank's process dies of it.
   void countFrame(Rank rank);
@@ -64,7 +76,8 @@ class Network {
   const std::vector<std::int32_t> hosts_;
   const int size_;
   std::vector<Process*> processes_;
-  std::vector<std::unique_ptr<Direction>> directions_;  // [from * size + to]
+  std::vector<std::unique_ptr<Direction>> directions_;          // [from * size + to]
+  std::vector<std::vector<SimulatedConnection*>> connections_;  // by rank, of the joined peers
   struct Doom {
     int framesLeft = -1;
     End end = End::kNone;

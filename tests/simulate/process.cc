@@ -257,6 +257,16 @@ void Process::ringIfArmed() {
   }
 }
 
+void Process::ringForNews() {
+  ringIfArmed();
+  if (!isDead_ && bell_->process == this) {
+    hasRungProgress_ = true;
+    if (!isLooking_) {
+      lookAt(world_.now() + world_.random().between(kShortestWake, kLongestWake));
+    }
+  }
+}
+
 void Process::stopUntil(Time when) {
   stoppedUntil_ = std::max(stoppedUntil_, when);
 }

@@ -36,6 +36,8 @@ class Process {
   // ---- for the links
   // A frame, a release or a fetch of a peer arrived: rings if the bell is armed, as in the product.
   void ringIfArmed();
+  // A link to a late peer has news: rings the progress bell, too.
+  void ringForNews();
 
   // ---- faults
   void stopUntil(Time when);

@@ -167,7 +167,8 @@ std::unique_ptr<RankProgram::Call> RankProgram::makeCall(const Operation& operat
 }
 
 void RankProgram::run() {
-  auto engine = internal::Engine::create(network_.peersOf(rank_), rank_, schedule_.numRanks, schedule_.options, "g");
+  auto engine = internal::Engine::create(network_.peersOf(rank_, schedule_.options), rank_, schedule_.numRanks,
+                                         schedule_.options, "g");
   engine_ = engine;
   process_->serve(engine);
   group_ = std::make_unique<CommunicatorImpl>(std::move(engine), std::vector<internal::ForcedAlgorithm>());

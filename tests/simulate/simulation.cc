@@ -56,20 +56,36 @@ bool endsAlone(const Report& report) {
          report.failure.message().find(" failed on rank ") == std::string::npos;
 }
 
+// A rank left without a notice. Late links: the others stay for seconds for a rank without a link, and then leave.
+bool isAboutRankThatLeft(const Status& failure, const Schedule& drawn, const Fault& fault, bool hasRankLeft) {
+  const bool isLate = drawn.network.lateness != Lateness::kNone;
+  const bool mayLeave = fault.kind == FaultKind::kStop ? hasRankLeft || isLate : hasRankLeft && isLate;
+  return mayLeave && (failure.message().find("(simulated) left the group") != std::string::npos ||
+                      failure.message().find("(simulated) left before it was joined") != std::string::npos);
+}
+
 // Whether the error is about this fault.
-bool isAbout(const Status& failure, const Fault& fault, bool hasRankLeft) {
+bool isAbout(const Status& failure, const Schedule& drawn, const Fault& fault, bool hasRankLeft) {
   const std::string& text = failure.message();
+  const bool isTimeout = failure.code() == StatusCode::kTimeout;
+  // Before a link is made, nobody notices the silence of the peer.
+  const bool isLate = drawn.network.lateness != Lateness::kNone;
   switch (fault.kind) {
-    case FaultKind::kKill:
     case FaultKind::kHostDies:
+      if (isLate &&
+          ((isTimeout && names(text, fault.rank)) || isAboutRankThatLeft(failure, drawn, fault, hasRankLeft))) {
+        return true;
+      }
+      [[fallthrough]];
+    case FaultKind::kKill:
       return failure.code() == StatusCode::kPeerFailed &&
              text.find(fmt::format("rank {} (simulated) died", fault.rank)) != std::string::npos;
     case FaultKind::kCut:
-      return (names(text, fault.rank) || names(text, fault.peer)) &&
-             text.find("its network connection failed") != std::string::npos;
+      return ((names(text, fault.rank) || names(text, fault.peer)) &&
+              ((isLate && isTimeout) || text.find("its network connection failed") != std::string::npos)) ||
+             isAboutRankThatLeft(failure, drawn, fault, hasRankLeft);
     case FaultKind::kStop:
-      return (failure.code() == StatusCode::kTimeout && names(text, fault.rank)) ||
-             (hasRankLeft && text.find("(simulated) left the group") != std::string::npos);
+      return (isTimeout && names(text, fault.rank)) || isAboutRankThatLeft(failure, drawn, fault, hasRankLeft);
     case FaultKind::kHold:
       return false;
   }
@@ -154,7 +170,7 @@ std::vector<std::string> findFaults(const Schedule& drawn, const std::vector<Rep
       faults.push_back(fmt::format("rank {}: operation {} failed, and nothing was lost: {}", rank,
                                    report.failedOperation, report.failure.message()));
     } else if (std::none_of(drawn.faults.begin(), drawn.faults.end(),
-                            [&](const Fault& fault) { return isAbout(report.failure, fault, hasRankLeft); })) {
+                            [&](const Fault& fault) { return isAbout(report.failure, drawn, fault, hasRankLeft); })) {
       faults.push_back(fmt::format("rank {}: the error names none of the lost ranks and links: {}: {}", rank,
                                    statusCodeName(report.failure.code()), report.failure.message()));
     }
