@@ -576,7 +576,7 @@ def part_rdma(options):
     """Small machines with soft-RoCE devices, since the verbs need a kernel with soft-RoCE. Their processors are
     emulated, so here are the tests of the transport itself, and random specs between two machines.
     """
-    command = rdma_command("--only", "contract,power-cut,power-cut-idle,contract-two,compile_op-two")
+    command = rdma_command("--only", "contract,tls,power-cut,power-cut-idle,contract-two,compile_op-two")
     # a fifth of the random cases unless --oracle is given
     return with_cpp("rdma", command + ([] if options.oracle else ["--quick"]), 1000)
 

@@ -25,8 +25,8 @@ PACKAGES = ("qemu-system-x86 kmod cpio xz-utils zstd iproute2 libibverbs1 ibverb
 PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "modprobe": "kmod", "cpio": "cpio", "xz": "xz-utils",
             "zstd": "zstd", "rdma": "iproute2", "ibv_devinfo": "ibverbs-utils"}
 MODULES = ["virtio_pci", "virtio_net", "9p", "9pnet_virtio", "overlay", "crc32_generic", "rdma_rxe", "ib_uverbs",
-           "ib_umad", "rdma_ucm"]
-OPTIONAL_MODULES = {"crc32_generic"}  # needed by rxe up to about Linux 6.12, gone later
+           "ib_umad", "rdma_ucm", "tls", "gcm", "ghash_generic"]  # the last three: TLS by the kernel
+OPTIONAL_MODULES = {"crc32_generic", "tls", "gcm", "ghash_generic"}  # crc32: needed by rxe up to about Linux 6.12
 # trixie's kernel also on Debian 12, so that both hosts run the same rxe; the host's own suite where trixie cannot be
 # had.
 SUITES = [name for name in os.environ.get("SHARDWIRE_RIG_SUITE", "trixie host").split() if name]

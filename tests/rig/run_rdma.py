@@ -1,5 +1,6 @@
 """Runs the C++ tests for RDMA devices in machines with devices: the contract, compile_op and collectives over rdma
-inside one machine and across two, and the death of a machine.
+inside one machine and across two, and the death of a machine. And the tests of encrypted tcp, since the machines'
+kernel has TLS, which the kernel of the host may lack.
 
 Usage: run_rdma.py --build FOLDER [--quick] [--only NAME,...]
 Prints one line per part, the failures, and "N passed, N failed, N skipped". If no machine can be started (no QEMU, no
@@ -30,6 +31,7 @@ Part = collections.namedtuple("Part", "name nodes ranks program filter cases lim
 
 PARTS = [
     Part("contract", 1, 0, "tests_backend_transport_rdma", "*", 0, 420),
+    Part("tls", 1, 0, "tests_backend_transport_tcp", "TcpTls.*:Tls/*-*Killed*", 0, 240),  # over the kernel's TLS
     Part("power-cut", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileFetching", 0, 90),
     Part("power-cut-idle", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileIdle", 0, 90),
     # Across two machines the ranks are processes started by the rig, as mpirun does elsewhere

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 
 #include "backend/base/crc32c.h"
@@ -137,6 +138,16 @@ TEST(TcpTls, BytesOfAllLengthsArriveBothWays) {
     EXPECT_TRUE(texts[0] == copies[0] && texts[1] == copies[1]);
     EXPECT_TRUE(!isShort || numBlocked > 1) << numBlocked;
   }
+}
+
+// The machines of tests/rig have such a kernel.
+TEST(TcpTls, TheKernelEncryptsWhereItCan) {
+  const Ends ends = secured(makeTcpPair());
+  if (!std::filesystem::exists("/proc/net/tls_stat")) {
+    GTEST_SKIP() << "this kernel has no TLS: tests/rig/run_rdma.py";
+  }
+  EXPECT_EQ(ends.client.protection(), std::string(", TLS 1.3 (sent by the kernel)"));
+  EXPECT_EQ(ends.server.protection(), std::string(", TLS 1.3 (sent by the kernel)"));
 }
 
 // OpenSSL has decrypted more than the caller took, and the socket is empty: epoll reports nothing.
