@@ -52,9 +52,10 @@ bool SimulatedLateLinks::isDue(Rank peer) const {
   const State state = states_[static_cast<std::size_t>(peer)];
   const Direction& in = network_.direction(peer, self_);
   const Time now = network_.nowOf(self_);
-  const bool isGone = (in.end == End::kLeft || in.end == End::kDied) && in.endSeenAt <= now;
-  return (state == State::kIdle && in.requestArrives <= now) ||
-         (state == State::kWanted && (isGone || std::min(in.requestArrives, in.consentArrives) <= now));
+  const Time arrives = std::min(in.requestArrives, in.consentArrives);
+  // The end comes behind all that the peer sent before.
+  const bool isGone = (in.end == End::kLeft || in.end == End::kDied) && in.endSeenAt <= now && arrives == kNever;
+  return (state == State::kIdle && in.requestArrives <= now) || (state == State::kWanted && (isGone || arrives <= now));
 }
 
 std::vector<internal::LateLinks::News> SimulatedLateLinks::poll() {
