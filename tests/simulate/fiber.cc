@@ -13,6 +13,7 @@ namespace shardwire::simulate {
 namespace {
 
 constexpr std::size_t kStackBytes = std::size_t{1} << 20;
+constexpr std::size_t kGuardBytes = std::size_t{64} << 10;  // below the stack: an overflow ends the process
 
 // Stacks are used again: a simulation makes a few, and a process runs thousands of simulations.
 std::vector<std::byte*>& spareStacks() {
@@ -29,6 +30,7 @@ std::byte* takeStack() {
   void* const stack =
       ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
   SW_CHECK(stack != MAP_FAILED);
+  SW_CHECK(::mprotect(stack, kGuardBytes, PROT_NONE) == 0);
   return static_cast<std::byte*>(stack);
 }
 
@@ -36,8 +38,8 @@ std::byte* takeStack() {
 
 Fiber::Fiber(std::function<void()> body) : body_(std::move(body)), stack_(takeStack()) {
   SW_CHECK(::getcontext(&here_) == 0);
-  here_.uc_stack.ss_sp = stack_;
-  here_.uc_stack.ss_size = kStackBytes;
+  here_.uc_stack.ss_sp = stack_ + kGuardBytes;
+  here_.uc_stack.ss_size = kStackBytes - kGuardBytes;
   here_.uc_link = &caller_;
   const auto self = reinterpret_cast<std::uintptr_t>(this);
   // makecontext passes ints only.
