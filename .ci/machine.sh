@@ -59,8 +59,8 @@ packages_of() {  # packages_of GROUP
     checks)
       packages_of cpp
       echo clang python3-pytest mypy shellcheck codespell
-      # The layout of the sources is clang-format 14's, and their names are as clang-tidy 14 reads them; Debian 13 has no such versions.
-      if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14 clang-tidy-14; fi ;;
+      # The layout of the sources is clang-format 14's; Debian 13 has no such version.
+      if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14; fi ;;
     fuzz)
       packages_of demo
       # libFuzzer has a package of its own beside the compiler: of clang 14 in Debian 12, of clang 19 in Debian 13.
@@ -68,7 +68,8 @@ packages_of() {  # packages_of GROUP
     mpi) packages_of cpp; [ "$python" != /usr/bin/python3 ] || echo python3-mpi4py ;;
     # The machines' kernel is unpacked, not installed: tests/rig/kernel.py.
     rdma) packages_of cpp; echo libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
-    tidy) packages_of cpp; echo clang-tidy ;;
+    # The names are as clang-tidy 14 reads them: Debian 12 has this version.
+    tidy) packages_of cpp; echo clang-tidy; if apt-cache show clang-tidy-14 >/dev/null 2>&1; then echo clang-tidy-14; fi ;;
     python) packages_of demo; echo iproute2; [ "${CI:-}" != true ] || echo slurmctld slurmd slurm-client; debian_torch && echo python3-pytest python3-pytest-xdist python3-rich python3-setuptools || true ;;
     cuda-torch) packages_of core; echo nlohmann-json3-dev iproute2; [ "$python" != /usr/bin/python3 ] || echo python3-dev python3-venv python3-pip ;;
     docs) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-sphinx python3-myst-parser furo ;;

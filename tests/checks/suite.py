@@ -191,7 +191,6 @@ def part_checks(options):
         ("spelling", [sys.executable, CHECKS / "spelling.py"]),
         ("words", [sys.executable, CHECKS / "words.py"]),
         ("thread-safety", [sys.executable, CHECKS / "thread_safety.py", compiled_commands()]),
-        ("names", [sys.executable, CHECKS / "names.py", compiled_commands()]),
         ("python-syntax", [sys.executable, "-c", one_line, *python_files]),
         ("types", [sys.executable, CHECKS / "types_check.py"]),
         ("shell", [sys.executable, CHECKS / "shell.py"]),
@@ -318,14 +317,16 @@ def part_fuzz(options):
 
 
 def part_tidy(options):
+    """clang-tidy's searches for defects, and its check of names, each over all units of the core: minutes."""
     commands = compiled_commands()
     if commands is None:
         return FAIL
+    names = check("names", [sys.executable, CHECKS / "names.py", commands])
     status, log = run("tidy", [sys.executable, CHECKS / "tidy.py", commands], limit=3600)
     if status not in (0, SKIPPED):
         remember("tidy", log, 40)
         show_end(log, 200)
-    return {0: PASS, SKIPPED: SKIP}.get(status, FAIL)
+    return add([names, {0: PASS, SKIPPED: SKIP}.get(status, FAIL)])
 
 
 def pytest(name, where, options, python, env, *more):
