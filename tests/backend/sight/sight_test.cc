@@ -290,10 +290,11 @@ TEST(StatusSocket, WhoDoesNotReadKeepsNobodyWaiting) {
         }
         const auto begin = Clock::now();
         const auto text = ask(*path);
+        const auto waited = Clock::now() - begin;
         ASSERT_TRUE(text.has_value());
         EXPECT_GT(text->size(), 500000u);
         EXPECT_EQ(Json::parse(*text)["groups"].size(), 1u);
-        EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));  // one after the other: 20 s
+        EXPECT_LT(waited, std::chrono::seconds(18));  // one after the other: 20 s
       },
       recorded(32));
 }

@@ -69,19 +69,27 @@ TransportFixture acrossHosts() {
   return {"TwoHosts", true, options, true, kNoticeDeathWithin, &prepareTwoHosts, &enterInTurn};
 }
 
-TransportFixture acrossHostsWithToken() {
-  TransportFixture fixture = acrossHosts();
-  fixture.name = "TwoHostsWithToken";
-  fixture.options.jobToken = "secret";
-  return fixture;
+// The other ways differ by processes and by bytes on the wire, where TSan sees no more.
+constexpr bool kHasAllWays =
+#if defined(__SANITIZE_THREAD__)
+    false;
+#else
+    true;
+#endif
+
+std::vector<TransportFixture> fixtures() {
+  std::vector<TransportFixture> all = {{"Threads", false, overTcp(), true, kNoticeDeathWithin},
+                                       {"Tls", true, withTls(), true, kNoticeDeathWithin}};
+  if (kHasAllWays) {
+    all.push_back({"Processes", true, overTcp(), true, kNoticeDeathWithin});
+    all.push_back({"SmallRings", true, smallRings(), true, kNoticeDeathWithin});
+    all.push_back({"Checksums", true, withChecksums(), true, kNoticeDeathWithin});
+    all.push_back(acrossHosts());
+  }
+  return all;
 }
 
-const auto kFixtures = ::testing::Values(TransportFixture{"Threads", false, overTcp(), true, kNoticeDeathWithin},
-                                         TransportFixture{"Processes", true, overTcp(), true, kNoticeDeathWithin},
-                                         TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin},
-                                         TransportFixture{"Checksums", true, withChecksums(), true, kNoticeDeathWithin},
-                                         TransportFixture{"Tls", true, withTls(), true, kNoticeDeathWithin},
-                                         acrossHosts(), acrossHostsWithToken());
+const auto kFixtures = ::testing::ValuesIn(fixtures());
 std::string nameOf(const ::testing::TestParamInfo<TransportFixture>& info) {
   return info.param.name;
 }
@@ -106,7 +114,7 @@ TEST(TcpEndpoint, EncryptsBetweenHostsIfTheJobHasAToken) {
         ASSERT_TRUE(peers.isOk()) << peers.status().message();
         ownPeers = &*peers;
         Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
-        const bool isEncrypted = connection.describe().ends_with(", TLS 1.3");
+        const bool isEncrypted = connection.describe().find(", TLS 1.3") != std::string::npos;
         EXPECT_EQ(isEncrypted, hasToken && !isWithinHost) << connection.describe();
         meet(connection);
         ownPeers = nullptr;
