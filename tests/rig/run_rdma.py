@@ -31,7 +31,7 @@ Part = collections.namedtuple("Part", "name nodes ranks program filter cases lim
 
 PARTS = [
     Part("contract", 1, 0, "tests_backend_transport_rdma", "*", 0, 420),
-    Part("tls", 1, 0, "tests_backend_transport_tcp", "TcpTls.*:Tls/*-*Killed*", 0, 240),  # over the kernel's TLS
+    Part("tls", 1, 0, "tests_backend_transport_tcp", "TcpTls.*:Tcp/*/Tls-*Killed*:*Sleep*:*Ring*:*WakeUp*", 0, 240),
     Part("power-cut", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileFetching", 0, 90),
     Part("power-cut-idle", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileIdle", 0, 90),
     # Across two machines the ranks are processes started by the rig, as mpirun does elsewhere

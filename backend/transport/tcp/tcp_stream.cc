@@ -272,7 +272,7 @@ void Tls::setErrno(int result) {
 }
 
 Status Tls::handshakeError() const {
-  if (isEnded_) {
+  if (isEnded_ || errno == ECONNRESET || errno == EPIPE) {
     return {StatusCode::kPeerFailed, "the peer closed the connection during the TLS handshake"};
   }
   if (errno != EBADMSG) {

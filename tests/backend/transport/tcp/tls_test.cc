@@ -346,7 +346,7 @@ TEST(TcpTls, AConnectionHasItIfARankAsksAndNoRankForbidsIt) {
     ASSERT_TRUE(pair.ranks[0].status.isOk() && pair.ranks[1].status.isOk())
         << pair.ranks[0].status.message() << pair.ranks[1].status.message();
     for (const Rank rank : {0, 1}) {
-      EXPECT_TRUE(pair.connection(rank).describe().ends_with(hasTls ? " end, TLS 1.3" : " end"))
+      EXPECT_EQ(pair.connection(rank).describe().find(" end, TLS 1.3") != std::string::npos, hasTls)
           << pair.connection(rank).describe();
       std::memcpy(pair.connection(rank).reserve(Lane::kBulk, 8, 8).data(), "12345678", 8);
       pair.connection(rank).commit(Lane::kBulk, 8);
@@ -457,7 +457,11 @@ TEST(TcpTls, AFlippedBitFailsBothRanks) {
   EXPECT_TRUE(pair.connection(0).peek(Lane::kBulk).empty());
   expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "rank 1 sent bytes that TLS rejects");
   expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "(the stream of frames, tcp near end)");
-  expectWords(pair.connection(1).health(), StatusCode::kPeerFailed, "rank 0 rejects bytes of TLS that came from here");
+  // A kernel that encrypts cannot be given OpenSSL's alert, and the reason comes over the other stream.
+  const bool isSentByKernel = pair.connection(1).describe().find("sent by the kernel") != std::string::npos;
+  expectWords(
+      pair.connection(1).health(), StatusCode::kPeerFailed,
+      isSentByKernel ? "rank 1 sent bytes that TLS rejects" : "rank 0 rejects bytes of TLS that came from here");
 }
 
 // With a right checksum: only the handshake can find the change.
