@@ -4,16 +4,20 @@ find_package(nlohmann_json QUIET)
 find_package(benchmark QUIET)
 find_package(MPI QUIET COMPONENTS CXX)
 
+add_library(shardwire_bench_ranks STATIC bench/bench_ranks.cc)
+target_include_directories(shardwire_bench_ranks PRIVATE ${PROJECT_SOURCE_DIR})
+target_link_libraries(shardwire_bench_ranks PRIVATE shardwire_warnings fmt::fmt Threads::Threads)
+
 function(shardwire_bench name)
   add_executable(${name} ${ARGN})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE shardwire_rooms shardwire_warnings fmt::fmt Threads::Threads)
+  target_link_libraries(${name} PRIVATE shardwire_bench_ranks shardwire_rooms shardwire_warnings fmt::fmt Threads::Threads)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()
 
-shardwire_bench(rdma_bench bench/rdma_bench.cc bench/bench_ranks.cc)
+shardwire_bench(rdma_bench bench/rdma_bench.cc)
 
-shardwire_bench(symm_bench bench/symm_bench.cc bench/bench_ranks.cc)
+shardwire_bench(symm_bench bench/symm_bench.cc)
 
 if(benchmark_FOUND)
   shardwire_bench(kernels_bench bench/kernels_bench.cc)
@@ -24,7 +28,7 @@ else()
   message(STATUS "benches: kernels_bench and plan_bench are left out, there is no libbenchmark-dev")
 endif()
 
-shardwire_bench(bootstrap_bench bench/bootstrap_bench.cc bench/bench_ranks.cc)
+shardwire_bench(bootstrap_bench bench/bootstrap_bench.cc)
 
 if(CLI11_FOUND AND nlohmann_json_FOUND)
   # What the benches between ranks share: the one option parser, the report.
@@ -32,17 +36,16 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
   target_include_directories(shardwire_bench_support PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(shardwire_bench_support PUBLIC nlohmann_json::nlohmann_json fmt::fmt PRIVATE shardwire_warnings CLI11::CLI11)
 
-  shardwire_bench(reshape_bench bench/reshape_bench.cc bench/reshape_cases.cc bench/latency_cases.cc bench/bench_ranks.cc
-                  bench/count_allocations.cc)
+  shardwire_bench(reshape_bench bench/reshape_bench.cc bench/reshape_cases.cc bench/latency_cases.cc bench/count_allocations.cc)
   target_link_libraries(reshape_bench PRIVATE shardwire_bench_support)
 
   shardwire_bench(kernels_copy_bench bench/kernels_copy_bench.cc)
   target_link_libraries(kernels_copy_bench PRIVATE CLI11::CLI11)
 
-  shardwire_bench(hierarchy_bench bench/hierarchy_bench.cc bench/bench_ranks.cc)
+  shardwire_bench(hierarchy_bench bench/hierarchy_bench.cc)
   target_link_libraries(hierarchy_bench PRIVATE shardwire_bench_support)
 
-  shardwire_bench(tcp_bench bench/tcp_bench.cc bench/bench_ranks.cc)
+  shardwire_bench(tcp_bench bench/tcp_bench.cc)
   target_link_libraries(tcp_bench PRIVATE shardwire_bench_support)
 
   # One loop for all peers of bench/compare.py. Without MPI and torch: compare.py links this library to a program of each MPI.
@@ -50,7 +53,7 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
   target_include_directories(peer_loop PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(peer_loop PRIVATE shardwire_warnings nlohmann_json::nlohmann_json)
   set_target_properties(peer_loop PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
-  shardwire_bench(shardwire_peer bench/peers/shardwire_peer.cc bench/bench_ranks.cc)
+  shardwire_bench(shardwire_peer bench/peers/shardwire_peer.cc)
   target_link_libraries(shardwire_peer PRIVATE peer_loop)
 
   if(MPI_CXX_FOUND)

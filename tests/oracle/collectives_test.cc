@@ -4,7 +4,7 @@
 // used again and again.
 //
 // Only the calls keep the ranks in step: each rank derives a case from the case's seed alone.
-// SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 40000). SHARDWIRE_ORACLE_SEED: the first seed (to repeat a
+// SHARDWIRE_ORACLE_CASES: how many cases (default 20000). SHARDWIRE_ORACLE_SEED: the first seed (to repeat a
 // failure: the failing seed).
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // compileOp and runs of compiled ops between real ranks against the naive model: random specs, over every data path,
 // with strided tensors, bound and not, one and two runs in flight. Ranks are threads, for speed, or processes made by
-// mpirun; the groups stay for all cases of one path. SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 40000).
+// mpirun; the groups stay for all cases of one path. SHARDWIRE_ORACLE_CASES: how many cases (default 20000).
 // SHARDWIRE_ORACLE_SEED: the first seed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -221,6 +221,7 @@ def test_groups_come_and_go(run_ranks):
     run_ranks(2, again)
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("isa, why", [("baseline", "by SHARDWIRE_ISA"), ("", "the widest of this CPU")])
 def test_the_kernels_are_described(isa, why):
     script = ("import shardwire, torch.distributed as dist\n"

@@ -498,25 +498,22 @@ def test_demo_of_two_jobs(tmp_path: Path) -> None:
     assert ended.returncode == 2 and "none" in ended.stderr
 
 
-@pytest.mark.parametrize("cast", ["bf16", "f64"])
-def test_demo_casts_on_the_way(tmp_path: Path, cast: str) -> None:
-    tensors = some_tensors()
-    write_safetensors(tmp_path / "m.safetensors", tensors)
-    ended = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "4", "--runs", "2", "--cast", cast,
-                 "--json", str(tmp_path / "out.json"))
-    assert ended.returncode == 0, ended.stderr
-    assert f"cast to {cast}" in ended.stdout
-    result = json.loads((tmp_path / "out.json").read_text())
-    assert result["mismatched_bytes"] == 0
-    plain = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "4", "--runs", "2", "--skip-today",
-                 "--json", str(tmp_path / "plain.json"))
-    assert plain.returncode == 0, plain.stderr
-    bytes_as_is = json.loads((tmp_path / "plain.json").read_text())["bytes"]
-    assert (result["bytes"] < bytes_as_is) if cast == "bf16" else (result["bytes"] > bytes_as_is)
+def test_demo_casts_on_the_way(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "m.safetensors", some_tensors())
+    moved = {}
+    for cast in (None, "bf16", "f64"):
+        ended = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", "2", "--runs", "2", "--skip-today",
+                     *(["--cast", cast] if cast else []), "--json", str(tmp_path / "out.json"))
+        assert ended.returncode == 0, ended.stderr
+        assert cast is None or f"cast to {cast}" in ended.stdout
+        result = json.loads((tmp_path / "out.json").read_text())
+        assert result["mismatched_bytes"] == 0
+        moved[cast] = result["bytes"]
+    assert moved["bf16"] < moved[None] < moved["f64"]
     assert demo("--cast", "i8").returncode == 2
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [3, 5])
 def test_demo_moves_a_checkpoint(tmp_path: Path, ranks: int) -> None:
     write_safetensors(tmp_path / "m.safetensors", some_tensors())
     ended = demo("--checkpoint", str(tmp_path / "m.safetensors"), "--ranks", str(ranks), "--runs", "2", "--json",

@@ -88,6 +88,7 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
     return cases
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_random_cases(ranks: int) -> None:
     assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks

@@ -69,17 +69,15 @@ def test_the_picture(tmp_path: pathlib.Path) -> None:
     assert sum(text.endswith("between ranks") for text in texts if text) == 2
 
 
-@pytest.mark.any_torch
-@pytest.mark.parametrize("chunks", [[], ["--chunks", "auto,3"]])
-def test_the_bench_runs(chunks: list[str], tmp_path: pathlib.Path) -> None:
+@pytest.mark.any_torch  # without --chunks: test_benches.py
+def test_the_bench_runs_with_chunks(tmp_path: pathlib.Path) -> None:
     script = DOCS.parent / "bench" / "fft.py"
     done = subprocess.run([sys.executable, str(script), "--only", "shardwire", "--shapes", "8x6x4", "--rounds", "1",
-                           "--repeats", "2", "--ways", "shm,tcp", *chunks],
+                           "--repeats", "2", "--ways", "shm,tcp", "--chunks", "auto,3"],
                           cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for way in ("shm", "tcp"):
-        for name, cut in (((f" shardwire:{way}, chunks auto ", "1; 1,1"), (f" shardwire:{way}, chunks 3 ", "3; 3,3"))
-                          if chunks else ((f" shardwire:{way} ", "1; 1,1"),)):
+        for name, cut in ((f" shardwire:{way}, chunks auto ", "1; 1,1"), (f" shardwire:{way}, chunks 3 ", "3; 3,3")):
             (line,) = [line for line in done.stdout.splitlines() if name in line]
             assert line.endswith(f"exchanges in {cut} chunks")
     assert done.stdout.count(" limit ") == 1

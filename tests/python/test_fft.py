@@ -496,6 +496,7 @@ def failing_chunks(rank: int, size: int, chunks: int, when: int, how: str) -> tu
     return said
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("way", ["shm", "tcp"])
 @pytest.mark.parametrize(("how", "kind", "text"), [
     ("dies", "PeerFailedError", "rank 1"), ("is away", "TimeoutError", "rank 1"), ("fails", "TimeoutError", "rank 1")])

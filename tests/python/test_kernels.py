@@ -82,6 +82,7 @@ def test_the_documents_examples(examples):
     assert [entry for entry in folder.rglob("*") if entry.suffix == ".tmp"] == []
 
 
+@pytest.mark.any_torch
 def test_the_example_of_the_page(examples):
     """The page's example on one rank finds the kernel of the examples above: the graph is the same."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S)

@@ -280,6 +280,7 @@ def test_many_ranks_are_drawn_as_hosts_or_blocks():
             and sum(edge["bytes"] for edge in blocks["edges"]) == 4096)
 
 
+@pytest.mark.any_torch
 def test_the_example_of_the_page(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S)
     (description,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), flags=re.S)

@@ -88,12 +88,14 @@ def _expect(done: subprocess.CompletedProcess[str], *lines: str) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(lines), done.stdout + done.stderr
 
 
+@pytest.mark.any_torch
 def test_pmix_gives_ranks_by_env_and_by_mpi(srun: Steps) -> None:
     text = MEET + "meet()\n" + ("meet(init_method='mpi://')\n" if HAS_MPI else "")
     _expect(srun("-N", "1", "-n", "2", "--mpi=pmix", sys.executable, srun.script(IMPORT + text)),
             *["met 0 of 2", "met 1 of 2"] * (1 + HAS_MPI))
 
 
+@pytest.mark.any_torch
 def test_pmi2_gives_ranks_and_mpi_says_what_to_call(srun: Steps) -> None:
     text = MEET + """
 meet()
@@ -106,6 +108,7 @@ except NotImplementedError as error:
             "met 1 of 2", *["True True"] * 2)
 
 
+@pytest.mark.any_torch
 def test_one_task_for_each_node_starts_ranks_of_one_job(srun: Steps, launcher: str) -> None:
     script = srun.script("import shardwire\n" + MEET + "meet()\n")
     _expect(srun("-N", "2", "--ntasks-per-node=1", sys.executable, launcher, "-n", "2", script),
