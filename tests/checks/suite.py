@@ -237,7 +237,7 @@ def cpp(folder, env, options, *more, target="all", only="."):
     programs = reports / "ctest.xml"
     # The random specs: the full number is for the plain build; under a sanitizer each costs 5 to 20 times as much.
     cases = options.oracle or (10000 if options.quick else 20000)
-    oracle = {"SHARDWIRE_ORACLE_CASES": min(cases, {"asan": 1500, "tsan": 1500}.get(folder, cases))}
+    oracle = {"SHARDWIRE_ORACLE_CASES": min(cases, {"asan": 1500, "tsan": 500}.get(folder, cases))}
     status, log = run(
         f"ctest-{folder}",
         [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure",
