@@ -1,8 +1,8 @@
 // Torch's own recorder cannot be written to: FlightRecorder<c10::Event> is a template whose one instance is hidden in
 // libtorch_cpu. So shardwire keeps its own records and writes them in torch's form, for every torch version. The
 // requirements of torch's tool shape the form:
-//   - The tool accepts the names of some backends only, so entries say "gloo:all_reduce"; "backend" and "operation"
-//     have the real names.
+//   - The tool accepts the names of some backends only, before torch 2.13 nccl and xccl. So entries say
+//     "nccl:all_reduce"; "backend" and "operation" have the real names.
 //   - The tool accepts c10d's collectives only. Operations that only shardwire has (compile_op and runs of compiled
 //     ops) are written as "coalesced", whose sizes the tool does not compare.
 //   - The tool matches entries of a group by their sequence numbers. Messages have none, so each pair of ranks that
@@ -93,7 +93,7 @@ void placeMessage(const RecordedOp& op, const TracedGroup& group, Json& entry, J
   const int to = isMatched && goesUp ? 1 : 0;
   const bool isSend = std::string_view(op.name) == "send";
   entry["profiling_name"] =
-      isSend ? fmt::format("gloo:send {}->{}", from, to) : fmt::format("gloo:recv {}<-{}", to, from);
+      isSend ? fmt::format("nccl:send {}->{}", from, to) : fmt::format("nccl:recv {}<-{}", to, from);
   const auto number = static_cast<std::int64_t>((static_cast<std::uint64_t>(op.tag & 0xffff) << 40) |
                                                 op.messageNumber << 1 | (goesUp ? 1 : 0));
   entry["p2p_seq_id"] = number;
@@ -118,7 +118,7 @@ Json entryOf(const RecordedOp& op, const TracedGroup& group, const UnixTime& uni
   } else {
     const std::string_view name = op.name;
     const bool isOurs = name == "compile_op" || name == "compiled_op" || name == "agree";
-    entry["profiling_name"] = fmt::format("gloo:{}", isOurs ? "coalesced" : name);
+    entry["profiling_name"] = fmt::format("nccl:{}", isOurs ? "coalesced" : name);
     entry["collective_seq_id"] = op.seq;
     entry["p2p_seq_id"] = 0;
     entry["process_group"] = {group.name, "undefined"};

@@ -135,8 +135,8 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
                           r"rank 1: inputs\[0\]: device 'abacus'"),
     "device is a number": (only(1, inputs=[box([1, 0], [1, 4], device=0)]), TypeError,
                            r"rank 1: inputs\[0\]: device is 0"),
-    "device is not the CPU": (only(1, inputs=[box([1, 0], [1, 4], device="cuda")]), NotImplementedError,
-                              r"rank 1: inputs\[0\]: device 'cuda'"),
+    "device is not the CPU": (only(1, inputs=[box([1, 0], [1, 4], device="mps")]), NotImplementedError,
+                              r"rank 1: inputs\[0\]: device 'mps'"),
     "tensor_id is a fraction": (only(1, inputs=[box([1, 0], [1, 4], tensor_id=7.5)]), TypeError,
                                 r"rank 1: inputs\[0\]: tensor_id is 7.5"),
     # Several tensors.

@@ -62,7 +62,10 @@ def imports(code: str) -> list[str]:
 def test_an_example_runs(example: docs.Example, size: int, tmp_path: pathlib.Path) -> None:
     if example.torch and TORCH < tuple(int(part) for part in example.torch.split(".")):
         pytest.skip(f"this example needs torch {example.torch}")
-    for module in imports(example.code):
+    modules = imports(example.code)
+    if "torch.distributed._symmetric_memory" in modules and not shardwire._C.has_torch_symmetric_memory:
+        pytest.skip("shardwire was not compiled against this torch's symmetric memory")
+    for module in modules:
         importlib.import_module(module)  # once, before the forks
     said = run_ranks(size, as_a_launcher_starts_it, example, size, free_port(), str(tmp_path), join=False)
     if "explain()" in example.code:

@@ -24,7 +24,8 @@ class Tls;
 
 class TcpStream {
  public:
-  // AES-GCM is safe for some 2^24.5 records under one key (RFC 8446, 5.5). A sender changes its key before.
+  // AES-GCM is safe for some 2^24.5 records under one key (RFC 8446, 5.5). A sender changes its key before,
+  // except where the kernel encrypts, which cannot.
   static constexpr std::uint64_t kRecordsPerKey = std::uint64_t{1} << 24;
 
   // Plain. Not open without a socket.

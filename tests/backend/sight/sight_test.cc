@@ -399,20 +399,20 @@ TEST(Trace, HasOneEntryPerOperationWithTheSameNumberOnAllRanks) {
         for (const Json& entry : trace["entries"]) {
           byName[entry["profiling_name"].get<std::string>()].push_back(entry);
         }
-        for (const char* name : {"gloo:all_reduce", "gloo:all_gather", "gloo:barrier"}) {
+        for (const char* name : {"nccl:all_reduce", "nccl:all_gather", "nccl:barrier"}) {
           ASSERT_GE(byName[name].size(), 2u) << trace;  // the other rank may be in the last barrier already
           EXPECT_EQ(byName[name][0]["collective_seq_id"], byName[name][1]["collective_seq_id"]);
         }
-        const Json& gather = byName["gloo:all_gather"][0];
+        const Json& gather = byName["nccl:all_gather"][0];
         EXPECT_EQ(gather["input_sizes"], Json::parse("[[2, 3]]"));
         EXPECT_EQ(gather["output_sizes"], Json::parse("[[2, 2, 3]]"));
         EXPECT_EQ(gather["input_dtypes"], Json::parse("[\"Long\"]"));
         EXPECT_EQ(gather["state"], "completed");
         EXPECT_EQ(gather["backend"], "shardwire");
-        ASSERT_EQ(byName["gloo:send 0->1"].size(), 1u) << trace;
-        ASSERT_EQ(byName["gloo:recv 1<-0"].size(), 1u) << trace;
-        const Json& sent = byName["gloo:send 0->1"][0];
-        EXPECT_EQ(sent["p2p_seq_id"], byName["gloo:recv 1<-0"][0]["p2p_seq_id"]);
+        ASSERT_EQ(byName["nccl:send 0->1"].size(), 1u) << trace;
+        ASSERT_EQ(byName["nccl:recv 1<-0"].size(), 1u) << trace;
+        const Json& sent = byName["nccl:send 0->1"][0];
+        EXPECT_EQ(sent["p2p_seq_id"], byName["nccl:recv 1<-0"][0]["p2p_seq_id"]);
         EXPECT_EQ(trace["pg_config"][sent["process_group"][0].get<std::string>()]["ranks"], "[0, 1]");
       },
       recorded());
@@ -436,7 +436,7 @@ TEST(Trace, IsWrittenWhenARankDoesNotCome) {
         EXPECT_EQ((*work)->wait().code(), StatusCode::kTimeout);
         std::ifstream file(options.recordFile + "0", std::ios::binary);  // before the failure is reported
         const std::string bytes((std::istreambuf_iterator<char>(file)), {});
-        EXPECT_NE(bytes.find("gloo:all_reduce"), std::string::npos);
+        EXPECT_NE(bytes.find("nccl:all_reduce"), std::string::npos);
         failed = 1;
       },
       options);
