@@ -367,13 +367,13 @@ def test_the_trace_has_what_was_called(run_ranks):
                                   outputs=[{"offset": [0], "shape": [4]}], name="moves")
         op([torch.ones(2)], [torch.ones(4)]).wait()
         trace = shardwire.trace()
-        sums = [entry for entry in trace["entries"] if entry["profiling_name"] == "gloo:all_reduce"]
+        sums = [entry for entry in trace["entries"] if entry["profiling_name"] == "nccl:all_reduce"]
         assert ([(entry["input_sizes"], entry["input_dtypes"], entry["state"]) for entry in sums]
                 == [([[2, 3]], ["Float"], "completed")])
         assert (sums[0]["time_created_ns"] <= sums[0]["time_discovered_started_ns"]
                 <= sums[0]["time_discovered_completed_ns"] <= time.time_ns())
         (run,) = [entry for entry in trace["entries"] if entry["operation"].startswith('a run of compile_op "moves"')]
-        assert (run["profiling_name"] == "gloo:coalesced" and run["input_sizes"] == [[2]]
+        assert (run["profiling_name"] == "nccl:coalesced" and run["input_sizes"] == [[2]]
                 and run["output_sizes"] == [[4]])
         assert shardwire.trace(only_active=True)["entries"] == []
         return [(entry["collective_seq_id"], entry["profiling_name"]) for entry in trace["entries"]]
@@ -448,7 +448,7 @@ def test_torchs_own_dump_has_our_operations_beside_its_own(run_ranks):
         dist.all_reduce(torch.ones(4))
         whole = pickle.loads(_dump_fr_trace())
         by_backend = {entry.get("backend", "gloo"): entry["input_sizes"] for entry in whole["entries"]
-                      if entry["profiling_name"] == "gloo:all_reduce"}
+                      if entry["profiling_name"] in ("gloo:all_reduce", "nccl:all_reduce")}
         assert by_backend == {"gloo": [[3]], "shardwire": [[4]]}, whole
         numbers = [entry["record_id"] for entry in whole["entries"]]
         assert len(set(numbers)) == len(numbers)
