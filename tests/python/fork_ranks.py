@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 _this: Rank | None = None  # in a rank's process
 GRACE_S = 10  # once a rank failed, the other ranks get this time to report why they failed too
 
@@ -110,6 +112,9 @@ class ForkedRanks:
             logging.root.handlers.clear()  # pytest's handlers would send lines of log to pytest instead of stderr
             for end in self._parents_ends:
                 end.close()
+            # torch makes its pool of threads anew in a fork. If autograd's first thread and this thread did so at once,
+            # torch would end the rank ("Invalid thread pool!").
+            torch.set_num_threads(1)
             faulthandler.register(signal.SIGUSR2, file=self._stacks_of(rank.number).open("w"), all_threads=True)
             main(rank, *args)
             code = 0
