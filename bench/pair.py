@@ -89,7 +89,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--pair-json", metavar="FILE", help="also write all figures there")
     parser.add_argument("commit")
     parser.add_argument("part", nargs="?", default="reshape", choices=PARTS)
-    options, options.more = parser.parse_known_args(arguments)
+    options, options.more = parser.parse_known_intermixed_args(arguments)
     return options
 
 

@@ -44,6 +44,14 @@ def run_ranks():
     return run
 
 
+@pytest.fixture(params=["addresses", "requests"])
+def links(request, monkeypatch):
+    """The access of the ranks to each other's parts: by shared memory, or as between hosts."""
+    if request.param == "requests":
+        monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "tcp")
+    return request.param
+
+
 def _rank_main(rank, body, args, group_timeout):
     def joined():
         if group_timeout is not None:

@@ -25,14 +25,6 @@ DTYPES = [dtype for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, 
           if dtype is not None]
 
 
-@pytest.fixture(params=["addresses", "requests"])
-def links(request, monkeypatch):
-    """The access of the ranks to each other's parts: by shared memory, or as between hosts."""
-    if request.param == "requests":
-        monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "tcp")
-    return request.param
-
-
 def pattern(rank, dtype, count, salt=0):
     """Bytes of every value, as elements."""
     size = torch.empty(0, dtype=dtype).element_size()

@@ -28,7 +28,7 @@ def _within(seconds):
     return options
 
 
-def _ring(rank, size):
+def _ring(rank, size, links):
     """Each rank puts to the next rank and signals; model: the elements that the previous rank has put."""
     assert dist._supports_window()
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -48,15 +48,20 @@ def _ring(rank, size):
         window.signal(left, False)  # the window was read
         window.wait_signal(right, False)
     assert torch.equal(window.map_remote_tensor(rank), mine)
-    assert window.map_remote_tensor(right)[0, 0].item() in (0.0, *(rank * 1000.0 + turn for turn in range(50)))
-    assert str(window.get_attr(right).access_type).endswith("UNIFIED")
+    assert str(window.get_attr(rank).access_type).endswith("UNIFIED")
+    if links == "addresses" or right == rank:
+        assert window.map_remote_tensor(right)[0, 0].item() in (0.0, *(rank * 1000.0 + turn for turn in range(50)))
+        assert str(window.get_attr(right).access_type).endswith("UNIFIED")
+    else:
+        raises((RuntimeError, ValueError), window.map_remote_tensor, right, contains=f"rank {right}")
+        assert str(window.get_attr(right).access_type).endswith("SEPARATE")
     window.tensor_deregister()
     raises(ValueError, window.put, torch.ones(1), right, 0, False, contains="has no tensor")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_puts_and_signals(run_ranks, size):
-    run_ranks(size, _ring)
+def test_puts_and_signals(run_ranks, links, size):
+    run_ranks(size, _ring, links)
 
 
 def _signals(rank, size):
@@ -86,7 +91,7 @@ def _signals(rank, size):
     dist.barrier()
 
 
-def test_each_wait_takes_one_signal(run_ranks):
+def test_each_wait_takes_one_signal(run_ranks, links):
     run_ranks(2, _signals)
 
 
@@ -125,5 +130,5 @@ def _die(rank, size):
     dist.destroy_process_group()
 
 
-def test_a_wait_for_a_dead_rank_names_the_rank(run_ranks):
+def test_a_wait_for_a_dead_rank_names_the_rank(run_ranks, links):
     run_ranks(2, _die, may_die={1})
