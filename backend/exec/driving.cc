@@ -7,8 +7,6 @@
 // caller to the progress thread, the progress thread to a follower (ProgressThread).
 #include "backend/exec/driving.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <thread>
 
@@ -26,15 +24,6 @@ constexpr Duration kYieldAfter = std::chrono::microseconds(3);
 // Longest sleep of the progress thread of a group with nothing in flight.
 constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
 
-// Whether the machine has a core for each of the ranks. First counts the cores that this thread may use, which costs
-// little. Only if these are too few (a bound rank has one) counts all cores of the machine, for which the C library
-// reads a file.
-bool hasCores(int ranks) {
-  cpu_set_t own;
-  return (::sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) >= ranks) ||
-         ranks <= static_cast<int>(std::thread::hardware_concurrency());
-}
-
 // A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may complete
 // further operations.
 thread_local std::vector<Activity::Completion> spareCompletions;
@@ -48,12 +37,9 @@ Driving::Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, Fa
       state_(peers, facts, recorder, callback, hasWork_) {
   // With a core for every rank a hand-off takes 0.2 us when both ranks spin and 5 us when one sleeps. With fewer cores,
   // a spinner that offers its core after every few looks hands over in 1 us, which is still less than sleeping.
-  const auto onThisHost =
-      peers.hosts.empty() ? 1 : std::ranges::count(peers.hosts, peers.hosts[static_cast<std::size_t>(facts.rank)]);
-  const bool crowded = !hasCores(static_cast<int>(onThisHost));
   spin_ = facts.options.spin.count() >= 0 ? facts.options.spin : std::chrono::microseconds(200);
-  yieldAfter_ = crowded ? Duration(0) : kYieldAfter;
-  maxInlineSpin_ = crowded ? std::min<Duration>(spin_, std::chrono::microseconds(2)) : spin_;
+  yieldAfter_ = facts.hasCorePerRank ? kYieldAfter : Duration(0);
+  maxInlineSpin_ = facts.hasCorePerRank ? spin_ : std::min<Duration>(spin_, std::chrono::microseconds(2));
 }
 
 void Driving::spinFor(const Activity& last, Duration spinLimit) {

@@ -6,6 +6,7 @@
 #include "backend/exec/engine.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <thread>
@@ -24,6 +25,15 @@ constexpr Duration kStaysFor = std::chrono::milliseconds(500);
 constexpr Duration kStaysForKnown = std::chrono::seconds(5);
 constexpr Duration kStayNap = std::chrono::milliseconds(2);
 
+// Whether the machine has a core for each of the ranks. First counts the cores that this thread may use, which costs
+// little. Only if these are too few (a bound rank has one) counts all cores of the machine, for which the C library
+// reads a file.
+bool hasCores(int ranks) {
+  cpu_set_t own;
+  return (::sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) >= ranks) ||
+         ranks <= static_cast<int>(std::thread::hardware_concurrency());
+}
+
 GroupFacts factsOf(const Peers& peers, Rank rank, int worldSize, const Options& options, std::string groupName) {
   std::string label = groupName.empty() ? fmt::format("rank {} of {}", rank, worldSize)
                                         : fmt::format("rank {} of {}, group \"{}\"", rank, worldSize, groupName);
@@ -33,8 +43,16 @@ GroupFacts factsOf(const Peers& peers, Rank rank, int worldSize, const Options& 
       segmentBytes = std::min(segmentBytes, connection->maxFrameBytes(Lane::kBulk) - kHeadBytes<StagedFrame>);
     }
   }
-  return {rank,       worldSize, options, std::move(groupName), std::move(label), segmentBytes & ~std::size_t{63},
-          peers.hosts};
+  const auto ranksHere =
+      peers.hosts.empty() ? 1 : std::ranges::count(peers.hosts, peers.hosts[static_cast<std::size_t>(rank)]);
+  return {rank,
+          worldSize,
+          options,
+          std::move(groupName),
+          std::move(label),
+          segmentBytes & ~std::size_t{63},
+          peers.hosts,
+          hasCores(static_cast<int>(ranksHere))};
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ GroupState::GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& record
               .label = facts.label,
               .inlineBytes = facts.options.inlineBytes,
               .segmentBytes = facts.segmentBytes,
+              .hasCorePerRank = facts.hasCorePerRank,
               .connections = peers.connections,
               .wires = peers.wires,
               .process = peers.doorbell == nullptr ? nullptr : peers.doorbell->progressBell().get()},

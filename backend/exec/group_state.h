@@ -32,6 +32,7 @@ struct GroupFacts {
   std::string label;                // RunContext::label
   std::size_t segmentBytes = 0;     // RunContext::segmentBytes
   std::vector<std::int32_t> hosts;  // Peers::hosts
+  bool hasCorePerRank = true;       // RunContext::hasCorePerRank
   // A child of fork() has neither the threads nor the peers: code that may run in a child checks this before taking any
   // lock.
   OwnerProcess owner{};

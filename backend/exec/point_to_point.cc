@@ -253,8 +253,11 @@ bool PointSend::offer(RunContext& context) {
     finished_ = offered_;
     return offered_;
   }
-  if (reach_ == Reach::kNone && bytes.size() >= connection.readLimits().minEdgeBytes) {
+  const ReadLimits limits = connection.readLimits();
+  if (reach_ == Reach::kNone && bytes.size() >= limits.minEdgeBytes) {
     reach_ = connection.expose(bytes.data(), bytes.size(), &address_);
+    const bool isStagedSooner = context.hasCorePerRank && bytes.size() > limits.maxOneWayBytes;
+    reach_ = reach_ == Reach::kCopy && isStagedSooner ? Reach::kNone : reach_;
   }
   const OfferFrame frame{
       .about = about, .reach = static_cast<std::uint32_t>(reach_), .space = address_.space, .address = address_.value};

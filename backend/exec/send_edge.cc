@@ -119,7 +119,20 @@ Reach SendEdge::chooseReach(std::size_t slot, RemoteAddress* address) {
     return Reach::kNone;  // bytes still on their way from a device go on in pieces, on arrival
   }
   const Reach reach = peer.expose(view.bytes, extent, address);
-  return reach == Reach::kCopy && !isWorthReading(slot, edge_.count, limits.minRunBytes) ? Reach::kNone : reach;
+  const bool stages = reach == Reach::kCopy &&
+                      (!isWorthReading(slot, edge_.count, limits.minRunBytes) || isStagedSooner(slot, limits));
+  return stages ? Reach::kNone : reach;
+}
+
+bool SendEdge::isStagedSooner(std::size_t slot, const ReadLimits& limits) const {
+  if (!run_.context().hasCorePerRank) {
+    return false;
+  }
+  const bool combined = isCombined(slot);
+  const bool isOneWay =
+      2 * edgeBytes(run_.plan.receives) < edge_.bytes && edgeBytes(run_.plan.sends) < 2 * edge_.bytes;
+  return (combined && edge_.bytes < limits.minCombinedBytes) ||
+         (isOneWay && edge_.bytes > (combined ? limits.maxOneWayCombinedBytes : limits.maxOneWayBytes));
 }
 
 bool SendEdge::isWorthReading(std::size_t slot, std::uint32_t numItems, std::size_t minRunBytes) const {

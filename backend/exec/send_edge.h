@@ -30,6 +30,7 @@ class SendEdge {
   Reach chooseReach(std::size_t slot, RemoteAddress* address);
   bool isWorthReading(std::size_t slot, std::uint32_t numItems, std::size_t minRunBytes) const;
   bool isCombined(std::size_t slot) const;
+  bool isStagedSooner(std::size_t slot, const ReadLimits& limits) const;
   bool isNarrowed(std::size_t slot) const { return isNarrowed_[slot]; }
   bool isStaged(const PlanSendItem& item) const { return reach_[static_cast<std::size_t>(item.slot)] == Reach::kNone; }
   const PlanSendItem& item(std::uint32_t index) const { return run_.plan.sendItems[edge_.first + index]; }

@@ -62,7 +62,7 @@ Result<std::unique_ptr<Connection>> Endpoint::connect(Link link, Rank peer, bool
 ReadLimits wireReadLimits(OrdinaryPath path, std::size_t minEdgeBytes, std::size_t minRunBytes) {
   switch (path) {
     case OrdinaryPath::kStaged:
-      return {.isWire = true, .minEdgeBytes = std::numeric_limits<std::size_t>::max(), .minRunBytes = 0};
+      return {.isWire = true, .minEdgeBytes = ReadLimits::kNone, .minRunBytes = 0};
     case OrdinaryPath::kCrossMemory:
       return {.isWire = true, .minEdgeBytes = 0, .minRunBytes = 0};
     case OrdinaryPath::kAuto:

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -85,11 +86,18 @@ class HeldMemory {
 
 // Whether reading from the peer pays, compared with packing and sending.
 struct ReadLimits {
+  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
   bool isWire = false;           // reads arrive later (kFetch), and exposing memory may cost something
   std::size_t minEdgeBytes = 0;  // an edge of a plan with fewer bytes in all is staged
   std::size_t minRunBytes = 0;   // a tensor with shorter contiguous runs, on average, is staged
   // kFetch: if the destination runs are shorter than this, a box is fetched as one piece and then unpacked.
   std::size_t minLocalRunBytes = 0;
+  // kCopy, where each rank has a core. Staging takes one copy more than reading, but the sender's core makes this copy
+  // while the receiver's core works.
+  std::size_t minCombinedBytes = 0;           // inputs of a shorter edge that the peer combines are staged
+  std::size_t maxOneWayBytes = kNone;         // a longer edge is staged where few bytes come back meanwhile
+  std::size_t maxOneWayCombinedBytes = kNone; // likewise, inputs that the peer combines
 };
 
 // The four faces of a connection. Code that needs one face takes only this face, and can do nothing else with the peer.

@@ -23,6 +23,10 @@ namespace {
 constexpr Duration kSocketLookEvery = std::chrono::milliseconds(5);
 // Below this average run, reading another process's memory costs more in page look-ups than packing does.
 constexpr std::size_t kMinReadRun = 2048;
+// On a Xeon (docs/benchmarks.md, "Ordinary tensors: read or staged") a shorter balanced exchange of combined bytes was
+// faster staged, and so were longer copies one way and all combines one way.
+constexpr std::size_t kMinCombinedRead = std::size_t{1} << 20;
+constexpr std::size_t kMaxOneWayRead = std::size_t{24} << 20;
 
 std::size_t index(Lane lane) {
   return static_cast<std::size_t>(lane);
@@ -92,7 +96,13 @@ void ShmConnection::release(Lane lane) {
 }
 
 ReadLimits ShmConnection::readLimits() const {
-  return {.minEdgeBytes = 0, .minRunBytes = kMinReadRun};
+  if (joint_.isForced || joint_.isSameProcess()) {
+    return {.minRunBytes = kMinReadRun};
+  }
+  return {.minRunBytes = kMinReadRun,
+          .minCombinedBytes = kMinCombinedRead,
+          .maxOneWayBytes = kMaxOneWayRead,
+          .maxOneWayCombinedBytes = 0};
 }
 
 Reach ShmConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) {

@@ -30,6 +30,7 @@ struct ShmJoint {
   // Of my reads of the peer's ordinary memory; 0: this memory is not read, for the reason below.
   double readGBps = 0;
   std::string whyNoReads;
+  bool isForced = false;  // either side asked for reads of the other's ordinary memory (SHARDWIRE_ORDINARY_PATH)
   // From the peer's report, once the peer has attached.
   bool peerReadsMe = false;      // by cross-memory reads
   std::string whyPeerHasNoHeap;  // why the peer has not mapped my heap; empty: my heap is mapped
@@ -75,6 +76,7 @@ class ShmConnection final : public Connection {
   };
   Reads myReads() const { return {joint_.readGBps, joint_.whyNoReads}; }
   const Reads& peersReads() const { return peersReads_; }
+  bool isForced() const { return joint_.isForced; }
 
  private:
   SlotReader& mySign() const { return *joint_.theirs->slot(joint_.self).reader(); }

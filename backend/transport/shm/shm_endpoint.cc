@@ -58,13 +58,12 @@ class ShmEndpoint final : public Endpoint {
  private:
   Status joinProcess(const ShmAddress& theirs, const WaitLimit& limit, ShmJoint* joint) const;
   void decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const;
-  Status checkForcedPath(Rank peer, const ShmConnection::Reads& mine, const ShmConnection::Reads& theirs) const;
+  Status checkForcedPath(const ShmConnection& shm) const;
 
   const Self self_;
   const OrdinaryPath path_;
   const std::shared_ptr<Inbox> inbox_;
   const SharedHeap* const heap_;
-  std::vector<bool> isForced_;  // by rank: whether either side must read the other's ordinary memory
 };
 
 // Finds the peer's inbox, by the link of the two processes; within one process directly.
@@ -91,6 +90,7 @@ Status ShmEndpoint::joinProcess(const ShmAddress& theirs, const WaitLimit& limit
 }
 
 void ShmEndpoint::decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const {
+  joint->isForced = path_ == OrdinaryPath::kCrossMemory || theirs.ordinaryPath == OrdinaryPath::kCrossMemory;
   const bool selfStages = path_ == OrdinaryPath::kStaged;
   if (selfStages || theirs.ordinaryPath == OrdinaryPath::kStaged) {
     joint->whyNoReads = fmt::format("SHARDWIRE_ORDINARY_PATH=staged on rank {}", selfStages ? self_.rank : joint->peer);
@@ -101,8 +101,7 @@ void ShmEndpoint::decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const
     joint->whyNoReads = speed.status().message();
     return;
   }
-  const bool isForced = path_ == OrdinaryPath::kCrossMemory || theirs.ordinaryPath == OrdinaryPath::kCrossMemory;
-  if (!isForced && !speed->pays()) {
+  if (!joint->isForced && !speed->pays()) {
     joint->whyNoReads =
         fmt::format("reads of its memory run at {:.1f} GB/s where memcpy runs at {:.1f}: staging is faster",
                     speed->readGBps, speed->copyGBps);
@@ -122,15 +121,12 @@ Result<std::unique_ptr<Connection>> ShmEndpoint::attach(Rank peer, std::string_v
   joint.mine = inbox_;
   joint.myHeap = heap_;
   SW_RETURN_IF_ERROR(joinProcess(*theirs, limit, &joint));
-  isForced_.resize(static_cast<std::size_t>(self_.worldSize));
   if (joint.isSameProcess()) {
     joint.sameProcessReach = path_ == OrdinaryPath::kStaged        ? Reach::kNone
                              : path_ == OrdinaryPath::kCrossMemory ? Reach::kCopy
                                                                    : Reach::kDirect;
   } else {
     decideOnReads(*theirs, &joint);
-    isForced_[static_cast<std::size_t>(peer)] =
-        path_ == OrdinaryPath::kCrossMemory || theirs->ordinaryPath == OrdinaryPath::kCrossMemory;
   }
   return std::unique_ptr<Connection>(std::make_unique<ShmConnection>(std::move(joint)));
 }
@@ -140,14 +136,16 @@ Result<bool> ShmEndpoint::isMet(Connection& connection) {
   if (!shm.readAnnouncement()) {
     return false;
   }
-  SW_RETURN_IF_ERROR(checkForcedPath(shm.peer(), shm.myReads(), shm.peersReads()));
+  SW_RETURN_IF_ERROR(checkForcedPath(shm));
   return true;
 }
 
 // Makes the same text on both sides.
-Status ShmEndpoint::checkForcedPath(Rank peer, const ShmConnection::Reads& mine,
-                                    const ShmConnection::Reads& theirs) const {
-  if (!isForced_[static_cast<std::size_t>(peer)] || (mine.gbps > 0 && theirs.gbps > 0)) {
+Status ShmEndpoint::checkForcedPath(const ShmConnection& shm) const {
+  const Rank peer = shm.peer();
+  const ShmConnection::Reads mine = shm.myReads();
+  const ShmConnection::Reads& theirs = shm.peersReads();
+  if (!shm.isForced() || (mine.gbps > 0 && theirs.gbps > 0)) {
     return Status::ok();
   }
   const bool selfIsLower = self_.rank < peer;
