@@ -119,8 +119,8 @@ Reach SendEdge::chooseReach(std::size_t slot, RemoteAddress* address) {
     return Reach::kNone;  // bytes still on their way from a device go on in pieces, on arrival
   }
   const Reach reach = peer.expose(view.bytes, extent, address);
-  const bool stages = reach == Reach::kCopy &&
-                      (!isWorthReading(slot, edge_.count, limits.minRunBytes) || isStagedSooner(slot, limits));
+  const bool stages =
+      reach == Reach::kCopy && (!isWorthReading(slot, edge_.count, limits.minRunBytes) || isStagedSooner(slot, limits));
   return stages ? Reach::kNone : reach;
 }
 
@@ -129,8 +129,7 @@ bool SendEdge::isStagedSooner(std::size_t slot, const ReadLimits& limits) const 
     return false;
   }
   const bool combined = isCombined(slot);
-  const bool isOneWay =
-      2 * edgeBytes(run_.plan.receives) < edge_.bytes && edgeBytes(run_.plan.sends) < 2 * edge_.bytes;
+  const bool isOneWay = 2 * edgeBytes(run_.plan.receives) < edge_.bytes && edgeBytes(run_.plan.sends) < 2 * edge_.bytes;
   return (combined && edge_.bytes < limits.minCombinedBytes) ||
          (isOneWay && edge_.bytes > (combined ? limits.maxOneWayCombinedBytes : limits.maxOneWayBytes));
 }

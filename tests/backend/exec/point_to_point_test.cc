@@ -85,6 +85,24 @@ TEST(PointToPoint, MovesALongMessageByEveryPathWhoeverComesFirst) {
   }
 }
 
+TEST(PointToPoint, StagesAMessageOverTheLimitForOneWay) {
+  for (const bool isOver : {false, true}) {
+    Message message(5000);
+    message.group.forEachLink([&](FakeConnection& link) {
+      link.reach = Reach::kCopy;
+      link.limits.maxOneWayBytes = isOver ? 4999 : 5000;
+    });
+    message.startSend();
+    message.group[0].step(*message.send);
+    const auto offer = readFrame<OfferFrame>(message.group[0].to(1).sent(Lane::kControl).front());
+    ASSERT_TRUE(offer.has_value());
+    EXPECT_EQ(static_cast<Reach>(offer->reach), isOver ? Reach::kNone : Reach::kCopy);
+    message.startRecv();
+    message.group.run(message.activities);
+    EXPECT_EQ(message.received, message.sent);
+  }
+}
+
 TEST(PointToPoint, KeepsMessagesUntilARecvWithTheirTagComes) {
   Message message(40);
   Bytes other(40, std::byte{5});

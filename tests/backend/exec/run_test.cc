@@ -283,6 +283,45 @@ TEST(PlanRun, CombinesWhatIsStagedPostedOrCopied) {
   }
 }
 
+// Whether rank 0 packs bytes for rank 1, of memory that rank 1 can read by copies, under these limits.
+bool isStaged(const std::vector<std::shared_ptr<const Plan>>& plans, const ReadLimits& limits,
+              bool hasCorePerRank = true) {
+  Ranks<PlanRun> ranks(plans);
+  ranks.group.forEachLink([&](FakeConnection& link) {
+    link.reach = Reach::kCopy;
+    link.limits = limits;
+  });
+  ranks.rank(0).context.hasCorePerRank = ranks.rank(1).context.hasCorePerRank = hasCorePerRank;
+  ranks.step(0);
+  const bool staged = !ranks.rank(0).to(1).sent(Lane::kBulk).empty();
+  ranks.run();
+  return staged;
+}
+
+TEST(PlanRun, StagesWhatFlowsOneWayAndWhatIsCombined) {
+  const Slice all{{0}, {500}};
+  const Slice most{{0}, {499}};
+  const Slice first{{0}, {1}};
+  const Slice last{{499}, {1}};
+  const std::size_t bytes = 499 * sizeof(std::int64_t);
+  const auto copies = plansOf({500}, {{most, first}, {last, all}}, ReduceOp::kNone);  // one way, to rank 1
+  EXPECT_FALSE(isStaged(copies, {}));
+  EXPECT_FALSE(isStaged(copies, {.maxOneWayBytes = bytes, .maxOneWayCombinedBytes = 0}));
+  EXPECT_TRUE(isStaged(copies, {.maxOneWayBytes = bytes - 1}));
+  EXPECT_FALSE(isStaged(copies, {.maxOneWayBytes = bytes - 1}, false));
+
+  const auto sums = plansOf({500}, {{all, first}, {all, all}}, ReduceOp::kSum);  // a sum on rank 1
+  EXPECT_FALSE(isStaged(sums, {.maxOneWayBytes = 0}));
+  EXPECT_TRUE(isStaged(sums, {.maxOneWayCombinedBytes = 0}));
+  EXPECT_FALSE(isStaged(sums, {.maxOneWayCombinedBytes = 0}, false));
+
+  const auto both = sumPlans(500);  // as many bytes each way
+  EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes, .maxOneWayBytes = 0, .maxOneWayCombinedBytes = 0}));
+  EXPECT_TRUE(isStaged(both, {.minCombinedBytes = bytes + 9}));
+  EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes + 9}, false));
+  EXPECT_FALSE(isStaged(turnPlans(24), {.minCombinedBytes = bytes, .maxOneWayBytes = 0}));
+}
+
 TEST(PlanRun, ThatIsShortIsUnderstoodByAShortRun) {
   const auto plans = sumPlans(4);
   Ranks<PlanRun> ranks(plans);
