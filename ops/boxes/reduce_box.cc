@@ -138,10 +138,20 @@ class BoxReducer {
     block_.rows = std::min(extent(1), most / block_.cols);
   }
 
+  // Stores past the caches save the read of the destination's lines. A reduction in place reads the lines as a source.
+  bool isInPlace() const {
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      if (sources_.bytes(i) == dst_.bytes && sourceStep(i, 0) == dstStep(0) && sourceStep(i, 1) == dstStep(1)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
   void chooseStores(std::size_t totalBytes, StoreHint hint) {
     const std::size_t rowBytes = static_cast<std::size_t>(extent(0) * dstElemBytes_);
     const bool isRun = dstStep(0) == dstElemBytes_ && block_.rows == 1 && rowBytes >= kStreamRowBytes;
-    isStreamed_ = isRun && largeStore() != RowStore::kAhead &&
+    isStreamed_ = isRun && !isInPlace() && largeStore() != RowStore::kAhead &&
                   (hint == StoreHint::kStream || (hint == StoreHint::kAuto && totalBytes >= kStreamFromBytes));
     isAhead_ = isRun && (isStreamed_ || totalBytes >= kReduceAheadFromBytes);
   }
