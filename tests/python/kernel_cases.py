@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from run_program import run_program
 
 from shardwire.kernels import machine
 
@@ -133,8 +133,7 @@ def compile_examples(folder: Path) -> dict[tuple[str, int], list[str]]:
             for source in (folder / "kernels" / "spmd").iterdir():
                 (folder / "kernels" / "rank_1").mkdir(exist_ok=True)
                 shutil.copy(source, folder / "kernels" / "rank_1")
-        done = subprocess.run([sys.executable, *command, str(folder / name)], env=environment, capture_output=True,
-                              text=True, timeout=300, check=False)
+        done = run_program([sys.executable, *command, str(folder / name)], 300, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         found.update(reports(done.stdout))
     return found

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from run_program import run_program
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -40,8 +40,8 @@ LAUNCHED = {"cast.py"}
 @pytest.mark.parametrize("name", RUNS)
 def test_a_bench_runs(name: str) -> None:
     launcher = ["-m", "shardwire.launch", "-n", "2"] if name in LAUNCHED else []
-    run = subprocess.run([sys.executable, *launcher, BENCH / name, *RUNS[name]], capture_output=True, text=True,
-                         timeout=120, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    run = run_program([sys.executable, *launcher, BENCH / name, *RUNS[name]],
+                      env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
     said = run.stdout + run.stderr
     assert run.returncode == 0, said
     assert re.search(r"\d\.\d", run.stdout), f"no figure: {said}"

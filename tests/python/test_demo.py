@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from conftest import TORCH
+from run_program import run_program
 from shardwire import Replicate, Shard, StridedShard
 from shardwire.compiler.plot import heading_lines, svg_picture, text_width
 from shardwire.demo.__main__ import main
@@ -484,8 +485,8 @@ def test_the_demos_picture_names_a_checkpoint_in_a_deep_folder(tmp_path: Path) -
 # The program.
 
 def demo(*arguments: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shardwire.demo", *arguments], capture_output=True, text=True,
-                          timeout=timeout, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
+    return run_program([sys.executable, "-m", "shardwire.demo", *arguments], timeout,
+                       env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
 
 
 def test_demo_of_two_jobs(tmp_path: Path) -> None:
@@ -582,9 +583,9 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 def test_a_wrong_byte_makes_the_demo_fail(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "m.safetensors", {"wpe.weight": torch.full((8, 8), 1.5)})
-    ended = subprocess.run([sys.executable, "-c", SPOILED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs",
-                            "1", "--skip-today", "--json", str(tmp_path / "out.json")], capture_output=True, text=True,
-                           timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    ended = run_program([sys.executable, "-c", SPOILED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs", "1",
+                         "--skip-today", "--json", str(tmp_path / "out.json")],
+                        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert ended.returncode == 1, ended.stderr
     assert json.loads((tmp_path / "out.json").read_text())["mismatched_bytes"] > 0
     assert "BYTES DIFFER" in ended.stdout
@@ -610,9 +611,8 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "m.safetensors", {"w": torch.zeros(8, 8)})
-    ended = subprocess.run(
+    ended = run_program(
         [sys.executable, "-c", KILLED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs", "1"],
-        capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DEMO_MARK": str(tmp_path / "dies")})
     assert ended.returncode == 1 and "died (exit code -9)" in ended.stderr, ended.stderr
 

@@ -8,13 +8,13 @@ import os
 import pathlib
 import re
 import runpy
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
 import pytest
 import torch
 from ranks import group, run_ranks
+from run_program import run_program
 
 from shardwire.distributed.distribution import Pencil
 from shardwire.distributed.fft import FFT
@@ -72,9 +72,8 @@ def test_the_picture(tmp_path: pathlib.Path) -> None:
 @pytest.mark.any_torch  # without --chunks: test_benches.py
 def test_the_bench_runs_with_chunks(tmp_path: pathlib.Path) -> None:
     script = DOCS.parent / "bench" / "fft.py"
-    done = subprocess.run([sys.executable, str(script), "--only", "shardwire", "--shapes", "8x6x4", "--rounds", "1",
-                           "--repeats", "2", "--ways", "shm,tcp", "--chunks", "auto,3"],
-                          cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = run_program([sys.executable, str(script), "--only", "shardwire", "--shapes", "8x6x4", "--rounds", "1",
+                        "--repeats", "2", "--ways", "shm,tcp", "--chunks", "auto,3"], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for way in ("shm", "tcp"):
         for name, cut in ((f" shardwire:{way}, chunks auto ", "1; 1,1"), (f" shardwire:{way}, chunks 3 ", "3; 3,3")):

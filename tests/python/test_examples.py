@@ -11,12 +11,12 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
 from ranks import run_ranks
+from run_program import run_program
 
 import shardwire
 from shardwire.launch import free_port
@@ -79,7 +79,7 @@ def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path)
     assert "`./run python -m shardwire.launch -n 4 loop.py`" in (ROOT / "README.md").read_text()
     (tmp_path / "loop.py").write_text(example.code)
     command = [sys.executable, "-m", "shardwire.launch", "-n", "4", str(tmp_path / "loop.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_program(command)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = (ROOT / "README.md").read_text().partition("The program prints the following, and then")[2].partition(
         "```\n")[2].partition("```")[0]

@@ -18,6 +18,7 @@ import shardwire
 from conftest import raises
 from fork_ranks import ForkedRanks, meet
 from ranks import await_file, outcome
+from run_program import run_program
 
 
 def in_child(work, *args, timeout=30):
@@ -145,7 +146,7 @@ def main():
 if __name__ == "__main__":
     main()
 ''')
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
+    done = run_program([sys.executable, str(script)], 240)
     assert done.returncode == 0 and "all right" in done.stdout, done.stdout + done.stderr
 
 

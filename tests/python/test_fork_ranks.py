@@ -5,6 +5,7 @@ process is left.
 import os
 import select
 import signal
+import sys
 import tempfile
 import time
 
@@ -12,6 +13,7 @@ import pytest
 
 from fork_ranks import ForkedRanks, RankFailed
 from ranks import await_file, run_ranks
+from run_program import run_program
 
 
 def all_but_rank_0_go_wrong(rank, path):
@@ -76,4 +78,15 @@ def test_ranks_end_with_their_parent(tmp_path):
     os.close(writer)
     assert (select.select([reader], [], [], 60)[0]
             and os.read(reader, 1) == b""), "the last that had the pipe's other end is gone"
+    os.close(reader)
+
+
+def test_a_program_that_does_not_end_is_killed_with_its_processes():
+    reader, writer = os.pipe()
+    program = "import subprocess; print('begun', flush=True); subprocess.run(['sleep', '600'], close_fds=False)"
+    with pytest.raises(AssertionError, match="did not end within 5 s:\nbegun"):
+        run_program([sys.executable, "-c", program], 5, pass_fds=(writer,))
+    os.close(writer)
+    # The sleeping process has the pipe's other end, too.
+    assert select.select([reader], [], [], 60)[0] and os.read(reader, 1) == b""
     os.close(reader)

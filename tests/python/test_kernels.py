@@ -8,7 +8,6 @@ import functools
 import os
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch.distributed as dist
 import shardwire
 from kernel_cases import AOTI, CHEAP, NO_AOTI, compile_examples, example, example_tensors
 from ranks import outcome
+from run_program import run_program
 from shardwire import DeviceKernel
 from shardwire.kernels import cache, pattern, tracing
 from shardwire.kernels.tensor_forms import TensorForm, forms_of_arguments
@@ -89,8 +89,7 @@ def test_the_example_of_the_page(examples):
     alone = {**os.environ, **CHEAP, "SHARDWIRE_KERNEL_DIR": str(examples[1])}
     script = examples[1].parent / "page.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "2", str(script)], env=alone,
-                          capture_output=True, text=True, timeout=120, check=False)
+    done = run_program([sys.executable, "-m", "shardwire.launch", "-n", "2", str(script)], env=alone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (done.stdout.count("<shardwire.DeviceKernel 'mix': 2 inputs, 1 outputs, ") == 2
             and done.stdout.count("20 calls (host): median ") == 2)

@@ -8,14 +8,14 @@ import sys
 import time
 
 import pytest
+from run_program import run_program
 from shardwire.launch import free_port
 
 pytestmark = pytest.mark.any_torch
 
 
 def launch(launcher, *arguments, timeout=60, **options):
-    return subprocess.run([sys.executable, launcher, *arguments], capture_output=True, text=True, timeout=timeout,
-                          **options)
+    return run_program([sys.executable, launcher, *arguments], timeout, **options)
 
 
 @pytest.fixture
@@ -155,8 +155,7 @@ def test_module_and_wrong_arguments(launcher):
 
 
 def test_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "2", "-m", "platform"], capture_output=True,
-                          text=True, timeout=60)
+    done = run_program([sys.executable, "-m", "shardwire.launch", "-n", "2", "-m", "platform"])
     assert done.returncode == 0 and done.stdout.count("Linux") == 2, done.stderr
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch.multiprocessing
 
 import shardwire_autoload
 from conftest import write_entry_points
+from run_program import run_program
 from shardwire import launch
 from shardwire.groups import env
 from shardwire._launchers import (Place, address_of, expand_hostlist, expand_tasks_per_node, recognise, why_none,
@@ -48,8 +48,7 @@ def _run(command: list[str], tmp_path: Path, script_text: str = SCRIPT.replace("
     environment = {**os.environ, **NO_LIBUV,
                    "PYTHONPATH": os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path]),
                    "OMP_NUM_THREADS": "1", **more}
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=120, check=False,
-                          env=environment)
+    done = run_program([*command, str(script)], env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "summed on 2 ranks" in done.stdout + done.stderr
 
