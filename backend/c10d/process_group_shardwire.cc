@@ -247,6 +247,8 @@ void ProcessGroupShardwire::waitForPendingWorks() {
     case StatusCode::kPeerFailed:
     case StatusCode::kMismatch:
       return ::c10d::ErrorType::REMOTE_ERROR;
+    case StatusCode::kAborted:  // an abort is an error to NCCL, and no error to gloo
+      return std::string_view(profiledAs_) == "gloo" ? ::c10d::ErrorType::SUCCESS : ::c10d::ErrorType::COMM_ERROR;
     default:
       return ::c10d::ErrorType::COMM_ERROR;
   }

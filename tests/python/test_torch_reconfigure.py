@@ -68,6 +68,8 @@ def _first_members(rank, size, folder, backend):
     assert ours.options._timeout == timedelta(seconds=20) and ours.options.enable_reconfigure
     me.handles("before the abort")  # all ranks have the sum
     ours.abort()
+    kinds = torch._C._distributed_c10d.ErrorType
+    assert ours.get_error() == (kinds.SUCCESS if backend == "gloo" else kinds.COMM_ERROR)  # as gloo's, as NCCL's
     with pytest.raises(shardwire.AbortedError):
         _sum()
     me.reconfigure(3, set(handles))
