@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include <numeric>
+#include <string_view>
 
 #include "backend/base/interruptible_wait.h"
 #include "backend/c10d/heap_allocator.h"
