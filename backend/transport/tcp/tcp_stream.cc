@@ -26,7 +26,8 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
-// One system call receives the records of four writes. OpenSSL decrypts them in this buffer.
+// One system call receives the records of four writes. OpenSSL could read ahead, too, but OpenSSL 3.5 (Debian
+// 13) then fails to decrypt the bytes behind a change of the sender's key.
 constexpr std::size_t kReadBytes = std::size_t{68} << 10;
 constexpr char kConfirmation = 'T';
 constexpr std::string_view kIdentity = "shardwire tcp";
@@ -62,7 +63,7 @@ class Tls {
   ssize_t send(const Fd& socket, std::span<const iovec> pieces);
   ssize_t receive(std::span<const iovec> pieces, bool onlyHeld);
 
-  bool holdsBytes() const { return ::SSL_has_pending(ssl_.get()) != 0; }
+  bool holdsBytes() const { return aheadBegin_ < aheadEnd_ || ::SSL_has_pending(ssl_.get()) != 0; }
   bool wantsToWrite() const { return SSL_want_write(ssl_.get()); }
   bool isSentByKernel() const { return isSentByKernel_; }
   const std::string& broken() const { return broken_; }
@@ -83,6 +84,7 @@ class Tls {
   static int findKey(SSL* ssl, const unsigned char* id, std::size_t idBytes, SSL_SESSION** session);
   static int writeSocket(BIO* bio, const char* bytes, int size);
   static int readSocket(BIO* bio, char* bytes, int size);
+  ssize_t receiveFromSocket(void* bytes, std::size_t size);
   static long controlSocket(BIO* bio, int command, long number, void* pointer);
 
   SSL_SESSION* makeSession() const;
@@ -102,6 +104,9 @@ class Tls {
   std::size_t unfinished_ = 0;                     // bytes of a record that the socket has not taken whole
   bool isShaken_ = false;                          // the handshake is done, as far as OpenSSL knows
   bool isSentByKernel_ = false;
+  std::unique_ptr<char[]> ahead_;  // bytes from the socket, not seen by OpenSSL yet; null during the handshake
+  std::size_t aheadBegin_ = 0;
+  std::size_t aheadEnd_ = 0;
   bool mayRead_ = true;     // the socket
   bool isDrained_ = false;  // the last read of the socket took everything
   bool isEnded_ = false;
@@ -126,7 +131,6 @@ SSL_CTX* Tls::context() {
       ::SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT);
       ::SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
       ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-      ::SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
       ::SSL_CTX_set_psk_use_session_callback(context, &Tls::useKey);
       ::SSL_CTX_set_psk_find_session_callback(context, &Tls::findKey);
     }
@@ -230,22 +234,41 @@ int Tls::writeSocket(BIO* bio, const char* bytes, int size) {
 int Tls::readSocket(BIO* bio, char* bytes, int size) {
   auto& tls = *static_cast<Tls*>(::BIO_get_data(bio));
   ::BIO_clear_retry_flags(bio);
-  if (!tls.mayRead_) {
-    tls.socketError_ = EAGAIN;
+  ssize_t received = size;
+  if (tls.ahead_ == nullptr) {
+    received = tls.receiveFromSocket(bytes, static_cast<std::size_t>(size));
+  } else {
+    if (tls.aheadBegin_ == tls.aheadEnd_) {
+      received = tls.receiveFromSocket(tls.ahead_.get(), kReadBytes);
+      tls.aheadBegin_ = 0;
+      tls.aheadEnd_ = static_cast<std::size_t>(std::max<ssize_t>(received, 0));
+    }
+    if (tls.aheadBegin_ < tls.aheadEnd_) {
+      tls.socketError_ = 0;
+      received = std::min<ssize_t>(size, static_cast<ssize_t>(tls.aheadEnd_ - tls.aheadBegin_));
+      std::memcpy(bytes, tls.ahead_.get() + tls.aheadBegin_, static_cast<std::size_t>(received));
+      tls.aheadBegin_ += static_cast<std::size_t>(received);
+    }
+  }
+  if (received < 0 && tls.socketError_ == EAGAIN) {
     ::BIO_set_retry_read(bio);
+  }
+  return static_cast<int>(received);
+}
+
+ssize_t Tls::receiveFromSocket(void* bytes, std::size_t size) {
+  if (!mayRead_) {
+    socketError_ = EAGAIN;
     return -1;
   }
   ssize_t received = 0;
   do {
-    received = ::recv(::BIO_get_fd(tls.bare_.get(), nullptr), bytes, static_cast<std::size_t>(size), MSG_DONTWAIT);
+    received = ::recv(::BIO_get_fd(bare_.get(), nullptr), bytes, size, MSG_DONTWAIT);
   } while (received < 0 && errno == EINTR);
-  tls.socketError_ = received < 0 ? errno : 0;
-  tls.isDrained_ = received < size;
-  tls.isEnded_ |= received == 0;
-  if (tls.socketError_ == EAGAIN) {
-    ::BIO_set_retry_read(bio);
-  }
-  return static_cast<int>(received);
+  socketError_ = received < 0 ? errno : 0;
+  isDrained_ = received < static_cast<ssize_t>(size);
+  isEnded_ |= received == 0;
+  return received;
 }
 
 long Tls::controlSocket(BIO* bio, int command, long number, void* pointer) {
@@ -305,7 +328,7 @@ Result<bool> Tls::handshake(const Fd& socket) {
     return moved < 0 && errno == EAGAIN ? Result<bool>(false) : handshakeError();
   }
   // Not before: the server's next bytes stay in the socket, where epoll finds them.
-  ::SSL_set_read_ahead(ssl_.get(), 1);
+  ahead_ = std::make_unique<char[]>(kReadBytes);
   return true;
 }
 

@@ -115,8 +115,8 @@ TEST(TcpTls, BytesOfAllLengthsArriveBothWays) {
     std::size_t numBlocked = 0;
     Random random(3);
     // False: the socket has no room, or no bytes.
-    const auto count = [](ssize_t size, std::size_t* sum) {
-      EXPECT_TRUE(size > 0 || (size < 0 && errno == EAGAIN)) << size << ' ' << errno;
+    const auto count = [](const TcpStream& stream, ssize_t size, std::size_t* sum) {
+      EXPECT_TRUE(size > 0 || (size < 0 && errno == EAGAIN)) << size << ' ' << stream.error("the stream").message();
       *sum += static_cast<std::size_t>(std::max<ssize_t>(size, 0));
       return size > 0;
     };
@@ -126,12 +126,14 @@ TEST(TcpTls, BytesOfAllLengthsArriveBothWays) {
       ASSERT_FALSE(::testing::Test::HasFailure());
       for (const int end : {0, 1}) {
         // After a short send the same bytes come in other pieces.
-        while (sent[end] < length && count(streams[end]->send(cut(texts[end], sent[end], random)), &sent[end])) {
+        TcpStream& stream = *streams[end];
+        while (sent[end] < length && count(stream, stream.send(cut(texts[end], sent[end], random)), &sent[end])) {
         }
         numBlocked += sent[end] < length ? 1 : 0;
       }
       for (const int end : {0, 1}) {
-        while (got[end] < length && count(streams[1 - end]->receive(cut(copies[end], got[end], random)), &got[end])) {
+        TcpStream& stream = *streams[1 - end];
+        while (got[end] < length && count(stream, stream.receive(cut(copies[end], got[end], random)), &got[end])) {
         }
       }
     }
