@@ -97,10 +97,10 @@ def random_calls(rank: int, ranks: int, seed: int, cases: int) -> int:
             expected.shape, expected.dtype, torch.empty(expected.shape).stride()), note
         close(result.full_tensor().detach(), expected.detach(), note)
         if gradient:
+            # Of local tensors: torch 2.6's own gradients of complex DTensors are wrong, and some fail.
             weights = data_of(tuple(expected.shape), expected.dtype, 7)
-            (expected * weights).sum().abs().backward()
-            loss = (result * dt.distribute_tensor(weights, mesh, placements)).sum().full_tensor().abs()
-            loss.backward()
+            (expected * weights).sum().real.backward()
+            (result.to_local() * dt.distribute_tensor(weights, mesh, placements).to_local()).sum().real.backward()
             close(tensor.grad.full_tensor(), plain.grad, f"gradient: {note}")
             with_gradient += 1
         assert dispatched[0] == case + 1, note
