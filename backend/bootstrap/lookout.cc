@@ -1,3 +1,8 @@
+// look() is called again and again while the group is made. Five times per second look() checks, in this order: whether
+// the job was started anew, whether another rank wrote a failure to the board, whether a rank with a published address
+// died (LifeWatch), and whether another group of this process knows that a rank without an address is gone. The first
+// finding ends the making of the group, and stays. agreeOnFailure() writes this rank's reason for the others, and waits
+// until all ranks report one reason.
 #include "backend/bootstrap/lookout.h"
 
 #include <fmt/format.h>
@@ -34,8 +39,23 @@ Status Lookout::look() {
     ended_ = *failure;
   } else if (const auto dead = deadRank()) {
     ended_ = diedError(*dead);
+  } else {
+    ended_ = whyAbsent();
   }
   return ended_;
+}
+
+// A rank without a published address has no sign of life here. Another group of this process may know that the rank
+// died.
+Status Lookout::whyAbsent() const {
+  const auto& statusOf = group_.peers.options->statusOfAbsent;
+  for (Rank rank = 0; statusOf != nullptr && rank < group_.worldSize; ++rank) {
+    const Status known = rank == group_.rank || group_.isRead[Gathering::index(rank)] ? Status::ok() : statusOf(rank);
+    if (!known.isOk()) {
+      return {known.code(), fmt::format("rank {} cannot arrive: {}", rank, known.message())};
+    }
+  }
+  return Status::ok();
 }
 
 // Ranks already joined to this rank are not checked: such ranks may have finished, and exited normally. Rank 0 comes

@@ -47,6 +47,7 @@ class Lookout {
 
  private:
   std::optional<Rank> deadRank();
+  Status whyAbsent() const;
   Status diedError(Rank rank) const;
 
   Gathering& group_;

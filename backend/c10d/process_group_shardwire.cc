@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string_view>
 
@@ -57,14 +58,31 @@ std::shared_ptr<Communicator> ProcessGroupShardwire::connect(const StorePtr& sto
 
 c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const StorePtr& store, int rank, int size,
                                                                         Milliseconds timeout,
-                                                                        const std::string& groupName, bool isOfOneJob) {
+                                                                        const std::string& groupName, bool isOfOneJob,
+                                                                        std::function<Status(Rank)> statusOfAbsent) {
   ::shardwire::Options options = optionsFor(timeout);
+  options.statusOfAbsent = std::move(statusOfAbsent);
   // The agent of torchrun keeps the store over restarts; processes started by hand have no such variable.
   options.storeIsKept = isOfOneJob && ::getenv("TORCHELASTIC_RUN_ID") != nullptr;
   auto group = c10::make_intrusive<ProcessGroupShardwire>(connect(store, rank, size, options, groupName), rank, size,
                                                           options.stagingBytes);
   group->isOfOneJob_ = isOfOneJob;
   return group;
+}
+
+std::function<Status(Rank)> ProcessGroupShardwire::statusOfMembers(std::vector<std::int64_t> jobRanks) const {
+  std::weak_ptr<Communicator> known;
+  {
+    const internal::MutexLock lock(mutex_);
+    known = communicator_;
+  }
+  return [known = std::move(known), jobRanks = std::move(jobRanks), mine = globalRanks()](Rank member) {
+    const auto communicator = known.lock();
+    const auto found = std::ranges::find(mine, jobRanks[static_cast<std::size_t>(member)]);
+    return communicator == nullptr || found == mine.end()
+               ? Status::ok()
+               : communicator->peerStatus(static_cast<Rank>(found - mine.begin()));
+  };
 }
 
 ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -48,10 +49,14 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   };
 
   // Collective over the group: meets the other ranks through `store`. Blocks up to `timeout`, which is also the default
-  // timeout of the operations. `isOfOneJob`: one launcher has started all ranks.
+  // timeout of the operations. `isOfOneJob`: one launcher has started all ranks. `statusOfAbsent`: as in Options.
   static c10::intrusive_ptr<ProcessGroupShardwire> create(const StorePtr& store, int rank, int size,
                                                           Milliseconds timeout, const std::string& groupName,
-                                                          bool isOfOneJob = false);
+                                                          bool isOfOneJob = false,
+                                                          std::function<Status(Rank)> statusOfAbsent = nullptr);
+  // For the groups that are made of this one: the status of these of its members, by the job's ranks; see
+  // Options::statusOfAbsent. Does not keep this group alive.
+  std::function<Status(Rank)> statusOfMembers(std::vector<std::int64_t> jobRanks) const;
   // Use create().
   ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size, std::size_t stagingBytes);
   ~ProcessGroupShardwire() override;

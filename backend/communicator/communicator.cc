@@ -200,6 +200,15 @@ void CommunicatorImpl::setGlobalRanks(std::vector<std::int64_t> ranks) {
   }
 }
 
+Status CommunicatorImpl::peerStatus(Rank peer) const {
+  if (!owner().isHere() || peer < 0 || peer >= worldSize() || peer == rank()) {
+    return Status::ok();
+  }
+  return engine_->locked([&](const GroupState& state) {
+    return state.operations.failure().isOk() ? state.links.statusOf(peer) : Status::ok();
+  });
+}
+
 void CommunicatorImpl::abort(const std::string& reason) {
   if (!owner().isHere()) {
     return;

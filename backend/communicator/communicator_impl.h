@@ -32,6 +32,7 @@ class CommunicatorImpl final : public Communicator {
   void setTimeout(Duration timeout) override;
   std::uint64_t sequenceNumber() const override;
   Status status() const override;
+  Status peerStatus(Rank peer) const override;
   std::string describeTransports() const override;
   std::string describeCollectives() const override;
 

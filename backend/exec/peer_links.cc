@@ -98,6 +98,11 @@ std::vector<Rank> PeerLinks::goneOf(std::span<const Rank> peers) const {
   return gone;
 }
 
+Status PeerLinks::statusOf(Rank peer) const {
+  const bool asks = !isClosed_ && !isGone(peer) && isJoined_[static_cast<std::size_t>(peer)];
+  return asks ? context_.connection(peer).health() : whyGone(peer);
+}
+
 Rank PeerLinks::nextGone() {
   for (const Rank peer : joined_) {
     if (isGone(peer)) {

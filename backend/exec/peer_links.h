@@ -40,6 +40,8 @@ class PeerLinks {
   const Status& whyGone(Rank peer) const { return whyGone_[static_cast<std::size_t>(peer)]; }
   const std::vector<Rank>& gone() const { return gone_; }
   std::vector<Rank> goneOf(std::span<const Rank> peers) const;
+  // Why the peer is gone, if its connection ended or could not be made; ok where this is not known.
+  Status statusOf(Rank peer) const;
   // The first joined peer whose connection ended since the last call; -1: none.
   Rank nextGone();
   // A gone peer may have left because of another peer, whose link is still under way: a moment later the end of the

@@ -65,6 +65,9 @@ class SHARDWIRE_EXPORT Communicator {
   // Ok while the group can be used. Otherwise the reason, which every later operation reports too: a peer that failed,
   // a timeout, a disagreement of the ranks, abort().
   virtual Status status() const = 0;
+  // Not ok: the peer's process died, or ended its part of the group, although no operation needs the peer. Ok where
+  // this is not known: the peer has no link yet, or the group itself has failed. Never waits.
+  virtual Status peerStatus(Rank peer) const = 0;
   // One line per peer: transport and data path, and why not a faster one. The last line names the kernels in use, and
   // how moves larger than the caches are stored.
   virtual std::string describeTransports() const = 0;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "shardwire/export.h"
@@ -84,6 +85,9 @@ struct Options {
   // Says whether the storages named by TensorView::storage are alive; outlives the groups. Null: not known. Not from
   // the environment.
   const StorageWatch* storages = nullptr;
+  // Called by create(), on the caller's thread, for each rank that has not arrived. Not ok: the process of the rank is
+  // gone, as this process knows, and the group cannot be made. Null: nothing is known. Not from the environment.
+  std::function<Status(Rank)> statusOfAbsent;
   // Whether the group's store may contain keys of an earlier attempt of the job: a launcher that restarts the ranks may
   // keep the store. Equal on all ranks. Not from the environment: set in torch's groups under torchrun.
   bool storeIsKept = false;

@@ -23,6 +23,7 @@ RUNS = {
     "collectives.py": ["-n", "2", "-i", "2", "-w", "1", "--max-bytes", "256", "--latency-calls", "20", "--only",
                        "all_reduce,latency"],
     "experts.py": ["--tokens", "16", "--hidden", "32", "--ranks", "2", "--rounds", "1", "--repeats", "1"],
+    "faults.py": ["--calls", "ShortAllReduce,NewGroup", "--faults", "killed,late", "--ways", "shm", "--timeout", "20"],
     "fft.py": ["--shapes", "16x16,64", "--ranks", "2", "--ways", "shm", "--rounds", "1", "--repeats", "1"],
     "gloo_reshape.py": ["-n", "2", "--rows", "64", "--columns", "64", "-i", "2"],
     "groups.py": ["--ranks", "2", "--rounds", "1", "--turns", "1", "--many", "2", "--json", os.devnull],

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import shardwire
 from shardwire.groups.lookup import create_over_fresh_store, store_of
 from conftest import TORCH, raises
+from fork_ranks import meet
 from shardwire import symm
 
 
@@ -113,6 +115,23 @@ def test_sub_groups(run_ranks):
         raises(ValueError if TORCH >= (2, 0) else (ValueError, TypeError), lambda: shardwire.resolve_backend(other))
 
     run_ranks(4, body)
+
+
+def test_a_group_with_a_dead_member_names_the_rank_at_once(run_ranks, links):
+    def body(rank, size):
+        dist.barrier()
+        meet("all are joined")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()  # torch's timeout of new_group is half an hour
+        raises(shardwire.PeerFailedError, dist.new_group, contains="rank 1 cannot arrive: rank 1 (pid ")
+        if rank == 2:
+            raises(shardwire.PeerFailedError, dist.new_group, [1, 2], contains="rank 0 cannot arrive: rank 1 (pid ")
+        assert time.monotonic() - begin < 20
+        meet("both saw it", 2)
+        dist.destroy_process_group()
+
+    run_ranks(3, body, may_die={1})
 
 
 def test_names(run_ranks):

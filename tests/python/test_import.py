@@ -15,7 +15,8 @@ TRUNK = {"shardwire", "shardwire_autoload", *(f"shardwire.{name}" for name in (
     "_C", "_build_info", "_glue", "errors", "compiler",
     *(f"compiler.{name}"
       for name in ("all_ranks", "cat", "compile_op", "fused", "future", "layout", "other_order", "spec", "who_plans")),
-    "groups", "groups.create", "groups.lookup", "groups.torch_backend", "plain", "plain.tensor_bytes", "process",
+    "groups", "groups.create", "groups.lookup", "groups.timeouts", "groups.torch_backend", "plain",
+    "plain.tensor_bytes", "process",
     "process.ending", "process.log", "process.trace"))}
 FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 LOADED_BY_OTHERS = ("symm",)  # nvshmem is built on symm

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from datetime import timedelta
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -281,7 +282,7 @@ def test_the_revoking_rank_dies(run_ranks):
 
 
 def _groups(rank, size):
-    part = dist.new_group([1, 2], timeout=shardwire.groups.create.as_timeout(20))
+    part = dist.new_group([1, 2], timeout=timedelta(seconds=20))
     store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
     own = shardwire.create_process_group(store, rank, size, timeout=20, name="own", standalone=True)
     backend = shardwire.resolve_backend(own)

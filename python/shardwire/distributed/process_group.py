@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..compiler.layout import kind_of
-from ..groups.create import as_timeout
+from ..groups.timeouts import as_timeout
 from ..groups.lookup import create_over_fresh_store, shardwire_behind
 from ..groups.mpi import create_process_group_from_mpi, meet
 

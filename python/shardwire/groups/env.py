@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from . import mpi
-from .create import as_timeout
+from .timeouts import as_timeout
 from .._launchers import Place, address_of, recognise, why_none
 
 # Names in the URL's query, added by init_process_group(rank=..., world_size=...)

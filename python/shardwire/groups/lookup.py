@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
-from .create import as_timeout
+from .timeouts import as_timeout
 from ..process.log import route
 
 # Names given by name_process_group and create_process_group. Weak: naming a group does not keep it alive.

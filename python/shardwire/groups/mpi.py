@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 
 from .. import _C
-from .create import as_timeout
+from .timeouts import as_timeout
 from .lookup import create_over_fresh_store
 from .._launchers import recognise, why_none
 from ..errors import UnsupportedError

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 
 from .. import _C
-from .create import as_timeout
+from .timeouts import as_timeout
 from .mpi import tcp_store
 
 _lock = threading.Lock()

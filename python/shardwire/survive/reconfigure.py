@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
 from ..errors import PeerFailedError, ShardwireError
-from ..groups.create import as_timeout
+from ..groups.timeouts import as_timeout
 from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
                              find_process_group, resolve_backend, table_by_group)
 from .agreement import Verdict, agree_on

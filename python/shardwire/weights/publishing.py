@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _C
-from ..groups.create import as_timeout
+from ..groups.timeouts import as_timeout
 from ..process.ending import close_at_exit
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.layout import kind_of

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ... import symm
 from ...groups import lookup, mpi
-from ...groups.create import as_timeout
+from ...groups.timeouts import as_timeout
 from .team_table import Teams
 from .all_pes import NvshmemError, NvshmemInvalid, job, world
 
