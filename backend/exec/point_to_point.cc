@@ -256,7 +256,7 @@ bool PointSend::offer(RunContext& context) {
   const ReadLimits limits = connection.readLimits();
   if (reach_ == Reach::kNone && bytes.size() >= limits.minEdgeBytes) {
     reach_ = connection.expose(bytes.data(), bytes.size(), &address_);
-    const bool isStagedSooner = context.hasCorePerRank && bytes.size() > limits.maxOneWayBytes;
+    const bool isStagedSooner = context.hasCorePerRank && bytes.size() > limits.maxMessageBytes;
     reach_ = reach_ == Reach::kCopy && isStagedSooner ? Reach::kNone : reach_;
   }
   const OfferFrame frame{

@@ -85,12 +85,12 @@ TEST(PointToPoint, MovesALongMessageByEveryPathWhoeverComesFirst) {
   }
 }
 
-TEST(PointToPoint, StagesAMessageOverTheLimitForOneWay) {
+TEST(PointToPoint, StagesAMessageOverTheLimit) {
   for (const bool isOver : {false, true}) {
     Message message(5000);
     message.group.forEachLink([&](FakeConnection& link) {
       link.reach = Reach::kCopy;
-      link.limits.maxOneWayBytes = isOver ? 4999 : 5000;
+      link.limits.maxMessageBytes = isOver ? 4999 : 5000;
     });
     message.startSend();
     message.group[0].step(*message.send);
