@@ -5,7 +5,6 @@
 
 #include <stdlib.h>
 
-#include <algorithm>
 #include <numeric>
 #include <string_view>
 
@@ -70,18 +69,17 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   return group;
 }
 
-std::function<Status(Rank)> ProcessGroupShardwire::statusOfMembers(std::vector<std::int64_t> jobRanks) const {
+std::function<Status(Rank)> ProcessGroupShardwire::statusOfMembers(std::vector<std::int64_t> ranks) const {
   std::weak_ptr<Communicator> known;
   {
     const internal::MutexLock lock(mutex_);
     known = communicator_;
   }
-  return [known = std::move(known), jobRanks = std::move(jobRanks), mine = globalRanks()](Rank member) {
+  return [known = std::move(known), ranks = std::move(ranks)](Rank member) {
     const auto communicator = known.lock();
-    const auto found = std::ranges::find(mine, jobRanks[static_cast<std::size_t>(member)]);
-    return communicator == nullptr || found == mine.end()
+    return communicator == nullptr
                ? Status::ok()
-               : communicator->peerStatus(static_cast<Rank>(found - mine.begin()));
+               : communicator->peerStatus(static_cast<Rank>(ranks[static_cast<std::size_t>(member)]));
   };
 }
 

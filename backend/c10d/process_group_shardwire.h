@@ -54,9 +54,8 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
                                                           Milliseconds timeout, const std::string& groupName,
                                                           bool isOfOneJob = false,
                                                           std::function<Status(Rank)> statusOfAbsent = nullptr);
-  // For the groups that are made of this one: the status of these of its members, by the job's ranks; see
-  // Options::statusOfAbsent. Does not keep this group alive.
-  std::function<Status(Rank)> statusOfMembers(std::vector<std::int64_t> jobRanks) const;
+  // For a group that consists of these ranks of this group: Options::statusOfAbsent. Does not keep this group alive.
+  std::function<Status(Rank)> statusOfMembers(std::vector<std::int64_t> ranks) const;
   // Use create().
   ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size, std::size_t stagingBytes);
   ~ProcessGroupShardwire() override;

@@ -226,11 +226,12 @@ void bindEnds(py::module_& module) {
 
 void bindGroups(py::module_& module) {
   bindBackend(module);
-  module.def("create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-             py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false,
-             py::arg("is_of_one_job") = false, py::arg("parent") = py::none(), py::call_guard<py::gil_scoped_release>(),
-             "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles the "
-             "operations have gloo's name. parent: a backend that knows which of global_ranks died, or None.");
+  module.def(
+      "create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+      py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false,
+      py::arg("is_of_one_job") = false, py::arg("parent") = py::none(), py::call_guard<py::gil_scoped_release>(),
+      "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles the "
+      "operations have gloo's name. parent: the default group's backend, which knows the ranks that died, or None.");
   module.def("create_reconfigurable_backend", &createReconfigurable, py::arg("membership"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("for_gloo") = false,
              "A c10d backend object without members; reconfigure() makes the group. membership: survive/members.py. "
