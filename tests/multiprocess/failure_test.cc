@@ -126,6 +126,37 @@ TEST(KilledRank, IsNamedToThoseWhoLookAfterOthersHaveLeftBecauseOfIt) {
                       seconds(60), {2});
 }
 
+TEST(KilledRank, EndsTheMakingOfALaterGroup) {
+  MemoryStore store;
+  MemoryStore later;
+  SharedValue<std::atomic<int>> arrived;
+  runRanksAsProcesses(3,
+                      [&](Rank rank) {
+                        auto group = join(store, rank, 3);
+                        ASSERT_NE(group, nullptr);
+                        auto barrier = group->barrier();  // joins all ranks, with late links too
+                        ASSERT_TRUE(barrier.isOk() && (*barrier)->wait().isOk());
+                        meetOutside(*arrived, 3);
+                        if (rank == 2) {
+                          raise(SIGKILL);
+                        }
+                        Options options = testOptions();
+                        options.statusOfAbsent = [&](Rank absent) { return group->peerStatus(absent); };
+                        const auto before = Clock::now();
+                        const auto made = Communicator::create(later, rank, 3, options, "later");
+                        EXPECT_LT(Clock::now() - before, kNotTheTimeout);
+                        ASSERT_FALSE(made.isOk());
+                        EXPECT_EQ(made.status().code(), StatusCode::kPeerFailed);
+                        const std::string text = made.status().message();
+                        EXPECT_NE(text.find("rank 2 cannot arrive: rank 2 (pid"), std::string::npos) << text;
+                        EXPECT_TRUE(group->peerStatus(rank).isOk() && group->peerStatus(1 - rank).isOk());
+                        EXPECT_FALSE(group->peerStatus(2).isOk());
+                        EXPECT_TRUE(group->status().isOk());  // nothing needed rank 2
+                        meetOutside(*arrived, 3 + 2);
+                      },
+                      seconds(60), {2});
+}
+
 // In a large group specs go by rank 0 and a tree: the killed rank is the root, a rank on the way of other ranks, or a
 // rank at the end of the tree.
 TEST(KilledRank, EndsACompileOpThatWaitsForIt) {
