@@ -36,7 +36,6 @@ SIZE, MISSING = 3, 1
 FAULTS = ("killed", "left", "stopped", "late")
 WAYS = ("shm", "tcp")
 START_SECONDS = 120.0
-SOON_SECONDS = 2.0  # a death is an error within this time
 SLACK_SECONDS = 2.0  # beyond the timeout
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 
@@ -94,7 +93,7 @@ def try_once(name: str, fault: str, way: str, timeout: float) -> dict[int, dict[
         return trial.collect(others, begin + 3 * timeout + SLACK_SECONDS)
 
 
-def judge(report: dict[str, Any], name: str, fault: str, timeout: float) -> str:
+def judge(report: dict[str, Any], name: str, fault: str, soon: float, timeout: float) -> str:
     """Empty: the rank did what it must."""
     if "kind" not in report:
         return "no report: " + "; ".join(f"{key}: {value}" for key, value in report.items())
@@ -104,7 +103,7 @@ def judge(report: dict[str, Any], name: str, fault: str, timeout: float) -> str:
         return "" if CALLS[name].may_succeed else "success without the missing rank"
     if fault == "stopped" and report["kind"] in CALLS[name].other_kinds:
         return ""
-    limit = SOON_SECONDS if fault in ("killed", "left") else CALLS[name].timeouts * timeout + SLACK_SECONDS
+    limit = soon if fault in ("killed", "left") else CALLS[name].timeouts * timeout + SLACK_SECONDS
     if not issubclass(getattr(shardwire, report["kind"], Exception), shardwire.ShardwireError):
         return f"{report['kind']}: {report['text']}"
     if not re.search(rf"\brank {MISSING}\b", report["text"]):
@@ -134,7 +133,7 @@ def table(cells: dict[tuple[str, str, str], str], ways: list[str], faults: list[
     return lines
 
 
-def page_of(lines: list[str], timeout: float) -> str:
+def page_of(lines: list[str], soon: float, timeout: float) -> str:
     notes = [f"* {title_of(name)}: {kind.may_succeed or kind.note}." for name, kind in CALLS.items()
              if kind.may_succeed or kind.note]
     before = (
@@ -143,7 +142,7 @@ def page_of(lines: list[str], timeout: float) -> str:
         f"rank 1, and ranks 0 and 2 make the call again, with a timeout of {timeout:g} s. Each cell has the error of "
         "the other ranks, over shm and over tcp.", "",
         "* *killed*: SIGKILL. *left*: the program ended without the call, and without `destroy_process_group()`. The "
-        f"error comes within {SOON_SECONDS:g} s and names rank 1.",
+        f"error comes within {soon:g} s and names rank 1.",
         "* *stopped*: SIGSTOP, for ever. The error comes when the timeout passes, and names rank 1.",
         "* *late*: SIGSTOP, and SIGCONT after a third of the timeout. The call succeeds, with the right result.", "")
     after = ("", *notes, "",
@@ -163,6 +162,7 @@ def main() -> int:
     parser.add_argument("--faults", default=",".join(FAULTS), help="some of " + ", ".join(FAULTS))
     parser.add_argument("--ways", default=",".join(WAYS), help="some of " + ", ".join(WAYS))
     parser.add_argument("--timeout", type=float, default=3.0, help="of the group, seconds")
+    parser.add_argument("--soon", type=float, default=2.0, help="seconds until the error for a dead rank (%(default)g)")
     parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     names, faults, ways = options.calls.split(","), options.faults.split(","), options.ways.split(",")
@@ -178,7 +178,7 @@ def main() -> int:
                 cells[name, fault, way] = cell_of(reports)
                 for rank, report in reports.items():
                     longest[fault] = max(longest[fault], report.get("seconds", float("inf")))
-                    said = judge(report, name, fault, options.timeout)
+                    said = judge(report, name, fault, options.soon, options.timeout)
                     if said:
                         wrong.append(f"{name}, {fault}, {way}, rank {rank}: {said}")
     lines = table(cells, ways, faults)
@@ -186,7 +186,7 @@ def main() -> int:
                                   for fault, seconds in longest.items()), sep="\n")
     print(*(f"WRONG: {each}" for each in wrong), f"{len(cells)} trials, {len(wrong)} wrong", sep="\n")
     if options.write_docs and not wrong:
-        PAGE.write_text(page_of(lines, options.timeout))
+        PAGE.write_text(page_of(lines, options.soon, options.timeout))
     return 1 if wrong else 0
 
 
