@@ -98,8 +98,8 @@ std::string NetNamespaces::setUp(Addresses addresses) {
         "echo 0 > /proc/sys/net/ipv6/conf/{0}/accept_dad && ip link set {0} address 02:77:00:00:00:0{1} && "
         "ip link set lo up && ip link set {0} up",
         kInterface, host + 1);
-    // The peer's hardware address is known from the start: once in some hundred runs beside load the search for the
-    // address found nothing for three seconds (EHOSTUNREACH).
+    // The peer's hardware address is known from the start: once, beside load, a connection found no route to the peer
+    // for three seconds (EHOSTUNREACH), the time of a search for the address.
     const auto knowsPeer = [&](const char* network) {
       return fmt::format(" && ip neigh add {0}{1} lladdr 02:77:00:00:00:0{1} dev {2} nud permanent", network, 2 - host,
                          kInterface);
