@@ -11,8 +11,6 @@
 
 #include <algorithm>
 
-#include "ops/boxes/copy_box.h"
-
 namespace shardwire::internal {
 
 namespace {
@@ -284,9 +282,7 @@ bool PointSend::step(std::vector<bool>&) {
       }
       const std::size_t part = std::min(left, frame.size() - kPartHead);
       writeFrame(frame, MessagePartFrame{message}, part);
-      // A box of bytes serves as well as any other box.
-      const StridedBox source{const_cast<std::byte*>(bytes.data()) + staged_, {1}};
-      packBox(frame.data() + kPartHead, source, {static_cast<std::int64_t>(part)}, 1,
+      copyRun(frame.data() + kPartHead, bytes.data() + staged_, part,
               streams ? StoreHint::kStream : StoreHint::kCached);
       connection.commit(Lane::kPoint, kPartHead + part);
       staged_ += part;
@@ -337,7 +333,7 @@ bool PointRecv::step(std::vector<bool>&) {
                                                          source_, context.rank)});
         return true;
       }
-      std::copy(part->payload.begin(), part->payload.end(), bytes.begin() + static_cast<std::ptrdiff_t>(received_));
+      copyRun(bytes.data() + received_, part->payload.data(), part->payload.size(), storeHint());
       received_ += part->payload.size();
       connection.release(Lane::kPoint);
       moved = true;
@@ -361,7 +357,7 @@ bool PointRecv::step(std::vector<bool>&) {
       if (!reading.isAllowed()) {
         return false;
       }
-      std::copy_n(source, part, bytes.data() + received_);
+      copyRun(bytes.data() + received_, source, part, storeHint());
     } else if (reach_ == Reach::kFetch) {
       const MemoryRun run{bytes.data() + received_, address_.value + received_, part};
       if (!connection.fetch(address_.space, std::span(&run, 1), &fetches_)) {
@@ -386,6 +382,10 @@ bool PointRecv::step(std::vector<bool>&) {
   // A full control lane delays the acknowledgement, nothing else.
   finished_ = context.sendControl(source_, TakenFrame{message_});
   return finished_;
+}
+
+StoreHint PointRecv::storeHint() const {
+  return bytes.size() >= kStreamFromBytes ? StoreHint::kStream : StoreHint::kAuto;
 }
 
 std::string PointRecv::waitingFor() const {

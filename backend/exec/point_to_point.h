@@ -14,6 +14,7 @@
 
 #include "backend/exec/activity.h"
 #include "backend/transport/transport.h"
+#include "ops/boxes/copy_box.h"
 #include "shardwire/staging.h"
 #include "shardwire/tensor_view.h"
 
@@ -145,6 +146,8 @@ class PointRecv final : public Activity {
 
  private:
   friend class PointToPoint;
+
+  StoreHint storeHint() const;  // for each part of the message
 
   PointToPoint* points_ = nullptr;  // set by PointToPoint::start()
   Rank source_ = -1;

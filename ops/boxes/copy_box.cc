@@ -184,6 +184,11 @@ void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, st
   loops.forEachOuter(dst.bytes, src.bytes, [&](std::byte* to, const std::byte* from) { leaf(to, from, loops); });
 }
 
+void copyRun(std::byte* dst, const std::byte* src, std::size_t bytes, StoreHint hint) {
+  // The box type has one kind of pointer; a source is only read.
+  copyBox({dst, {1}}, {const_cast<std::byte*>(src), {1}}, {static_cast<std::int64_t>(bytes)}, 1, hint);
+}
+
 std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
                     StoreHint hint) {
   copyBox(packedBox(packed, shape, elemBytes), src, shape, elemBytes, hint);

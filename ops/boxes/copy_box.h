@@ -26,6 +26,8 @@ inline constexpr std::size_t kStreamFromBytes = std::size_t{8} << 20;
 // above 1, the stride of `dst` must not be 0.
 SHARDWIRE_EXPORT void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
                               StoreHint hint = StoreHint::kAuto);
+// One run of bytes, as a box of one row is copied.
+SHARDWIRE_EXPORT void copyRun(std::byte* dst, const std::byte* src, std::size_t bytes, StoreHint hint);
 // Row-major packing; returns the number of bytes.
 std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
                     StoreHint hint = StoreHint::kCached);
