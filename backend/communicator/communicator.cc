@@ -33,10 +33,11 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   }
   Result<std::vector<internal::ForcedAlgorithm>> forced = internal::parseAlgorithms(options.algorithms);
   SW_RETURN_IF_ERROR(forced.status());
-  internal::chooseLargeStore();
   Result<internal::Peers> peers =
       internal::connectPeers(store, rank, worldSize, options, deadlineAfter(options.timeout), groupName);
   SW_RETURN_IF_ERROR(peers.status());
+  // Here the ranks of a host are ready and wait, so that one of them can measure undisturbed.
+  internal::chooseStores();
   Options chosen = options;
   if (chosen.recordedOps < 0) {
     chosen.recordedOps = options.serveStatus || !options.recordFile.empty() ? internal::kRecordedOps : 0;

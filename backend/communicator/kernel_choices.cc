@@ -1,23 +1,32 @@
 // A process reads the times of its kernels from the host's file, or measures and writes the file. A trial copies one
 // row by one way of storing, with source and destination outside of the caches. Each way is tried at several distances
 // of destination and source, and counts with its slowest distance, so a way that aliases at one distance loses. The
-// rule (fastestLargeStore) turns the times into the choice, so the file holds facts and outlives a better rule.
+// rule (fastestLargeStore) turns the times into the choice, so the file holds facts and outlives a better rule. The times
+// of staged payloads (hand_over.h) have a file of their own, which is written only where they could be measured. Of
+// processes that start together one measures, and the others wait for the file.
 #include "backend/communicator/kernel_choices.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <sstream>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "backend/base/evict.h"
+#include "backend/base/fd.h"
 #include "backend/base/kept_file.h"
 #include "backend/base/log.h"
 
@@ -40,19 +49,74 @@ std::atomic<Duration::rep> aheadTime = 0;
 std::atomic<Duration::rep> streamTime = 0;
 std::atomic<Duration::rep> pairTime = 0;
 
-std::string fileName() {
-  return fmt::format("large-stores-1-{}", kernels().name);
+std::atomic<Duration::rep> cachedTime = 0;  // 0: not measured
+std::atomic<Duration::rep> streamedTime = 0;
+
+template <std::size_t kCount>
+using Times = std::array<Duration::rep, kCount>;
+
+template <std::size_t kCount>
+std::optional<Times<kCount>> parseTimes(const std::string& text) {
+  std::istringstream in(text);
+  Times<kCount> times{};
+  for (Duration::rep& time : times) {
+    if (!(in >> time) || time <= 0) {
+      return std::nullopt;
+    }
+  }
+  std::string rest;
+  return in >> rest ? std::nullopt : std::optional(times);
 }
 
-std::optional<LargeStoreTimes> parseTimes(std::string_view text) {
-  std::istringstream in{std::string(text)};
-  Duration::rep ahead = 0, stream = 0, pair = 0;
-  std::string rest;
-  if (!(in >> ahead >> stream >> pair) || in >> rest || ahead <= 0 || stream <= 0 || pair <= 0) {
-    return std::nullopt;
-  }
-  return LargeStoreTimes{Duration(ahead), Duration(stream), Duration(pair)};
+std::string fileName(std::string_view what) {
+  return fmt::format("{}-1-{}", what, kernels().name);
 }
+
+template <std::size_t kCount>
+std::optional<Times<kCount>> readTimes(const std::string& folder, std::string_view what) {
+  const std::optional<std::string> kept = readKept(fmt::format("{}/{}", folder, fileName(what)));
+  return kept.has_value() ? parseTimes<kCount>(*kept) : std::nullopt;
+}
+
+LargeStoreTimes largeStoreTimesOf(const Times<3>& times) {
+  return {Duration(times[0]), Duration(times[1]), Duration(times[2])};
+}
+
+HandOverTimes handOverTimesOf(const Times<2>& times) {
+  return {Duration(times[0]), Duration(times[1])};
+}
+
+template <std::size_t kCount>
+void keepTimes(const std::string& folder, std::string_view what, const Times<kCount>& times) {
+  const Status written = writeKept(folder, fileName(what), fmt::format("{}\n", fmt::join(times, " ")));
+  if (!written.isOk()) {
+    logInfo("each process of this host measures its {} anew: {}", what, written.message());
+  }
+}
+
+// Lets one process of this user at a time measure: measurements beside each other would disturb each other. A process
+// that stops while it measures holds up the others for a moment only.
+class MeasuringTurn {
+ public:
+  explicit MeasuringTurn(const std::string& folder) {
+    std::error_code ignored;  // a missing folder is reported when the times are kept
+    std::filesystem::create_directories(folder, ignored);
+    folder_ = Fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const Deadline deadline = deadlineAfter(kMaxWait);
+    while (::flock(folder_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK && Clock::now() < deadline) {
+      waited_ = true;
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+  bool waited() const { return waited_; }
+
+ private:
+  static constexpr Duration kMaxWait = std::chrono::milliseconds(200);
+  static constexpr Duration kNap = std::chrono::milliseconds(1);
+
+  Fd folder_;
+  bool waited_ = false;
+};
 
 // The least time of some copies, all of them out of cold memory and into cold memory.
 class Trial {
@@ -88,8 +152,8 @@ std::string_view nameOf(RowStore store) {
   }
 }
 
-double rateOf(Duration::rep nanoseconds) {
-  return static_cast<double>(kTrialBytes) / static_cast<double>(nanoseconds);  // bytes per nanosecond are GB/s
+double rateOf(std::size_t bytes, Duration::rep nanoseconds) {
+  return static_cast<double>(bytes) / static_cast<double>(nanoseconds);  // bytes per nanosecond are GB/s
 }
 
 std::string whyThisIsa() {
@@ -144,39 +208,68 @@ std::string hostChoicesFolder() {
 }
 
 LargeStoreTimes largeStoreTimes(const std::string& folder) {
-  const std::optional<std::string> kept = readKept(fmt::format("{}/{}", folder, fileName()));
-  if (const auto times = kept.has_value() ? parseTimes(*kept) : std::nullopt; times.has_value()) {
-    return *times;
+  constexpr std::string_view kWhat = "large-stores";
+  if (const auto kept = readTimes<3>(folder, kWhat)) {
+    return largeStoreTimesOf(*kept);
+  }
+  const MeasuringTurn turn(folder);
+  if (const auto kept = turn.waited() ? readTimes<3>(folder, kWhat) : std::nullopt) {
+    return largeStoreTimesOf(*kept);
   }
   const LargeStoreTimes times = measureLargeStores();
-  const Status written = writeKept(
-      folder, fileName(), fmt::format("{} {} {}\n", times.ahead.count(), times.stream.count(), times.pair.count()));
-  if (!written.isOk()) {
-    logInfo("each process of this host measures how to store large moves: {}", written.message());
+  keepTimes<3>(folder, kWhat, {times.ahead.count(), times.stream.count(), times.pair.count()});
+  return times;
+}
+
+std::optional<HandOverTimes> handOverTimes(const std::string& folder) {
+  constexpr std::string_view kWhat = "hand-overs";
+  if (const auto kept = readTimes<2>(folder, kWhat)) {
+    return handOverTimesOf(*kept);
+  }
+  const MeasuringTurn turn(folder);
+  if (turn.waited()) {  // the process before has just measured, or could not
+    const auto kept = readTimes<2>(folder, kWhat);
+    return kept.has_value() ? std::optional(handOverTimesOf(*kept)) : std::nullopt;
+  }
+  const std::optional<HandOverTimes> times = measureHandOvers();
+  if (times.has_value()) {
+    keepTimes<2>(folder, kWhat, {times->cached.count(), times->streamed.count()});
   }
   return times;
 }
 
-void chooseLargeStore() {
+void chooseStores() {
   if (pairTime.load(std::memory_order_acquire) != 0) {
     return;
   }
   const LargeStoreTimes times = largeStoreTimes(hostChoicesFolder());
   useLargeStore(fastestLargeStore(times));
+  if (const auto handOvers = handOverTimes(hostChoicesFolder())) {
+    useStreamsForStaged(streamingPays(*handOvers));
+    cachedTime.store(handOvers->cached.count(), std::memory_order_relaxed);
+    streamedTime.store(handOvers->streamed.count(), std::memory_order_relaxed);
+  }
   aheadTime.store(times.ahead.count(), std::memory_order_relaxed);
   streamTime.store(times.stream.count(), std::memory_order_relaxed);
   pairTime.store(times.pair.count(), std::memory_order_release);
 }
 
 std::string describeKernels() {
+  const auto load = [](const std::atomic<Duration::rep>& time) { return time.load(std::memory_order_relaxed); };
   const Duration::rep pair = pairTime.load(std::memory_order_acquire);
-  const std::string rates =
+  const std::string large =
       pair == 0 ? "not measured"
                 : fmt::format("measured on this host, GB/s: ordinary {:.1f}, one stream {:.1f}, two {:.1f}",
-                              rateOf(aheadTime.load(std::memory_order_relaxed)),
-                              rateOf(streamTime.load(std::memory_order_relaxed)), rateOf(pair));
-  return fmt::format("kernels: {} ({}); large moves: {} ({})\n", kernels().name, whyThisIsa(), nameOf(largeStore()),
-                     rates);
+                              rateOf(kTrialBytes, load(aheadTime)), rateOf(kTrialBytes, load(streamTime)),
+                              rateOf(kTrialBytes, pair));
+  const std::string staged = load(cachedTime) == 0
+                                 ? "not measured"
+                                 : fmt::format("ordinary {:.1f}, past the caches {:.1f}",
+                                               rateOf(kHandOverBytes, load(cachedTime)),
+                                               rateOf(kHandOverBytes, load(streamedTime)));
+  return fmt::format("kernels: {} ({}); large moves: {} ({}); staged for another core: {} ({})\n", kernels().name,
+                     whyThisIsa(), nameOf(largeStore()), large, streamsStaged() ? "past the caches" : "ordinary stores",
+                     staged);
 }
 
 }  // namespace shardwire::internal

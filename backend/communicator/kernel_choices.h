@@ -1,11 +1,12 @@
-// How the kernels store moves larger than the caches: measured once on a host for each instruction set, kept in memory
-// of the host (/dev/shm) until the host starts anew, and read from there by later processes. Any thread, any process;
-// two at once both measure. The choice changes no bit, only speed.
+// How the kernels store moves larger than the caches, and payloads staged for another core: measured once on a host for
+// each instruction set, kept in memory of the host (/dev/shm) until the host starts anew, and read from there by later
+// processes. Any thread, any process; two at once both measure. The choices change no bit, only speed.
 #pragma once
 
 #include <optional>
 #include <string>
 
+#include "backend/communicator/hand_over.h"
 #include "ops/reduce/isa_kernels.h"
 #include "shardwire/types.h"
 
@@ -33,10 +34,13 @@ std::string hostChoicesFolder();
 // The times of the kernels in use: from `folder`, else measured and kept there.
 LargeStoreTimes largeStoreTimes(const std::string& folder);
 
-// From now on the kernels store as the times of this host say. Only the first call in a process does anything.
-void chooseLargeStore();
+// Likewise. nullopt where the times could not be measured now: nothing is kept.
+std::optional<HandOverTimes> handOverTimes(const std::string& folder);
 
-// One line: the instruction set and its reason, how large moves are stored, and the measured rates.
+// From now on the kernels store as the times of this host say. Only the first call in a process does anything.
+void chooseStores();
+
+// One line: the instruction set and its reason, how large moves and staged payloads are stored, and the measured rates.
 std::string describeKernels();
 
 }  // namespace shardwire::internal

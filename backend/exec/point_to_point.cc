@@ -272,9 +272,9 @@ bool PointSend::step(std::vector<bool>&) {
   }
   if (granted_ && !finished_ && points_->isNextToStage(peer, this)) {
     Connection& connection = context.connection(peer);
-    const bool streams = bytes.size() >= kStreamStagedFrom;
+    const std::size_t longest = bytes.size() >= kStreamStagedFrom ? bytes.size() : kCachedPart;
     while (staged_ < bytes.size()) {
-      const std::size_t left = std::min(bytes.size() - staged_, streams ? bytes.size() : kCachedPart);
+      const std::size_t left = std::min(bytes.size() - staged_, longest);
       const auto frame = connection.reserve(Lane::kPoint, kPartHead + 1,
                                             std::min(connection.maxFrameBytes(Lane::kPoint), kPartHead + left));
       if (frame.empty()) {
@@ -282,8 +282,7 @@ bool PointSend::step(std::vector<bool>&) {
       }
       const std::size_t part = std::min(left, frame.size() - kPartHead);
       writeFrame(frame, MessagePartFrame{message}, part);
-      copyRun(frame.data() + kPartHead, bytes.data() + staged_, part,
-              streams ? StoreHint::kStream : StoreHint::kCached);
+      copyRun(frame.data() + kPartHead, bytes.data() + staged_, part, stagedHint(bytes.size()));
       connection.commit(Lane::kPoint, kPartHead + part);
       staged_ += part;
       moved = true;

@@ -223,7 +223,7 @@ bool ReceiveEdge::copySegment(const PlanMove& move, const PlanSource& source) {
   if (packed == nullptr) {
     return false;
   }
-  unpackCastBox(dst, run_.dtypeOf(move), packed, stagedDtypeOf(run_.plan, move), shape, run_.hint);
+  unpackCastBox(dst, run_.dtypeOf(move), packed, stagedDtypeOf(run_.plan, move), shape, run_.unpackHint);
   run_.wrote(dst, shape, elemBytes);
   consume(cursor_.bytes());
   return true;

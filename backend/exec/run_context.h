@@ -19,6 +19,8 @@
 #include "backend/exec/frame.h"
 #include "backend/exec/process_failures.h"
 #include "backend/transport/transport.h"
+#include "ops/boxes/copy_box.h"
+#include "ops/reduce/isa_kernels.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
@@ -26,9 +28,13 @@ namespace shardwire::internal {
 
 class Activity;
 
-// From this size on, staged payloads are packed past the cache: dirty lines in this core's cache reach the reading core
-// far more slowly than lines in memory. Shorter payloads stay in the cache, from where the peer gets the bytes sooner.
+// From this size on, staged payloads are packed past the cache on hosts where the dirty lines in this core's cache reach
+// the reading core more slowly than lines in memory. Shorter payloads stay in the cache everywhere.
 inline constexpr std::size_t kStreamStagedFrom = std::size_t{256} << 10;
+
+inline StoreHint stagedHint(std::size_t payloadBytes) {
+  return payloadBytes >= kStreamStagedFrom && streamsStaged() ? StoreHint::kStream : StoreHint::kCached;
+}
 
 // The reports of an operation. Each report is noted at once, and takes effect when the operation's step is over.
 class RunHost {

@@ -31,7 +31,8 @@ struct RunScope {
   std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
   Staging* staging = nullptr;         // null: every tensor is the host's own
-  StoreHint hint = StoreHint::kAuto;  // for everything written by this plan
+  StoreHint hint = StoreHint::kAuto;        // for what this plan writes,
+  StoreHint unpackHint = StoreHint::kAuto;  // except for payloads out of frames
 
   RunContext& context() const { return activity.context(); }
   OperationTag tag() const { return activity.tag(); }

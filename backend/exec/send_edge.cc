@@ -128,10 +128,8 @@ bool SendEdge::isStagedSooner(std::size_t slot, const ReadLimits& limits) const 
   if (!run_.context().hasCorePerRank) {
     return false;
   }
-  const bool combined = isCombined(slot);
   const bool isOneWay = 2 * edgeBytes(run_.plan.receives) < edge_.bytes && edgeBytes(run_.plan.sends) < 2 * edge_.bytes;
-  return (combined && edge_.bytes < limits.minCombinedBytes) ||
-         (isOneWay && edge_.bytes > (combined ? limits.maxOneWayCombinedBytes : limits.maxOneWayBytes));
+  return (limits.stagesOneWay && isOneWay) || (edge_.bytes < limits.minCombinedBytes && isCombined(slot));
 }
 
 bool SendEdge::isWorthReading(std::size_t slot, std::uint32_t numItems, std::size_t minRunBytes) const {
@@ -250,7 +248,7 @@ bool SendEdge::makeRoom(std::size_t bytes) {
 }
 
 bool SendEdge::packSome() {
-  const StoreHint hint = edge_.bytes >= kStreamStagedFrom ? StoreHint::kStream : StoreHint::kCached;
+  const StoreHint hint = stagedHint(edge_.bytes);
   bool moved = false;
   while (!cursor_.done() || openGroup()) {
     for (; inGroup_ < groupEnd_; ++inGroup_) {

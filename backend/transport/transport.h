@@ -95,10 +95,9 @@ struct ReadLimits {
   std::size_t minLocalRunBytes = 0;
   // kCopy, where each rank has a core. Staging takes one copy more than reading, but the sender's core makes this copy
   // while the receiver's core works.
-  std::size_t minCombinedBytes = 0;            // inputs of a shorter edge that the peer combines are staged
-  std::size_t maxOneWayBytes = kNone;          // a longer edge is staged where few bytes come back meanwhile
-  std::size_t maxOneWayCombinedBytes = kNone;  // likewise, inputs that the peer combines
-  std::size_t maxMessageBytes = kNone;         // a longer message (send, recv) is staged
+  std::size_t minCombinedBytes = 0;     // inputs of a shorter edge that the peer combines are staged
+  bool stagesOneWay = false;            // an edge is staged where few bytes come back meanwhile
+  std::size_t maxMessageBytes = kNone;  // a longer message (send, recv) is staged
 };
 
 // The four faces of a connection. Code that needs one face takes only this face, and can do nothing else with the peer.

@@ -91,6 +91,7 @@ std::atomic<const KernelTable*> chosen{nullptr};
 
 // kPlain: the table's. Relaxed is enough: each value gives the same bytes.
 std::atomic<RowStore> chosenLargeStore{RowStore::kPlain};
+std::atomic<bool> stagedAreStreamed{true};  // likewise
 
 }  // namespace
 
@@ -110,6 +111,14 @@ RowStore largeStore() {
 
 void useLargeStore(RowStore store) {
   chosenLargeStore.store(store, std::memory_order_relaxed);
+}
+
+bool streamsStaged() {
+  return stagedAreStreamed.load(std::memory_order_relaxed);
+}
+
+void useStreamsForStaged(bool streams) {
+  stagedAreStreamed.store(streams, std::memory_order_relaxed);
 }
 
 void useKernelsForTest(Isa isa) {

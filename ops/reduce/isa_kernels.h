@@ -86,6 +86,10 @@ const KernelTable& kernels();
 RowStore largeStore();
 void useLargeStore(RowStore store);
 
+// Whether long payloads are packed past the caches for another core of the host. Unless the host was measured, they are.
+bool streamsStaged();
+void useStreamsForStaged(bool streams);
+
 // For tests: from now on kernels() gives this table. Precondition: kernelsOf(isa) is not null; no kernel is running.
 void useKernelsForTest(Isa isa);
 

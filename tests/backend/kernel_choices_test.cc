@@ -1,12 +1,16 @@
 // How large moves are stored: the rule, the file of the host, and the line that describes the choice.
 #include "backend/communicator/kernel_choices.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 
 namespace shardwire::internal {
 namespace {
@@ -68,6 +72,43 @@ TEST_F(KeptTimes, OfAnotherUserAreNotTrusted) {
   std::ofstream(onlyFile()) << "30 20 10\n";
   std::filesystem::permissions(onlyFile(), std::filesystem::perms::others_write, std::filesystem::perm_options::add);
   EXPECT_NE(largeStoreTimes(folder_).pair, Duration(10));
+}
+
+TEST_F(KeptTimes, OfHandOversAreReadByLaterProcesses) {
+  std::ofstream(folder_ + "/hand-overs-1-" + kernels().name) << "30 20\n";
+  EXPECT_EQ(handOverTimes(folder_), (HandOverTimes{Duration(30), Duration(20)}));
+}
+
+TEST_F(KeptTimes, OfHandOversAreMeasuredByOneProcessAtATime) {
+  const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(folder, LOCK_EX), 0);
+  EXPECT_EQ(handOverTimes(folder_), std::nullopt);  // the measuring process kept nothing
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::ofstream(folder_ + "/hand-overs-1-" + kernels().name) << "30 20\n";
+    ::flock(folder, LOCK_UN);
+  });
+  EXPECT_EQ(handOverTimes(folder_), (HandOverTimes{Duration(30), Duration(20)}));
+  other.join();
+  ::close(folder);
+}
+
+// Whether the times can be measured depends on the cores and on other work.
+TEST_F(KeptTimes, OfHandOversAreKeptWhereTheyAreMeasured) {
+  if (const auto times = handOverTimes(folder_)) {
+    EXPECT_GT(times->cached.count(), 0);
+    EXPECT_GT(times->streamed.count(), 0);
+    EXPECT_EQ(handOverTimes(folder_), times);
+  } else {
+    EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  }
+}
+
+TEST(StreamingPays, UnlessTheCacheIsFaster) {
+  EXPECT_TRUE(streamingPays({microseconds(99), microseconds(100)}));
+  EXPECT_TRUE(streamingPays({microseconds(150), microseconds(100)}));
+  EXPECT_FALSE(streamingPays({microseconds(90), microseconds(100)}));
 }
 
 TEST(DescribeKernels, NamesTheInstructionSetAndTheChoice) {

@@ -24,10 +24,9 @@ constexpr Duration kSocketLookEvery = std::chrono::milliseconds(5);
 // Below this average run, reading another process's memory costs more in page look-ups than packing does.
 constexpr std::size_t kMinReadRun = 2048;
 // On a Xeon (docs/benchmarks.md, "Ordinary tensors: read or staged") staging was faster for shorter balanced exchanges
-// of combined bytes, for longer copies and messages one way, and for all combines one way.
+// of combined bytes, for longer messages, and for all that flows one way.
 constexpr std::size_t kMinCombinedRead = std::size_t{1} << 20;
-constexpr std::size_t kMaxOneWayRead = std::size_t{24} << 20;
-constexpr std::size_t kMaxMessageRead = std::size_t{12} << 20;
+constexpr std::size_t kMaxMessageRead = std::size_t{48} << 10;
 
 std::size_t index(Lane lane) {
   return static_cast<std::size_t>(lane);
@@ -102,8 +101,7 @@ ReadLimits ShmConnection::readLimits() const {
   }
   return {.minRunBytes = kMinReadRun,
           .minCombinedBytes = kMinCombinedRead,
-          .maxOneWayBytes = kMaxOneWayRead,
-          .maxOneWayCombinedBytes = 0,
+          .stagesOneWay = true,
           .maxMessageBytes = kMaxMessageRead};
 }
 

@@ -306,20 +306,20 @@ TEST(PlanRun, StagesWhatFlowsOneWayAndWhatIsCombined) {
   const std::size_t bytes = 499 * sizeof(std::int64_t);
   const auto copies = plansOf({500}, {{most, first}, {last, all}}, ReduceOp::kNone);  // one way, to rank 1
   EXPECT_FALSE(isStaged(copies, {}));
-  EXPECT_FALSE(isStaged(copies, {.maxOneWayBytes = bytes, .maxOneWayCombinedBytes = 0}));
-  EXPECT_TRUE(isStaged(copies, {.maxOneWayBytes = bytes - 1}));
-  EXPECT_FALSE(isStaged(copies, {.maxOneWayBytes = bytes - 1}, false));
+  EXPECT_FALSE(isStaged(copies, {.minCombinedBytes = bytes + 9}));
+  EXPECT_TRUE(isStaged(copies, {.stagesOneWay = true}));
+  EXPECT_FALSE(isStaged(copies, {.stagesOneWay = true}, false));
 
   const auto sums = plansOf({500}, {{all, first}, {all, all}}, ReduceOp::kSum);  // a sum on rank 1
-  EXPECT_FALSE(isStaged(sums, {.maxOneWayBytes = 0}));
-  EXPECT_TRUE(isStaged(sums, {.maxOneWayCombinedBytes = 0}));
-  EXPECT_FALSE(isStaged(sums, {.maxOneWayCombinedBytes = 0}, false));
+  EXPECT_FALSE(isStaged(sums, {.minCombinedBytes = bytes}));
+  EXPECT_TRUE(isStaged(sums, {.stagesOneWay = true}));
+  EXPECT_FALSE(isStaged(sums, {.stagesOneWay = true}, false));
 
   const auto both = sumPlans(500);  // as many bytes each way
-  EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes, .maxOneWayBytes = 0, .maxOneWayCombinedBytes = 0}));
+  EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes, .stagesOneWay = true}));
   EXPECT_TRUE(isStaged(both, {.minCombinedBytes = bytes + 9}));
   EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes + 9}, false));
-  EXPECT_FALSE(isStaged(turnPlans(24), {.minCombinedBytes = bytes, .maxOneWayBytes = 0}));
+  EXPECT_FALSE(isStaged(turnPlans(24), {.minCombinedBytes = bytes, .stagesOneWay = true}));
 }
 
 TEST(PlanRun, ThatIsShortIsUnderstoodByAShortRun) {
