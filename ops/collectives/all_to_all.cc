@@ -41,6 +41,7 @@ Plan plan(const CollectiveCall& call, Rank rank) {
       plan.receives.push_back({.peer = from,
                                .first = first,
                                .count = 1,
+                               .numCopies = 1,
                                .bytes = static_cast<std::uint64_t>(elems) * elemBytes,
                                .numItems = 1,
                                .inputs = {rank}});
@@ -58,6 +59,7 @@ Plan plan(const CollectiveCall& call, Rank rank) {
     plan.sends.push_back({.peer = to,
                           .first = first,
                           .count = 1,
+                          .numCopies = 1,
                           .bytes = static_cast<std::uint64_t>(elems) * elemBytes,
                           .numItems = 1,
                           .inputs = {to}});

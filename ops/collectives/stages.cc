@@ -75,7 +75,8 @@ Plan pairStage(const CollectiveCall& call, std::int64_t numElems, std::span<cons
     const auto first = static_cast<std::uint32_t>(plan.sendItems.size());
     if (!isEmpty) {
       plan.sendItems.push_back({.input = 0, .slot = 0, .offset = {0}, .shape = {numElems}, .stagedDtype = call.dtype});
-      plan.sends.push_back({.peer = peer, .first = first, .count = 1, .bytes = bytes, .numItems = 1, .inputs = {0}});
+      plan.sends.push_back(
+          {.peer = peer, .first = first, .count = 1, .numCopies = 1, .bytes = bytes, .numItems = 1, .inputs = {0}});
     }
   }
   if (from != kNobody) {
@@ -83,7 +84,8 @@ Plan pairStage(const CollectiveCall& call, std::int64_t numElems, std::span<cons
     if (!isEmpty) {
       plan.moves.push_back({.output = 0, .offset = {0}, .shape = {numElems}, .sourceDtype = call.dtype});
       plan.sources.push_back({.rank = from, .input = 0, .slot = 0, .offset = {0}});
-      plan.receives.push_back({.peer = from, .first = 0, .count = 1, .bytes = bytes, .numItems = 1, .inputs = {0}});
+      plan.receives.push_back(
+          {.peer = from, .first = 0, .count = 1, .numCopies = 1, .bytes = bytes, .numItems = 1, .inputs = {0}});
     }
   }
   plan.firstCombine = static_cast<std::uint32_t>(plan.moves.size());

@@ -231,6 +231,9 @@ class Validator {
   Status checkReceiveTotals() const {
     for (std::size_t e = 0; e < plan_.receives.size(); ++e) {
       const PlanEdge& edge = plan_.receives[e];
+      if (edge.numCopies != edge.count) {
+        return broken(fmt::format("receives[{}] says {} copies, and has {}", e, edge.numCopies, edge.count));
+      }
       if (received_[e].bytes != edge.bytes || received_[e].numItems != edge.numItems) {
         return broken(fmt::format("receives[{}] says {} bytes in {} items, its moves need {} in {}", e, edge.bytes,
                                   edge.numItems, received_[e].bytes, received_[e].numItems));

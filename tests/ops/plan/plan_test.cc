@@ -77,6 +77,7 @@ TEST(Plan, NamesTheFirstBrokenInvariant) {
       {"receives[0] begins at 0, the one before it ends at 1", [](Plan& p) { p.receives[0].first = 0; }},
       {"sends end at 1 instead of 2", [](Plan& p) { p.sends[0].count = 1; }},
       {"sends[0] copies 3 of 2 items", [](Plan& p) { p.sends[0].numCopies = 3; }},
+      {"receives[0] says 0 copies, and has 1", [](Plan& p) { p.receives[0].numCopies = 0; }},
       {"receives[0]: the inputs used are not ascending",
        [](Plan& p) {
          p.receives[0].inputs = {4, 3};
