@@ -1,24 +1,28 @@
-// How fast bytes pass from one core of this host to another through a ring in memory, as staged payloads do: by
-// ordinary stores, which leave the bytes in the writer's cache, and by stores past the caches. Which of the two is
-// faster depends on the CPU. Any thread.
+// How fast bytes pass from one core of this host to another through a ring in memory, as staged payloads do, by three
+// ways of copying. Which of them is the fastest depends on the CPU. Any thread.
 #pragma once
 
 #include <cstddef>
 #include <optional>
 
+#include "ops/reduce/isa_kernels.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
 
 inline constexpr std::size_t kHandOverBytes = std::size_t{2} << 20;
 
-// Of kHandOverBytes.
+// Of kHandOverBytes. The bytes stay in the writer's cache, where both sides fetch ahead or neither does, or the writer
+// stores them past its cache.
 struct HandOverTimes {
-  Duration cached{};
+  Duration ahead{};
+  Duration plain{};
   Duration streamed{};
   bool operator==(const HandOverTimes&) const = default;
 };
 
+// How copies that stay in the caches are made: kAhead or kPlain.
+RowStore fastestCachedStore(const HandOverTimes& times);
 // Whether staged payloads are to be stored past the caches.
 bool streamingPays(const HandOverTimes& times);
 

@@ -1,9 +1,9 @@
 // A process reads the times of its kernels from the host's file, or measures and writes the file. A trial copies one
 // row by one way of storing, with source and destination outside of the caches. Each way is tried at several distances
 // of destination and source, and counts with its slowest distance, so a way that aliases at one distance loses. The
-// rule (fastestLargeStore) turns the times into the choice, so the file holds facts and outlives a better rule. The times
-// of staged payloads (hand_over.h) have a file of their own, which is written only where they could be measured. Of
-// processes that start together one measures, and the others wait for the file.
+// rule (fastestLargeStore) turns the times into the choice, so the file holds facts and outlives a better rule. The
+// times of staged payloads (hand_over.h) have a file of their own, which is written only where they could be measured.
+// Of processes that start together one measures, and the others wait for the file.
 #include "backend/communicator/kernel_choices.h"
 
 #include <fcntl.h>
@@ -49,8 +49,10 @@ std::atomic<Duration::rep> aheadTime = 0;
 std::atomic<Duration::rep> streamTime = 0;
 std::atomic<Duration::rep> pairTime = 0;
 
-std::atomic<Duration::rep> cachedTime = 0;  // 0: not measured
-std::atomic<Duration::rep> streamedTime = 0;
+// Of hand-overs; 0: not measured.
+std::atomic<Duration::rep> handedAhead = 0;
+std::atomic<Duration::rep> handedPlain = 0;
+std::atomic<Duration::rep> handedStreamed = 0;
 
 template <std::size_t kCount>
 using Times = std::array<Duration::rep, kCount>;
@@ -82,8 +84,8 @@ LargeStoreTimes largeStoreTimesOf(const Times<3>& times) {
   return {Duration(times[0]), Duration(times[1]), Duration(times[2])};
 }
 
-HandOverTimes handOverTimesOf(const Times<2>& times) {
-  return {Duration(times[0]), Duration(times[1])};
+HandOverTimes handOverTimesOf(const Times<3>& times) {
+  return {Duration(times[0]), Duration(times[1]), Duration(times[2])};
 }
 
 template <std::size_t kCount>
@@ -223,17 +225,17 @@ LargeStoreTimes largeStoreTimes(const std::string& folder) {
 
 std::optional<HandOverTimes> handOverTimes(const std::string& folder) {
   constexpr std::string_view kWhat = "hand-overs";
-  if (const auto kept = readTimes<2>(folder, kWhat)) {
+  if (const auto kept = readTimes<3>(folder, kWhat)) {
     return handOverTimesOf(*kept);
   }
   const MeasuringTurn turn(folder);
   if (turn.waited()) {  // the process before has just measured, or could not
-    const auto kept = readTimes<2>(folder, kWhat);
+    const auto kept = readTimes<3>(folder, kWhat);
     return kept.has_value() ? std::optional(handOverTimesOf(*kept)) : std::nullopt;
   }
   const std::optional<HandOverTimes> times = measureHandOvers();
   if (times.has_value()) {
-    keepTimes<2>(folder, kWhat, {times->cached.count(), times->streamed.count()});
+    keepTimes<3>(folder, kWhat, {times->ahead.count(), times->plain.count(), times->streamed.count()});
   }
   return times;
 }
@@ -245,9 +247,11 @@ void chooseStores() {
   const LargeStoreTimes times = largeStoreTimes(hostChoicesFolder());
   useLargeStore(fastestLargeStore(times));
   if (const auto handOvers = handOverTimes(hostChoicesFolder())) {
+    useCachedStore(fastestCachedStore(*handOvers));
     useStreamsForStaged(streamingPays(*handOvers));
-    cachedTime.store(handOvers->cached.count(), std::memory_order_relaxed);
-    streamedTime.store(handOvers->streamed.count(), std::memory_order_relaxed);
+    handedAhead.store(handOvers->ahead.count(), std::memory_order_relaxed);
+    handedPlain.store(handOvers->plain.count(), std::memory_order_relaxed);
+    handedStreamed.store(handOvers->streamed.count(), std::memory_order_relaxed);
   }
   aheadTime.store(times.ahead.count(), std::memory_order_relaxed);
   streamTime.store(times.stream.count(), std::memory_order_relaxed);
@@ -262,14 +266,16 @@ std::string describeKernels() {
                 : fmt::format("measured on this host, GB/s: ordinary {:.1f}, one stream {:.1f}, two {:.1f}",
                               rateOf(kTrialBytes, load(aheadTime)), rateOf(kTrialBytes, load(streamTime)),
                               rateOf(kTrialBytes, pair));
-  const std::string staged = load(cachedTime) == 0
-                                 ? "not measured"
-                                 : fmt::format("ordinary {:.1f}, past the caches {:.1f}",
-                                               rateOf(kHandOverBytes, load(cachedTime)),
-                                               rateOf(kHandOverBytes, load(streamedTime)));
-  return fmt::format("kernels: {} ({}); large moves: {} ({}); staged for another core: {} ({})\n", kernels().name,
-                     whyThisIsa(), nameOf(largeStore()), large, streamsStaged() ? "past the caches" : "ordinary stores",
-                     staged);
+  const std::string handed =
+      load(handedAhead) == 0
+          ? "not measured"
+          : fmt::format("measured on this host, GB/s: fetching ahead {:.1f}, plain {:.1f}, past the caches {:.1f}",
+                        rateOf(kHandOverBytes, load(handedAhead)), rateOf(kHandOverBytes, load(handedPlain)),
+                        rateOf(kHandOverBytes, load(handedStreamed)));
+  return fmt::format("kernels: {} ({}); large moves: {} ({}); between cores: {}, long payloads {} ({})\n",
+                     kernels().name, whyThisIsa(), nameOf(largeStore()), large,
+                     cachedStore() == RowStore::kPlain ? "plain" : "fetching ahead",
+                     streamsStaged() ? "past the caches" : "through the caches", handed);
 }
 
 }  // namespace shardwire::internal

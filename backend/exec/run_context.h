@@ -28,8 +28,8 @@ namespace shardwire::internal {
 
 class Activity;
 
-// From this size on, staged payloads are packed past the cache on hosts where the dirty lines in this core's cache reach
-// the reading core more slowly than lines in memory. Shorter payloads stay in the cache everywhere.
+// From this size on, staged payloads are packed past the cache on hosts where the dirty lines in this core's cache
+// reach the reading core more slowly than lines in memory. Shorter payloads stay in the cache everywhere.
 inline constexpr std::size_t kStreamStagedFrom = std::size_t{256} << 10;
 
 inline StoreHint stagedHint(std::size_t payloadBytes) {

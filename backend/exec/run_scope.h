@@ -30,7 +30,7 @@ struct RunScope {
   const Activity& activity;
   std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
-  Staging* staging = nullptr;         // null: every tensor is the host's own
+  Staging* staging = nullptr;               // null: every tensor is the host's own
   StoreHint hint = StoreHint::kAuto;        // for what this plan writes,
   StoreHint unpackHint = StoreHint::kAuto;  // except for payloads out of frames
 

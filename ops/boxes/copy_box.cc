@@ -20,6 +20,8 @@ namespace {
 constexpr std::size_t kCopyAheadFromBytes = std::size_t{32} << 10;
 // Rows shorter than this gain nothing from fetching ahead line by line.
 constexpr std::size_t kAheadRowBytes = 256;
+// Within a row this long the hardware fetches ahead as well, on some hosts better (cachedStore()).
+constexpr std::size_t kLongRowBytes = 4096;
 
 bool isWordSize(std::int64_t bytes) {
   return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16;
@@ -133,7 +135,10 @@ RowStore rowStoreOf(StoreHint hint, std::size_t totalBytes, std::size_t rowBytes
   if (wantsStream && rowBytes >= kStreamRowBytes) {
     return largeStore();
   }
-  return totalBytes >= kCopyAheadFromBytes && rowBytes >= kAheadRowBytes ? RowStore::kAhead : RowStore::kPlain;
+  if (totalBytes < kCopyAheadFromBytes || rowBytes < kAheadRowBytes) {
+    return RowStore::kPlain;
+  }
+  return rowBytes < kLongRowBytes ? RowStore::kAhead : cachedStore();
 }
 
 void copyRuns(std::byte* dst, const std::byte* src, const PairLoops& loops, StoreHint hint, std::size_t totalBytes) {

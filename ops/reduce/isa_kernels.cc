@@ -91,7 +91,8 @@ std::atomic<const KernelTable*> chosen{nullptr};
 
 // kPlain: the table's. Relaxed is enough: each value gives the same bytes.
 std::atomic<RowStore> chosenLargeStore{RowStore::kPlain};
-std::atomic<bool> stagedAreStreamed{true};  // likewise
+std::atomic<RowStore> chosenCachedStore{RowStore::kAhead};  // likewise
+std::atomic<bool> stagedAreStreamed{true};                  // likewise
 
 }  // namespace
 
@@ -111,6 +112,14 @@ RowStore largeStore() {
 
 void useLargeStore(RowStore store) {
   chosenLargeStore.store(store, std::memory_order_relaxed);
+}
+
+RowStore cachedStore() {
+  return chosenCachedStore.load(std::memory_order_relaxed);
+}
+
+void useCachedStore(RowStore store) {
+  chosenCachedStore.store(store, std::memory_order_relaxed);
 }
 
 bool streamsStaged() {

@@ -86,7 +86,13 @@ const KernelTable& kernels();
 RowStore largeStore();
 void useLargeStore(RowStore store);
 
-// Whether long payloads are packed past the caches for another core of the host. Unless the host was measured, they are.
+// How bytes of middle size are stored, which stay in the caches: kAhead or kPlain, for rows of a page or more. Unless
+// the host was measured, kAhead.
+RowStore cachedStore();
+void useCachedStore(RowStore store);
+
+// Whether long payloads are packed past the caches for another core of the host. Unless the host was measured, they
+// are.
 bool streamsStaged();
 void useStreamsForStaged(bool streams);
 

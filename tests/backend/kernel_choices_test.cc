@@ -75,8 +75,8 @@ TEST_F(KeptTimes, OfAnotherUserAreNotTrusted) {
 }
 
 TEST_F(KeptTimes, OfHandOversAreReadByLaterProcesses) {
-  std::ofstream(folder_ + "/hand-overs-1-" + kernels().name) << "30 20\n";
-  EXPECT_EQ(handOverTimes(folder_), (HandOverTimes{Duration(30), Duration(20)}));
+  std::ofstream(folder_ + "/hand-overs-1-" + kernels().name) << "30 20 10\n";
+  EXPECT_EQ(handOverTimes(folder_), (HandOverTimes{Duration(30), Duration(20), Duration(10)}));
 }
 
 TEST_F(KeptTimes, OfHandOversAreMeasuredByOneProcessAtATime) {
@@ -86,10 +86,10 @@ TEST_F(KeptTimes, OfHandOversAreMeasuredByOneProcessAtATime) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    std::ofstream(folder_ + "/hand-overs-1-" + kernels().name) << "30 20\n";
+    std::ofstream(folder_ + "/hand-overs-1-" + kernels().name) << "30 20 10\n";
     ::flock(folder, LOCK_UN);
   });
-  EXPECT_EQ(handOverTimes(folder_), (HandOverTimes{Duration(30), Duration(20)}));
+  EXPECT_EQ(handOverTimes(folder_), (HandOverTimes{Duration(30), Duration(20), Duration(10)}));
   other.join();
   ::close(folder);
 }
@@ -97,7 +97,8 @@ TEST_F(KeptTimes, OfHandOversAreMeasuredByOneProcessAtATime) {
 // Whether the times can be measured depends on the cores and on other work.
 TEST_F(KeptTimes, OfHandOversAreKeptWhereTheyAreMeasured) {
   if (const auto times = handOverTimes(folder_)) {
-    EXPECT_GT(times->cached.count(), 0);
+    EXPECT_GT(times->ahead.count(), 0);
+    EXPECT_GT(times->plain.count(), 0);
     EXPECT_GT(times->streamed.count(), 0);
     EXPECT_EQ(handOverTimes(folder_), times);
   } else {
@@ -105,10 +106,16 @@ TEST_F(KeptTimes, OfHandOversAreKeptWhereTheyAreMeasured) {
   }
 }
 
-TEST(StreamingPays, UnlessTheCacheIsFaster) {
-  EXPECT_TRUE(streamingPays({microseconds(99), microseconds(100)}));
-  EXPECT_TRUE(streamingPays({microseconds(150), microseconds(100)}));
-  EXPECT_FALSE(streamingPays({microseconds(90), microseconds(100)}));
+TEST(HandOverTimes, ChooseWhatIsMuchFaster) {
+  const auto us = [](int ahead, int plain, int streamed) {
+    return HandOverTimes{microseconds(ahead), microseconds(plain), microseconds(streamed)};
+  };
+  EXPECT_EQ(fastestCachedStore(us(100, 99, 1)), RowStore::kAhead);
+  EXPECT_EQ(fastestCachedStore(us(100, 90, 1)), RowStore::kPlain);
+  EXPECT_TRUE(streamingPays(us(99, 99, 100)));
+  EXPECT_TRUE(streamingPays(us(150, 150, 100)));
+  EXPECT_FALSE(streamingPays(us(90, 150, 100)));
+  EXPECT_FALSE(streamingPays(us(150, 90, 100)));
 }
 
 TEST(DescribeKernels, NamesTheInstructionSetAndTheChoice) {

@@ -37,10 +37,8 @@ TEST_P(AllToAllPlans, AreCopiesOfEveryElement) {
       inputs[rank].push_back(
           Bytes(static_cast<std::size_t>(elems[rank][from]), static_cast<std::byte>(rank * n + from)));
     }
-    const CollectiveCall call{.kind = Collective::kAllToAll,
-                              .dtype = DType::kUInt8,
-                              .inputElems = elems[rank],
-                              .outputElems = arriving};
+    const CollectiveCall call{
+        .kind = Collective::kAllToAll, .dtype = DType::kUInt8, .inputElems = elems[rank], .outputElems = arriving};
     plans.push_back(allToAllProgram(call, Algorithm::kDirect, static_cast<Rank>(rank), topology).stages.at(0).plan);
     EXPECT_EQ(validate(plans.back()).message(), "");
     for (const PlanEdge& edge : plans.back().sends) {
