@@ -120,7 +120,7 @@ std::optional<HandOverTimes> measureHandOvers() {
   try {
     for (int round = 0; round < kTrialsOfEach && Clock::now() - start < kMaxTime; ++round) {
       times.ahead = std::min(times.ahead, ring.time(RowStore::kAhead, RowStore::kAhead));
-      times.plain = std::min(times.plain, ring.time(RowStore::kPlain, RowStore::kPlain));
+      times.plain = std::min(times.plain, ring.time(RowStore::kPlain, RowStore::kAhead));
       times.streamed = std::min(times.streamed, ring.time(largeStore(), RowStore::kAhead));
     }
   } catch (const std::system_error&) {  // the system gives no thread now

@@ -12,8 +12,8 @@ namespace shardwire::internal {
 
 inline constexpr std::size_t kHandOverBytes = std::size_t{2} << 20;
 
-// Of kHandOverBytes. The bytes stay in the writer's cache, where both sides fetch ahead or neither does, or the writer
-// stores them past its cache.
+// Of kHandOverBytes. The reader fetches ahead. The bytes stay in the writer's cache, where the writer fetches ahead as
+// well or copies plainly, or the writer stores them past its cache.
 struct HandOverTimes {
   Duration ahead{};
   Duration plain{};

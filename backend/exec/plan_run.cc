@@ -74,7 +74,8 @@ void PlanRun::noteMoves() {
   }
   // The whole plan counts, not the current piece: a plan with so many written bytes leaves nothing useful in the cache.
   scope_.hint = written >= kStreamFromBytes ? StoreHint::kStream : StoreHint::kAuto;
-  scope_.unpackHint = written >= kStreamUnpackedFrom ? StoreHint::kStream : StoreHint::kAuto;
+  scope_.readHint = written >= kStreamFromBytes ? StoreHint::kStream : StoreHint::kFar;
+  scope_.unpackHint = written >= kStreamUnpackedFrom ? StoreHint::kStream : StoreHint::kFar;
 }
 
 void PlanRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) {

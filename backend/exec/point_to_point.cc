@@ -384,7 +384,10 @@ bool PointRecv::step(std::vector<bool>&) {
 }
 
 StoreHint PointRecv::storeHint() const {
-  return bytes.size() >= kStreamFromBytes ? StoreHint::kStream : StoreHint::kAuto;
+  if (bytes.size() >= kStreamFromBytes) {
+    return StoreHint::kStream;
+  }
+  return reach_ == Reach::kDirect ? StoreHint::kFar : StoreHint::kAuto;
 }
 
 std::string PointRecv::waitingFor() const {

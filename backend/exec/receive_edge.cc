@@ -243,7 +243,7 @@ bool ReceiveEdge::read(const PlanMove& move, const PlanSource& source, const Str
     if (!reading.isAllowed()) {
       return false;
     }
-    castBox(dst, dtype, directBox(source.slot, offset), move.sourceDtype, shape, run_.hint);
+    castBox(dst, dtype, directBox(source.slot, offset), move.sourceDtype, shape, run_.readHint);
   } else if (Status status = reads_.copy(connection(), dst, dtype, box); !status.isOk()) {
     refuseRead(std::move(status));
     return false;

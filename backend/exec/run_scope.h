@@ -30,9 +30,11 @@ struct RunScope {
   const Activity& activity;
   std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
-  Staging* staging = nullptr;               // null: every tensor is the host's own
-  StoreHint hint = StoreHint::kAuto;        // for what this plan writes,
-  StoreHint unpackHint = StoreHint::kAuto;  // except for payloads out of frames
+  Staging* staging = nullptr;  // null: every tensor is the host's own
+  // For what this plan writes: from this rank's memory, from a peer's memory, and from frames.
+  StoreHint hint = StoreHint::kAuto;
+  StoreHint readHint = StoreHint::kFar;
+  StoreHint unpackHint = StoreHint::kFar;
 
   RunContext& context() const { return activity.context(); }
   OperationTag tag() const { return activity.tag(); }

@@ -138,7 +138,7 @@ RowStore rowStoreOf(StoreHint hint, std::size_t totalBytes, std::size_t rowBytes
   if (totalBytes < kCopyAheadFromBytes || rowBytes < kAheadRowBytes) {
     return RowStore::kPlain;
   }
-  return rowBytes < kLongRowBytes ? RowStore::kAhead : cachedStore();
+  return rowBytes < kLongRowBytes || hint == StoreHint::kFar ? RowStore::kAhead : cachedStore();
 }
 
 void copyRuns(std::byte* dst, const std::byte* src, const PairLoops& loops, StoreHint hint, std::size_t totalBytes) {

@@ -14,6 +14,7 @@ enum class StoreHint : unsigned char {
   kAuto = 0,    // by the bytes of this call
   kCached = 1,  // the destination is used again soon (a ring): ordinary stores
   kStream = 2,  // this call is a piece of a move much larger than the caches: long rows are stored past the caches
+  kFar = 3,     // the source is in another core's cache or in memory: ordinary stores, and the source is fetched ahead
 };
 
 // With kAuto, moves of this many bytes or more are streamed. Pieces of such a move should be given kStream. Measured:

@@ -86,8 +86,8 @@ const KernelTable& kernels();
 RowStore largeStore();
 void useLargeStore(RowStore store);
 
-// How bytes of middle size are stored, which stay in the caches: kAhead or kPlain, for rows of a page or more. Unless
-// the host was measured, kAhead.
+// How moves smaller than the caches are stored, whose source is in this core's cache: kAhead or kPlain, for rows of a
+// page or more. Unless the host was measured, kAhead.
 RowStore cachedStore();
 void useCachedStore(RowStore store);
 
