@@ -36,7 +36,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   Result<internal::Peers> peers =
       internal::connectPeers(store, rank, worldSize, options, deadlineAfter(options.timeout), groupName);
   SW_RETURN_IF_ERROR(peers.status());
-  // Here the ranks of a host are ready and wait, so that one of them can measure undisturbed.
+  // After the handshakes: the ranks of a host wait for the measuring rank, so the measurement has the cores.
   internal::chooseStores();
   Options chosen = options;
   if (chosen.recordedOps < 0) {
