@@ -2,8 +2,8 @@
 // row by one way of storing, with source and destination outside of the caches. Each way is tried at several distances
 // of destination and source, and counts with its slowest distance, so a way that aliases at one distance loses. The
 // rule (fastestLargeStore) turns the times into the choice, so the file holds facts and outlives a better rule. The
-// times of staged payloads (hand_over.h) have a file of their own, which is written only where they could be measured.
-// Of processes that start together one measures, and the others wait for the file.
+// times of staged payloads (hand_over.h) have another file, written only after a useful measurement. Among processes
+// with the same start, one process measures and the others wait for the file.
 #include "backend/communicator/kernel_choices.h"
 
 #include <fcntl.h>
@@ -96,8 +96,8 @@ void keepTimes(const std::string& folder, std::string_view what, const Times<kCo
   }
 }
 
-// Lets one process of this user at a time measure: measurements beside each other would disturb each other. A process
-// that stops while it measures holds up the others for a moment only.
+// Lets one process of this user measure at a time, since two measurements at once would disturb each other. A process
+// stopped in a measurement holds up the others for kMaxWait only.
 class MeasuringTurn {
  public:
   explicit MeasuringTurn(const std::string& folder) {
