@@ -98,22 +98,31 @@ class UseLink:
 
     def waits(self, call: Call, deadline: float | None) -> Generator[float, bool, bool]:
         """The steps of waiting for an answer: yields the time until which to wait, takes whether the answer came by
-        then, and returns whether the answer came before the deadline."""
+        then, and returns whether the answer came before the deadline. TimeoutError where the holder has not answered
+        the last ping either: at the deadline, or after half the group's timeout."""
         half = self.hub.silence / 2
         ping: Call | None = None
-        look = time.monotonic() + half
+        answered = asked = time.monotonic()
+        look = asked + half
         while not (yield look if deadline is None else min(look, deadline)):
             now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                return False
-            if now < look:
+            is_over = deadline is not None and now >= deadline
+            if now < look and not is_over:
                 continue
-            if ping is not None and not ping.work.is_completed():
+            if ping is not None and not ping.work.is_completed() and now - asked >= half / 2:
                 self._abandoned.append(ping)
                 raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, has "
-                                   f"answered nothing for {self.hub.silence:.3g} s: it is stopped, or something holds "
-                                   "its Python")
-            ping, look = None if ping is not None else self.ask(wire.PING), now + half
+                                   f"answered nothing for {now - answered:.3g} s: it is stopped, or something holds its "
+                                   "Python")
+            if is_over:
+                if ping is not None:
+                    self._abandoned.append(ping)
+                return False
+            look = now + half
+            if ping is None:
+                ping, asked = self.ask(wire.PING), now
+            else:
+                ping, answered = None, now
         if ping is not None:
             self._abandoned.append(ping)
         return True

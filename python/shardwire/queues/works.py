@@ -105,6 +105,10 @@ class LocalPut:
             return self.outcome or NOTHING
         return self.hub.call(give_up)
 
+    def abandon(self) -> None:
+        """Gives up after an error, without the outcome."""
+        self.give_up()
+
 
 class RemotePut:
     """A put into another rank's part of a queue."""
@@ -128,6 +132,10 @@ class RemotePut:
         self.link.send_note(wire.CANCEL, self.call.queue, self.call.request)
         self.wait(None)  # the holder's silence limits the wait
         return self.outcome
+
+    def abandon(self) -> None:
+        """Gives up after an error, without the outcome: the holder may be silent."""
+        self.link.give_up(self.call)
 
 
 class QueueWork:
@@ -230,7 +238,7 @@ class QueueWork:
                 self._end()
                 for put in puts:
                     try:
-                        put.give_up()
+                        put.abandon()
                     except Exception:
                         pass  # the first error is raised
             raise
