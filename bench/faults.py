@@ -101,9 +101,7 @@ def judge(report: dict[str, Any], name: str, fault: str, soon: float, timeout: f
         return "" if report["kind"] == "success" else f"{report['kind']} for a late rank: {report['text']}"
     if report["kind"] == "success":
         return "" if CALLS[name].may_succeed else "success without the missing rank"
-    if fault == "stopped" and report["kind"] in CALLS[name].other_kinds:
-        return ""
-    limit = soon if fault in ("killed", "left") else CALLS[name].timeouts * timeout + SLACK_SECONDS
+    limit = soon if fault in ("killed", "left") else timeout + SLACK_SECONDS
     if not issubclass(getattr(shardwire, report["kind"], Exception), shardwire.ShardwireError):
         return f"{report['kind']}: {report['text']}"
     if not re.search(rf"\brank {MISSING}\b", report["text"]):
@@ -134,8 +132,7 @@ def table(cells: dict[tuple[str, str, str], str], ways: list[str], faults: list[
 
 
 def page_of(lines: list[str], soon: float, timeout: float) -> str:
-    notes = [f"* {title_of(name)}: {kind.may_succeed or kind.note}." for name, kind in CALLS.items()
-             if kind.may_succeed or kind.note]
+    notes = [f"* {title_of(name)}: {kind.may_succeed}." for name, kind in CALLS.items() if kind.may_succeed]
     before = (
         "# What a call does when a rank is missing", "",
         "`./run bench faults --write-docs` makes this page: three ranks make a call once, then the fault happens to "

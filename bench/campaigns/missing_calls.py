@@ -24,9 +24,6 @@ class Call:
     """The three ranks of a trial, and the number of the call."""
 
     may_succeed = ""  # why a call may succeed although a rank is missing; empty: it may not
-    timeouts = 1.0  # the longest time of a call for a stopped rank, in timeouts of the group
-    other_kinds: tuple[str, ...] = ()  # errors that are none of shardwire's and name no rank
-    note = ""  # for docs/faults.md
 
     def __init__(self, rank: int, size: int, missing: int, folder: Path, timeout: float) -> None:
         self.rank, self.size, self.missing, self.folder, self.timeout = rank, size, missing, folder, timeout
@@ -201,9 +198,6 @@ class Get(Call):
 class QueueGet(Call):
     """`Queue.get`, where the missing rank holds the queue and puts"""
 
-    other_kinds = ("Empty",)
-    note = "within the timeout a stopped holder looks like an empty queue, and `queue.Empty` is the answer"
-
     def prepare(self) -> None:
         self.queue = shardwire.Queue(None, location=self.missing, name="faults")
 
@@ -217,11 +211,6 @@ class QueueGet(Call):
 
 class QueuePut(QueueGet):
     """`Queue.put`, where the missing rank holds the queue"""
-
-    timeouts = 3.0
-    other_kinds = ()
-    note = ("where the holder is stopped, the put asks the holder whether the entry was put, and takes up to three "
-            "timeouts")
 
     def call(self) -> None:
         if not self.is_missing:
