@@ -56,6 +56,7 @@ packages_of() {  # packages_of GROUP
       ! debian_torch || echo pybind11-dev
       [ "$torch_choice" != pip ] || [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip ;;
     cpp) packages_of bench; echo python3 libgtest-dev libbenchmark-dev iproute2 ;;  # the benches run among the tests
+    aarch64) packages_of cpp; echo g++-aarch64-linux-gnu qemu-user ;;
     checks)
       packages_of cpp
       echo clang python3-pytest mypy shellcheck codespell

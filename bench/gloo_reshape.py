@@ -8,9 +8,9 @@ Buffers are rewritten before every iteration; a time is that of the slowest rank
 import argparse
 import json
 import os
-import socket
 import statistics
 import sys
+import tempfile
 import time
 
 import torch
@@ -112,11 +112,10 @@ def measure(cases, name, iteration):
     return took.item()
 
 
-def run_rank(rank, options, port):
+def run_rank(rank, options, store):
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
-                      USE_LIBUV="0")  # Debian 13's torch has no libuv
-    dist.init_process_group("gloo", rank=rank, world_size=options.ranks)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=options.ranks)
     cases = Cases(rank, options)
     times = {name: [] for name in cases.names()}
     for iteration in range(-options.warmup, options.iterations):
@@ -147,15 +146,10 @@ def report(times, cases, options):
               f"{size / middle / 1e3:>9.2f}")
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main():
     options = parse_arguments()
-    mp.spawn(run_rank, args=(options, free_port()), nprocs=options.ranks)
+    with tempfile.TemporaryDirectory(prefix="gloo_reshape-") as folder:
+        mp.spawn(run_rank, args=(options, f"{folder}/store"), nprocs=options.ranks)
     return 0
 
 

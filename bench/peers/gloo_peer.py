@@ -7,8 +7,8 @@ an empty call, so that the cost of Python can be seen.
 import ctypes
 import json
 import os
-import socket
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -96,11 +96,10 @@ def empty_call(run):
     return (time.perf_counter() - start) * 100
 
 
-def run_rank(rank, ranks, settings, library, port):
+def run_rank(rank, ranks, settings, library, store):
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), USE_LIBUV="0")  # Debian 13's torch has no libuv
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     me = Rank()
     me.call = lambda: None
     empty = empty_call(CALL(me.run))
@@ -113,17 +112,12 @@ def run_rank(rank, ranks, settings, library, port):
         sys.exit(status)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main():
     ranks, settings, library = sys.argv[1:]
     with open(settings, encoding="utf-8") as file:
         json.load(file)  # an unreadable file is one error, not one for each rank
-    mp.spawn(run_rank, args=(int(ranks), settings, library, free_port()), nprocs=int(ranks))
+    with tempfile.TemporaryDirectory(prefix="gloo_peer-") as folder:
+        mp.spawn(run_rank, args=(int(ranks), settings, library, f"{folder}/store"), nprocs=int(ranks))
     return 0
 
 

@@ -237,7 +237,7 @@ def cpp(folder, env, options, *more, target="all", only="."):
     programs = reports / "ctest.xml"
     # The random specs: the full number is for the plain build; under a sanitizer each costs 5 to 20 times as much.
     cases = options.oracle or (10000 if options.quick else 20000)
-    oracle = {"SHARDWIRE_ORACLE_CASES": min(cases, {"asan": 1500, "tsan": 500}.get(folder, cases))}
+    oracle = {"SHARDWIRE_ORACLE_CASES": min(cases, {"asan": 1500, "tsan": 500, "aarch64": 500}.get(folder, cases))}
     status, log = run(
         f"ctest-{folder}",
         [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure",
@@ -306,6 +306,20 @@ def part_tsan(options):
     """The programs with threads."""
     return cpp("tsan", SANITIZERS["tsan"], options, "-DSHARDWIRE_SANITIZE=thread", target="tests_with_threads",
                only="^tests_(backend|multiprocess|oracle)")
+
+
+def part_aarch64(options):
+    """The core and all its tests by Debian's cross compiler. Under qemu-user run the tests that need neither deaths of
+    ranks nor process_vm_readv, which qemu-user does not have (docs/limits.md).
+    """
+    root = ROOT / "build" / "aarch64-root"
+    status, log = run("aarch64-root", [ROOT / "tests" / "aarch64" / "sysroot.sh", root], limit=600)
+    if status != 0:
+        remember("aarch64-root", log, 20)
+        show_end(log)
+        return FAIL
+    return cpp("aarch64", {}, options, f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'tests' / 'aarch64' / 'toolchain.cmake'}",
+               f"-DSHARDWIRE_ARM_ROOT={root}", only="^tests_(ops_|backend_(base|fabric|memory|exec|sight)$|simulate|oracle)")
 
 
 def part_fuzz(options):
@@ -609,6 +623,7 @@ PARTS = {
     "asan": part_asan,
     "fuzz": part_fuzz,
     "tsan": part_tsan,
+    "aarch64": part_aarch64,
     "mpi": part_mpi,
     "rdma": part_rdma,
     "rdma-whole": part_rdma_whole,
@@ -618,7 +633,7 @@ PARTS = {
     "tidy": part_tidy,
     "cuda-torch": part_cuda_torch,
 }
-BY_NAME = ("alone", "rdma-whole", "fuzz", "network", "tidy", "cuda-torch")  # .ci/weekly
+BY_NAME = ("alone", "aarch64", "rdma-whole", "fuzz", "network", "tidy", "cuda-torch")  # .ci/weekly
 SLOW = ("docs", "asan", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
 
 

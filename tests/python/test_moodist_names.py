@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import queue
-import socket
 import threading
 from datetime import timedelta
 
@@ -16,12 +15,7 @@ from ranks import group, run_ranks
 
 import shardwire
 from shardwire import Queue, TensorRegion, compile_op
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+from shardwire.launch import free_port
 
 
 def store_body(rank, port):

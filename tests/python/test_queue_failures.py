@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import queue as standard
 import random
+import re
 import signal
 import threading
 import time
@@ -243,7 +244,8 @@ def test_a_stopped_holder_is_a_timeout_and_loses_nothing(run_ranks, tmp_path):
     assert in_time[0] is standard.Empty and after < 2
     for error in silent, getting, putting:
         assert error[0] is shardwire.TimeoutError, error
-        assert "rank 0 of group 'job', which holds the queue, has answered nothing for 3" in error[1], error
+        assert "rank 0 of group 'job', which holds the queue" in error[1], error
+        assert re.search(r"has answered nothing for (3|2\.9)", error[1]), error
     assert silence < 8
     assert 2.5 < put_time < 5.5, "a put waits for a silent holder once"
     assert left <= 1

@@ -112,8 +112,8 @@ class UseLink:
             if ping is not None and not ping.work.is_completed() and now - asked >= half / 2:
                 self._abandoned.append(ping)
                 raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, has "
-                                   f"answered nothing for {now - answered:.3g} s: it is stopped, or something holds its "
-                                   "Python")
+                                   f"answered nothing for {now - answered:.3g} s: it is stopped, or something holds "
+                                   "its Python")
             if is_over:
                 if ping is not None:
                     self._abandoned.append(ping)
