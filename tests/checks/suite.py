@@ -318,8 +318,9 @@ def part_aarch64(options):
         remember("aarch64-root", log, 20)
         show_end(log)
         return FAIL
-    return cpp("aarch64", {}, options, f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'tests' / 'aarch64' / 'toolchain.cmake'}",
-               f"-DSHARDWIRE_ARM_ROOT={root}", only="^tests_(ops_|backend_(base|fabric|memory|exec|sight)$|simulate|oracle)")
+    toolchain = ROOT / "tests" / "aarch64" / "toolchain.cmake"
+    return cpp("aarch64", {}, options, f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", f"-DSHARDWIRE_ARM_ROOT={root}",
+               only="^tests_(ops_|backend_(base|fabric|memory|exec|sight)$|simulate|oracle)")
 
 
 def part_fuzz(options):
