@@ -118,6 +118,9 @@ class Operations {
 class GrowthTest : public ::testing::TestWithParam<OrdinaryPath> {};
 
 TEST_P(GrowthTest, NoneByManyOperationsOfEveryKind) {
+  if (GetParam() == OrdinaryPath::kCrossMemory && !testing::hasCrossMemoryReads()) {
+    GTEST_SKIP() << "this kernel has no process_vm_readv";
+  }
   MemoryStore store;
   runRanksAsProcesses(
       kGrowthRanks,

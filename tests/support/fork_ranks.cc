@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -233,6 +234,12 @@ void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration li
       judge(child, rank, mayDie.contains(rank), limit);
     }
   }
+}
+
+bool hasCrossMemoryReads() {
+  char from = 1, to = 0;
+  const iovec local{&to, 1}, remote{&from, 1};
+  return ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) == 1 || errno != ENOSYS;
 }
 
 void awaitStopped(pid_t process) {

@@ -24,6 +24,10 @@ void runRanksAsThreads(int numRanks, const RankFunction& function, Duration limi
 void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit,
                          const std::set<Rank>& mayDie = {});
 
+// Whether this kernel has process_vm_readv; qemu-user has not. A test that forces such reads between processes is
+// skipped without.
+bool hasCrossMemoryReads();
+
 // Returns when SIGSTOP has reached every thread of the process: until then a thread of the process may still answer.
 void awaitStopped(pid_t process);
 
