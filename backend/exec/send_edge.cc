@@ -129,7 +129,8 @@ bool SendEdge::isStagedSooner(std::size_t slot, const ReadLimits& limits) const 
     return false;
   }
   const bool isOneWay = 2 * edgeBytes(run_.plan.receives) < edge_.bytes && edgeBytes(run_.plan.sends) < 2 * edge_.bytes;
-  return (limits.stagesOneWay && isOneWay) || (edge_.bytes < limits.minCombinedBytes && isCombined(slot));
+  return edge_.bytes > limits.maxEdgeBytes || (limits.stagesOneWay && isOneWay) ||
+         (edge_.bytes < limits.minCombinedBytes && isCombined(slot));
 }
 
 bool SendEdge::isWorthReading(std::size_t slot, std::uint32_t numItems, std::size_t minRunBytes) const {

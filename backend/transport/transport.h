@@ -96,7 +96,8 @@ struct ReadLimits {
   // kCopy, where each rank has a core. Staging takes one copy more than reading, but the sender's core makes this copy
   // while the receiver's core works.
   std::size_t minCombinedBytes = 0;     // inputs of a shorter edge that the peer combines are staged
-  bool stagesOneWay = false;            // an edge is staged where few bytes come back meanwhile
+  std::size_t maxEdgeBytes = kNone;     // a longer edge is staged
+  bool stagesOneWay = false;            // likewise an edge without as many bytes that come back meanwhile
   std::size_t maxMessageBytes = kNone;  // a longer message (send, recv) is staged
 };
 

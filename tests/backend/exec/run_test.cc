@@ -319,6 +319,9 @@ TEST(PlanRun, StagesWhatFlowsOneWayAndWhatIsCombined) {
   EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes, .stagesOneWay = true}));
   EXPECT_TRUE(isStaged(both, {.minCombinedBytes = bytes + 9}));
   EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes + 9}, false));
+  EXPECT_TRUE(isStaged(both, {.maxEdgeBytes = bytes}));
+  EXPECT_FALSE(isStaged(both, {.maxEdgeBytes = bytes}, false));
+  EXPECT_FALSE(isStaged(both, {.maxEdgeBytes = bytes + 9}));
   EXPECT_FALSE(isStaged(turnPlans(24), {.minCombinedBytes = bytes, .stagesOneWay = true}));
 }
 
