@@ -81,6 +81,7 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
         report["at"], report["left_out"] = time.monotonic(), error.ranks
     except Exception as error:
         report["at"] = time.monotonic()
+        report["entered"] = stream.entered
         report["type"], report["text"] = type(error).__name__, str(error)
         report["operation"] = str(stream.issuing or stream.inflight[0].operation)
         report["part"] = (stream.issuing or stream.inflight[0].operation).part
@@ -195,7 +196,8 @@ DEATH = r"[^;:]{0,80}?\b(?:died|left|is gone|hung up|ended)"
 
 def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
     """One verdict for each survivor: kind (raised, hung, wrong, broken), whether the error names the dead rank, seconds
-    from the kill to the error."""
+    from the kill to the error, and of these the seconds in the call that raised: a survivor may check earlier results
+    or make tensors when the rank dies."""
     verdicts = []
     part, victims, size = outcome["setting"]["part"], outcome["victims"], outcome["setting"]["size"]
     results = {report.get("again") for report in outcome["reports"].values()}
@@ -211,6 +213,7 @@ def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
             verdict["kind"] = "broken"
         else:
             verdict["seconds"] = report["at"] - outcome["killed"]
+            verdict["waited"] = report["at"] - max(outcome["killed"], report.get("entered", 0.0))
         if "left_out" in report:
             verdict["named"] = set(report["left_out"]) <= set(victims)
         elif "seconds" in verdict:
@@ -245,17 +248,19 @@ def print_outcome(outcome: dict[str, Any], seed: int, verdict: dict[str, Any]) -
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    # again: from the last kill to the first reduction in the new group
+    # waited: the part of the time to the error that the survivor was in the call; again: from the last kill to the
+    # first reduction in the new group
     rows = [["way", "kills", "survivors", "raised", "hung", "wrong", "broken", "dead rank named", "p50", "p99", "max",
-             "again p50", "p99", "max"]]
+             "waited p50", "p99", "max", "again p50", "p99", "max"]]
     for way, outcomes in results.items():
         verdicts = [verdict for outcome in outcomes for verdict in judge(outcome)]
         count = {kind: sum(verdict["kind"] == kind for verdict in verdicts) for kind in ("raised", "hung", "broken")}
         wrong = sum(bool(verdict["wrong"]) or verdict["kind"] == "wrong" for verdict in verdicts)
         named = sum(verdict["named"] for verdict in verdicts)
         seconds = [verdict["seconds"] for verdict in verdicts if "seconds" in verdict]
+        waited = [verdict["waited"] for verdict in verdicts if "waited" in verdict]
         later = [verdict["again"] for verdict in verdicts if "again" in verdict]
-        times = [f"{quantile(each, part) * 1e3:.1f} ms" if each else "" for each in (seconds, later)
+        times = [f"{quantile(each, part) * 1e3:.1f} ms" if each else "" for each in (seconds, waited, later)
                  for part in (0.5, 0.99, 1.0)]
         share = f"{named} ({100 * named / max(1, len(verdicts)):.1f} %)"
         rows.append([way, str(len(outcomes)), str(len(verdicts)), str(count["raised"]), str(count["hung"]), str(wrong),

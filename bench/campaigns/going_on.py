@@ -5,6 +5,7 @@ and again. All results are checked.
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -46,11 +47,13 @@ class _Calls:
         self.inflight: deque[Any] = deque()
         self.finished = 0
         self.issuing: Call | None = None
+        self.entered = 0.0  # time.monotonic() before the newest call
 
     def run(self) -> None:
         while True:
             kind = random.Random(f"{self.setting.seed}/{self.finished}").choice(self.kinds)
             self.issuing = Call(self.finished, kind.__name__.strip("_"))
+            self.entered = time.monotonic()
             kind(self)
             self.finished += 1
             self.on_call(self.finished)

@@ -9,6 +9,7 @@ reports success, all bytes of the results are compared.
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -117,6 +118,7 @@ class Stream:
         self.finished = 0
         self.issuing: Operation | None = None
         self._made: list[torch.Tensor] = []  # the tensors of the operation being issued
+        self.entered = 0.0  # time.monotonic() before the newest call or wait, behind the making of its tensors
 
     # ---- the model
 
@@ -144,10 +146,13 @@ class Stream:
               dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self.new(count, op, salt, dtype)
         torch.add(self.base(op.number, count, tensor.dtype, offset), 3 * self.rank + op.number % CYCLE, out=tensor)
+        self.entered = time.monotonic()
         return tensor
 
     def blank(self, op: Operation, count: int, salt: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return self.new(count, op, salt, dtype).fill_(77)
+        tensor = self.new(count, op, salt, dtype).fill_(77)
+        self.entered = time.monotonic()
+        return tensor
 
     # ---- the loop
 
@@ -168,6 +173,7 @@ class Stream:
             self.on_call(number)
 
     def finish(self, started: Started) -> None:
+        self.entered = time.monotonic()
         for work in started.works:
             work.wait()
         self.finished += 1
