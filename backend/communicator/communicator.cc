@@ -131,13 +131,13 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
   SW_RETURN_IF_ERROR(checkOwner());
   SW_RETURN_IF_ERROR(checkPeer(peer, "send"));
   Call call{.options = std::move(options)};
-  Result<TensorView> flat = call.flat.input(tensor);
+  const Result<const TensorView*> flat = call.flat.input(tensor);
   SW_RETURN_IF_ERROR(flat.status());
   SW_RETURN_IF_ERROR(checkMemory(call));
-  const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
+  const std::size_t bytes = static_cast<std::size_t>(numElements((*flat)->shape)) * elementBytes(tensor.dtype);
   call.flat.pack();
-  auto work = std::make_shared<PointSend>(peer, tag, std::span<const std::byte>(flat->bytes, bytes));
-  work->description = Description::ofSend(tensor.dtype, flat->shape[0], peer, tag);
+  auto work = std::make_shared<PointSend>(peer, tag, std::span<const std::byte>((*flat)->bytes, bytes));
+  work->description = Description::ofSend(tensor.dtype, numElements((*flat)->shape), peer, tag);
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->lapses = call.options.lapses;
@@ -166,12 +166,12 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
     SW_RETURN_IF_ERROR(checkPeer(peer, "recv"));
   }
   Call call{.options = std::move(options)};
-  Result<TensorView> flat = call.flat.output(tensor);
+  const Result<const TensorView*> flat = call.flat.output(tensor);
   SW_RETURN_IF_ERROR(flat.status());
   SW_RETURN_IF_ERROR(checkMemory(call));
-  const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
-  auto work = std::make_shared<PointRecv>(peer, tag, std::span<std::byte>(flat->bytes, bytes));
-  work->description = Description::ofRecv(tensor.dtype, flat->shape[0], peer, tag);
+  const std::size_t bytes = static_cast<std::size_t>(numElements((*flat)->shape)) * elementBytes(tensor.dtype);
+  auto work = std::make_shared<PointRecv>(peer, tag, std::span<std::byte>((*flat)->bytes, bytes));
+  work->description = Description::ofRecv(tensor.dtype, numElements((*flat)->shape), peer, tag);
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->epilogue = call.flat.finish();
@@ -179,7 +179,7 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
   work->arguments = pointArguments(*engine_, tensor);
   if (Staging* staging = call.options.staging; staging != nullptr) {
     engine_->attach(staging);
-    staging->willWrite(flat->bytes, bytes, bytes);
+    staging->willWrite((*flat)->bytes, bytes, bytes);
   }
   const CallRecord record{.name = "recv",
                           .outputs = std::span(&tensor, 1),

@@ -158,18 +158,18 @@ Result<WorkPtr> CommunicatorImpl::broadcast(TensorView tensor, Rank root, CallOp
   SW_RETURN_IF_ERROR(checkRoot(root, "broadcast"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
-  Result<TensorView> flat = isRoot ? call.flat.input(tensor) : call.flat.output(tensor);
+  const Result<const TensorView*> flat = isRoot ? call.flat.input(tensor) : call.flat.output(tensor);
   SW_RETURN_IF_ERROR(flat.status());
-  const CollectiveCall collective{Collective::kBroadcast, tensor.dtype, ReduceOp::kNone, root, flat->shape[0]};
-  return start(call, collective, isRoot ? one(*flat) : kNone, isRoot ? kNone : one(*flat));
+  const CollectiveCall collective{Collective::kBroadcast, tensor.dtype, ReduceOp::kNone, root, numElements((*flat)->shape)};
+  return start(call, collective, isRoot ? one(**flat) : kNone, isRoot ? kNone : one(**flat));
 }
 
 Result<WorkPtr> CommunicatorImpl::allReduce(TensorView tensor, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "all_reduce"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
-  Result<TensorView> flat = call.flat.inOut(tensor);
+  const Result<const TensorView*> flat = call.flat.inOut(tensor);
   SW_RETURN_IF_ERROR(flat.status());
-  return start(call, {Collective::kAllReduce, tensor.dtype, op, 0, flat->shape[0]}, one(*flat), one(*flat));
+  return start(call, {Collective::kAllReduce, tensor.dtype, op, 0, numElements((*flat)->shape)}, one(**flat), one(**flat));
 }
 
 Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp op, CallOptions options) {
@@ -177,32 +177,32 @@ Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp 
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "reduce"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
-  Result<TensorView> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
+  const Result<const TensorView*> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
   SW_RETURN_IF_ERROR(flat.status());
-  return start(call, {Collective::kReduce, tensor.dtype, op, root, flat->shape[0]}, one(*flat),
-               isRoot ? one(*flat) : kNone);
+  return start(call, {Collective::kReduce, tensor.dtype, op, root, numElements((*flat)->shape)}, one(**flat),
+               isRoot ? one(**flat) : kNone);
 }
 
 Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, TensorView input,
                                                  std::span<const TensorView> outputs, CallOptions options) {
   Call call{.options = std::move(options), .like = &input, .givenInputs = one(input), .givenOutputs = outputs};
-  Result<TensorView> flat = call.flat.input(input);
+  const Result<const TensorView*> flat = call.flat.input(input);
   SW_RETURN_IF_ERROR(flat.status());
-  const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
+  const Result<std::span<const TensorView>> flatOutputs = call.flat.outputs(outputs);
   SW_RETURN_IF_ERROR(flatOutputs.status());
-  collective.numElems = flat->shape[0];
-  return start(call, collective, one(*flat), *flatOutputs);
+  collective.numElems = numElements((*flat)->shape);
+  return start(call, collective, one(**flat), *flatOutputs);
 }
 
 Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, TensorView output,
                                                   std::span<const TensorView> inputs, CallOptions options) {
   Call call{.options = std::move(options), .like = &output, .givenInputs = inputs, .givenOutputs = one(output)};
-  Result<TensorView> flat = call.flat.output(output);
+  const Result<const TensorView*> flat = call.flat.output(output);
   SW_RETURN_IF_ERROR(flat.status());
-  const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
+  const Result<std::span<const TensorView>> flatInputs = call.flat.inputs(inputs);
   SW_RETURN_IF_ERROR(flatInputs.status());
-  collective.numElems = flat->shape[0];
-  return start(call, collective, *flatInputs, one(*flat));
+  collective.numElems = numElements((*flat)->shape);
+  return start(call, collective, *flatInputs, one(**flat));
 }
 
 Result<WorkPtr> CommunicatorImpl::allGather(TensorView input, std::span<const TensorView> outputs,
@@ -248,17 +248,19 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
             .receives = outputs,
             .givenInputs = inputs,
             .givenOutputs = outputs};
-  const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
-  const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
+  const Result<std::span<const TensorView>> flatInputs = call.flat.inputs(inputs);
+  const Result<std::span<const TensorView>> flatOutputs = call.flat.outputs(outputs);
   if (!flatInputs.isOk() || !flatOutputs.isOk()) {
     return flatInputs.isOk() ? flatOutputs.status() : flatInputs.status();
   }
-  std::vector<std::int64_t> inputElems;
-  std::vector<std::int64_t> outputElems;
-  for (std::size_t r = 0; r < inputs.size(); ++r) {
-    inputElems.push_back((*flatInputs)[r].shape[0]);
-    outputElems.push_back((*flatOutputs)[r].shape[0]);
+  const std::size_t n = inputs.size();
+  std::vector<std::int64_t> elems(2 * n);
+  for (std::size_t r = 0; r < n; ++r) {
+    elems[r] = numElements(inputs[r].shape);
+    elems[n + r] = numElements(outputs[r].shape);
   }
+  const std::span<const std::int64_t> inputElems = std::span(elems).first(n);
+  const std::span<const std::int64_t> outputElems = std::span(elems).last(n);
   if (const auto self = static_cast<std::size_t>(rank()); inputElems[self] != outputElems[self]) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("all_to_all: rank {} sends itself {} elements and expects {}", rank(), inputElems[self],

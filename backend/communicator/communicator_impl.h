@@ -80,8 +80,8 @@ class CommunicatorImpl final : public Communicator {
     MemoryUse& fill(MemoryUse& use, std::span<const TensorView> inputs, std::span<const TensorView> outputs) const;
   };
 
-  // `inputs` and `outputs` are flat, contiguous and as `collective` says.
   std::shared_ptr<Activity> argumentCheck(const Call& call, const CollectiveCall& collective) const;
+  // `inputs` and `outputs` are row-major without gaps, and as `collective` says.
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
   // One tensor to many, and many to one; the tensors are checked.

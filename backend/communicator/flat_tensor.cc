@@ -2,13 +2,32 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "backend/memory/shared_heap.h"
 #include "ops/boxes/copy_box.h"
 #include "ops/boxes/view_overlap.h"
 
 namespace shardwire::internal {
 
-Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, bool unpack) {
+namespace {
+
+// Whether collectives can take the view as given. A dimension of extent 1 may have any stride, even one that no
+// arithmetic of addresses fits; such views are made anew.
+bool isUsable(const TensorView& view) {
+  std::int64_t expected = 1;
+  for (int d = view.shape.size() - 1; d >= 0; --d) {
+    if (view.strides[d] != expected) {
+      return false;
+    }
+    expected *= view.shape[d];
+  }
+  return expected != 0;
+}
+
+}  // namespace
+
+Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bool unpack) {
   const std::int64_t elems = numElements(tensor.shape);
   if (elems == 0 || isContiguous(tensor)) {
     TensorView flat = TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});
@@ -35,15 +54,25 @@ Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, boo
   return TensorView::contiguous(packed, tensor.dtype, {elems});
 }
 
-Result<std::vector<TensorView>> FlatTensors::flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack) {
-  std::vector<TensorView> flat;
+Result<const TensorView*> FlatTensors::flatten(const TensorView& tensor, bool pack, bool unpack) {
+  const Result<std::span<const TensorView>> flat = flattenAll({&tensor, 1}, pack, unpack);
+  SW_RETURN_IF_ERROR(flat.status());
+  return flat->data();
+}
+
+Result<std::span<const TensorView>> FlatTensors::flattenAll(std::span<const TensorView> tensors, bool pack,
+                                                            bool unpack) {
+  if (std::ranges::all_of(tensors, isUsable)) {
+    return tensors;
+  }
+  std::vector<TensorView>& flat = made_.emplace_front();
   flat.reserve(tensors.size());
   for (const TensorView& tensor : tensors) {
-    Result<TensorView> view = flatten(tensor, pack, unpack);
+    Result<TensorView> view = flatView(tensor, pack, unpack);
     SW_RETURN_IF_ERROR(view.status());
     flat.push_back(*view);
   }
-  return flat;
+  return std::span<const TensorView>(flat);
 }
 
 void FlatTensors::pack(const std::vector<Copy>* copies) {

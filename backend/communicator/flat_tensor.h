@@ -2,6 +2,7 @@
 // starts, and unpacked at its end.
 #pragma once
 
+#include <forward_list>
 #include <functional>
 #include <memory>
 #include <span>
@@ -15,19 +16,20 @@ namespace shardwire::internal {
 // Makes flat views of the tensors of one call; owns the copies.
 class FlatTensors {
  public:
-  // A flat view with the tensor's elements in row-major order. Without memory for a copy, the view has no address and
-  // status() has the error. The collective must still be issued, and fail at its position in the order (StartGate),
-  // because its peers would wait otherwise.
-  Result<TensorView> input(const TensorView& tensor) { return flatten(tensor, true, false); }
-  // A flat view to write; finish() brings the written elements to the tensor.
-  Result<TensorView> output(const TensorView& tensor) { return flatten(tensor, false, true); }
-  Result<TensorView> inOut(const TensorView& tensor) { return flatten(tensor, true, true); }
+  // A view of the tensor's elements in row-major order without gaps: the tensor itself where it is so, and otherwise a
+  // flat view that lives as long as this object. Without memory for a copy, the view has no address and status() has
+  // the error. The collective must still be issued, and fail at its position in the order (StartGate), because its
+  // peers would wait otherwise.
+  Result<const TensorView*> input(const TensorView& tensor) { return flatten(tensor, true, false); }
+  // A view to write; finish() brings the written elements to the tensor.
+  Result<const TensorView*> output(const TensorView& tensor) { return flatten(tensor, false, true); }
+  Result<const TensorView*> inOut(const TensorView& tensor) { return flatten(tensor, true, true); }
 
   // The same for each tensor of a list.
-  Result<std::vector<TensorView>> inputs(std::span<const TensorView> tensors) {
+  Result<std::span<const TensorView>> inputs(std::span<const TensorView> tensors) {
     return flattenAll(tensors, true, false);
   }
-  Result<std::vector<TensorView>> outputs(std::span<const TensorView> tensors) {
+  Result<std::span<const TensorView>> outputs(std::span<const TensorView> tensors) {
     return flattenAll(tensors, false, true);
   }
 
@@ -61,8 +63,10 @@ class FlatTensors {
     bool unpack;
   };
   static void pack(const std::vector<Copy>* copies);
-  Result<TensorView> flatten(const TensorView& tensor, bool pack, bool unpack);
-  Result<std::vector<TensorView>> flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack);
+  Result<const TensorView*> flatten(const TensorView& tensor, bool pack, bool unpack);
+  Result<std::span<const TensorView>> flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack);
+  Result<TensorView> flatView(const TensorView& tensor, bool pack, bool unpack);
+  std::forward_list<std::vector<TensorView>> made_;
   std::shared_ptr<std::vector<Copy>> copies_;
   Status status_;
 };
