@@ -35,3 +35,4 @@ target_include_directories(shardwire_c10d PUBLIC $<BUILD_INTERFACE:${PROJECT_SOU
 target_link_libraries(shardwire_c10d PUBLIC shardwire_core PRIVATE fmt::fmt-header-only PUBLIC $<BUILD_INTERFACE:shardwire_torch>
                                      PRIVATE $<BUILD_INTERFACE:shardwire_warnings>)
 set_target_properties(shardwire_c10d PROPERTIES SOVERSION ${SHARDWIRE_SOVERSION})
+shardwire_portable(shardwire_c10d)

@@ -1,0 +1,37 @@
+// The parts of libstdc++ that GCC 12's headers call and that libstdc++ of GCC 8 lacks, by means of what GCC 8 has
+// (portable.cmake). Everything else that is newer comes from libstdc++.a.
+
+#include <exception>
+#include <new>
+#include <sstream>
+#include <string>
+
+#define SW_SHIM __attribute__((visibility("hidden")))
+
+namespace std {
+
+void __throw_bad_array_new_length() { throw bad_array_new_length(); }
+
+}  // namespace std
+
+// GCC 12 has exception_ptr's copy and destructor inline, which call these two. GCC 8 has the whole functions.
+extern "C" {
+void copyOf(void* copy, const void* original) __asm__("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
+void destroy(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");
+SW_SHIM void addReference(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
+SW_SHIM void release(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
+}
+
+static_assert(sizeof(std::exception_ptr) == sizeof(void*));
+
+// The copy is not destroyed: its reference is the one that is added.
+void addReference(void* pointer) {
+  void* copy = nullptr;
+  copyOf(&copy, pointer);
+}
+
+void release(void* pointer) { destroy(pointer); }
+
+// These two members of the string streams are newer than the streams. The rest of the streams stays in libstdc++.so.
+template std::ostringstream::basic_ostringstream();
+template std::string std::stringbuf::str() const&;
