@@ -38,6 +38,14 @@ found_parts() {
     libopenmpi-dev libmpich-dev libibverbs-dev libfmt-dev libgtest-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev 2>/dev/null | sed -n 's/ installed$//p' | sort || true
 }
 
+# Whether portable/portable.cmake knows this machine: what newer compilers and libraries need beyond glibc 2.28 is not known to it.
+portable_links() {
+  [ "$(uname -m)" = x86_64 ] && [ "$(. /etc/os-release 2>/dev/null; echo "${ID:-}${VERSION_ID:-}")" = debian12 ] || return 1
+  local compiler=${CXX:-c++}
+  # shellcheck disable=SC2086
+  case "$($compiler --version 2>/dev/null)" in *"Free Software Foundation"*) [ "$($compiler -dumpversion)" = 12 ] ;; *) return 1 ;; esac
+}
+
 # Configures when the options or the machine changed, then builds: nothing out of date costs a fraction of a second. One build of a folder at a time.
 build_dir() {  # build_dir DIR TARGET TITLE CMAKE_OPTIONS...
   local dir=$1 target=$2 title=$3 name wanted

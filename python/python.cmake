@@ -7,9 +7,9 @@ shardwire_merge(shardwire_python)
 target_include_directories(shardwire_python SYSTEM PRIVATE ${SHARDWIRE_PYTHON_INCLUDE_DIR})
 target_compile_definitions(shardwire_python PRIVATE TORCH_EXTENSION_NAME=_C SHARDWIRE_VERSION="${PROJECT_VERSION}"
                                                     ${SHARDWIRE_TORCH_PYBIND11_DEFINES})
+shardwire_portable(shardwire_python)
 # fmt header-only, as the c10d library, which hides its copy.
 target_link_libraries(shardwire_python PRIVATE shardwire_c10d fmt::fmt-header-only shardwire_warnings ${SHARDWIRE_TORCH_LIB_DIR}/libtorch_python.so)
-shardwire_portable(shardwire_python)
 # torch is imported before the extension and is found by name then; only our own libraries are looked for, beside it.
 set_target_properties(shardwire_python PROPERTIES PREFIX "" OUTPUT_NAME _C SUFFIX "${SHARDWIRE_PYTHON_EXT_SUFFIX}"
                       LIBRARY_OUTPUT_DIRECTORY ${SHARDWIRE_PACKAGE_DIR} BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN;$ORIGIN/..")  # the core lies above in a wheel for several torches

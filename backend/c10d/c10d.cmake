@@ -31,8 +31,8 @@ file(GLOB C10D_SOURCES CONFIGURE_DEPENDS backend/c10d/*.cc)
 add_library(shardwire_c10d SHARED ${C10D_SOURCES})
 shardwire_merge(shardwire_c10d AT_MOST 12)
 target_include_directories(shardwire_c10d PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+shardwire_portable(shardwire_c10d)
 # Header-only: torch wheels bring a newer fmt of their own, whose headers come first and do not fit the system's library.
 target_link_libraries(shardwire_c10d PUBLIC shardwire_core PRIVATE fmt::fmt-header-only PUBLIC $<BUILD_INTERFACE:shardwire_torch>
                                      PRIVATE $<BUILD_INTERFACE:shardwire_warnings>)
 set_target_properties(shardwire_c10d PROPERTIES SOVERSION ${SHARDWIRE_SOVERSION})
-shardwire_portable(shardwire_c10d)

@@ -8,8 +8,8 @@ if(MPI_CXX_FOUND)
   target_include_directories(shardwire_mpi PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
   # Not the deprecated C++ interface of Open MPI.
   target_compile_definitions(shardwire_mpi PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
-  target_link_libraries(shardwire_mpi PRIVATE shardwire_warnings ${SHARDWIRE_FMT} MPI::MPI_CXX)
   shardwire_portable(shardwire_mpi)
+  target_link_libraries(shardwire_mpi PRIVATE shardwire_warnings ${SHARDWIRE_FMT} MPI::MPI_CXX)
   # shardwire_core looks for this name in its own folder, independent of the platform's suffix for modules.
   set_target_properties(shardwire_mpi PROPERTIES OUTPUT_NAME shardwire_mpi SUFFIX ".so" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
   # Tests and benches contain the objects of the core, and look in their own folders.
