@@ -1,5 +1,5 @@
 // The functions of glibc that glibc 2.28 lacks: libraries linked for glibc 2.28 take these in their place
-// (portable.cmake). Where the running glibc has the function, the function of glibc is called.
+// (portable.cmake). The timed wait and the texts of errors are those of the running glibc where it has them.
 
 #include <dlfcn.h>
 #include <errno.h>

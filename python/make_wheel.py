@@ -105,7 +105,7 @@ def versions_needed(library: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 @functools.cache
 def names_of_the_system() -> set[str]:
-    """What glibc and libstdc++ of this machine define."""
+    """All names that glibc and libstdc++ of this machine define."""
     names = set()
     for library in ("libc.so.6", "libm.so.6", "libstdc++.so.6"):
         path = subprocess.run(["c++", f"-print-file-name={library}"], check=True, capture_output=True, text=True).stdout
@@ -114,8 +114,8 @@ def names_of_the_system() -> set[str]:
 
 
 def check_platform(package: Path, platform: str) -> None:
-    """WheelError where a library needs more than the platform has. A name of glibc without a version, which a link
-    against stubs leaves when the stubs lack the name, means the newest version at run time."""
+    """WheelError where a library needs more than the platform has. A link against stubs leaves a name of glibc without
+    a version where the stubs lack the name; auditwheel does not look at such names."""
     for library in sorted(package.rglob("*.so*")):
         for family, (version, symbol) in versions_needed(library).items():
             if version > PLATFORMS[platform].get(family, version):
@@ -165,7 +165,8 @@ def describe(stages: list[Stage], tree: Path, platform: str = "") -> str:
     authors = ", ".join(f"{author['name']} <{author['email']}>" for author in project["authors"])
     lines = [("Metadata-Version", "2.1"), ("Name", project["name"]), ("Version", version),
              ("Summary", project["description"]), ("Author-email", authors), ("License", "MIT"),
-             *(("License-File", name) for name in ["LICENSE", *(add_licences(folder) if platform else [])]), ("Keywords", ",".join(project["keywords"])),
+             *(("License-File", name) for name in ["LICENSE", *(add_licences(folder) if platform else [])]),
+             ("Keywords", ",".join(project["keywords"])),
              *(("Project-URL", f"{name}, {url}") for name, url in project["urls"].items()),
              *(("Classifier", text) for text in project["classifiers"]),
              ("Requires-Python", project["requires-python"]),
@@ -187,7 +188,7 @@ def pack(tree: Path, wheel: Path) -> None:
 
 
 def repair(wheel: Path, out: Path, platform: str = "") -> Path:
-    """The wheel with the libraries that a machine may lack, and the tag: the platform, or the oldest glibc that fits."""
+    """The wheel with the libraries that a machine may lack. Its tag is the platform, or the oldest glibc that fits."""
     words = [word for pattern in OUTSIDE for word in ("--exclude", pattern)]
     words += ["--only-plat", "--plat", platform] if platform else []
     auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", out, *words, wheel]

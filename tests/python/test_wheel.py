@@ -10,6 +10,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -142,6 +143,52 @@ def test_a_wheel_of_this_build_works_where_it_is_unpacked(unpacked, tmp_path):
                  if "libshardwire_c" in name]
     assert libraries == [f"shardwire/{unpacked.glue.name}/libshardwire_c10d.so.N",
                          "shardwire/libshardwire_core.so.N"]
+    done = unpacked.run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{unpacked.glue}/_C."), done.stdout
+
+
+def test_a_symbol_that_the_platform_lacks_is_named(make_wheel, tmp_path, monkeypatch):
+    folder = tmp_path / "shardwire"
+    folder.mkdir()
+    (folder / "libx.so.1").touch()
+    needed = ["memcpy@GLIBC_2.14", "stat@GLIBC_2.33", "_ZdlPv@GLIBCXX_3.4"]
+    monkeypatch.setattr(make_wheel, "dynamic_symbols", lambda library, undefined: needed)
+    monkeypatch.setattr(make_wheel, "names_of_the_system", lambda: {"stat", "memcpy"})
+    with pytest.raises(make_wheel.WheelError, match=r"libx.so.1 needs stat@GLIBC_2.33, which is newer than many"):
+        make_wheel.check_platform(folder, "manylinux_2_28_x86_64")
+    needed[1:] = ["stat", "PyLong_Type"]
+    with pytest.raises(make_wheel.WheelError, match=r"libx.so.1 needs stat, which manylinux_2_28_x86_64 does not have"):
+        make_wheel.check_platform(folder, "manylinux_2_28_x86_64")
+    needed[1:] = ["PyLong_Type"]
+    make_wheel.check_platform(folder, "manylinux_2_28_x86_64")
+
+
+def test_the_wheel_of_run_wheel(make_wheel, tmp_path):
+    """The tag, and a group with the portable libraries. Only links are new: ccache has the objects of this build."""
+    build = pathlib.Path(shardwire.__file__).parents[2]
+    known = f". {ROOT}/.ci/build.sh && portable_links"
+    if subprocess.run(["bash", "-c", known], check=False, env={**os.environ, "root": str(ROOT)}).returncode:
+        pytest.skip("the links for old systems are known for Debian 12, g++ 12, x86-64")
+    if build.parent != ROOT / "build" or not (build / "CMakeCache.txt").exists() or not shutil.which("ccache"):
+        pytest.skip("this is no build of ./run with ccache")
+    if tuple(int(part) for part in _build_info.TORCH.split(".")) < (2, 7):
+        pytest.skip("PyPI's torch up to 2.6 has another C++ ABI: no wheel is made for it")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([ROOT / "run", "wheel", sys.executable], env={**environment, "SHARDWIRE_APT": "no"},
+                          capture_output=True, text=True, timeout=400, check=False)
+    if done.returncode and "installing auditwheel" in done.stderr:
+        pytest.skip("pip finds no auditwheel")
+    assert done.returncode == 0, done.stderr
+    wheel = pathlib.Path(done.stdout.split(": ")[0])
+    assert wheel.name.endswith("-manylinux_2_28_x86_64.whl") and wheel.stat().st_size < 10e6
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "site")
+        names = file.namelist()
+    assert not [name for name in names if ".libs/" in name], "OpenSSL and fmt are parts of the core"
+    assert {"openssl.txt", "fmt.txt", "Apache-2.0.txt"} <= {name.rpartition("/")[2] for name in names}
+    make_wheel.check_platform(tmp_path / "site" / "shardwire", "manylinux_2_28_x86_64")
+    unpacked = Unpacked(tmp_path / "site", names, email.message.Message())
     done = unpacked.run(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{unpacked.glue}/_C."), done.stdout
