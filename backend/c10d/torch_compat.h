@@ -58,7 +58,7 @@ inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
 #define SW_TORCH_HAS_ERROR_TYPE SW_TORCH_AT_LEAST(2, 8)
 // c10d::cuda::StreamBlock (a wait in a stream, ended by the host), and the registry that makes StreamBlocks without
 // CUDA's headers.
-#define SW_TORCH_HAS_STREAM_BLOCK SW_TORCH_AT_LEAST(2, 8)
+#define SW_TORCH_HAS_STREAM_BLOCK SW_TORCH_AT_LEAST(2, 9)
 // torch's symmetric memory API: the handle and the allocator are classes to be derived from, and changed from version
 // to version. Our classes fit torch 2.6 and 2.13; versions between were not compiled against.
 #define SW_TORCH_HAS_SYMMETRIC_MEMORY \
