@@ -32,6 +32,9 @@ void addReference(void* pointer) {
 
 void release(void* pointer) { destroy(pointer); }
 
-// These two members of the string streams are newer than the streams. The rest of the streams stays in libstdc++.so.
+// These members of the string streams are newer than the streams. The rest of the streams stays in libstdc++.so.
+template std::istringstream::basic_istringstream();
 template std::ostringstream::basic_ostringstream();
+template std::stringstream::basic_stringstream();
 template std::string std::stringbuf::str() const&;
+template std::string std::stringbuf::str() &&;

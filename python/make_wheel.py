@@ -93,35 +93,31 @@ def check(stages: list[Stage]) -> None:
                              f"and {len(missing) - 1} more")
 
 
-def versions_needed(library: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """By family ("GLIBC"): the newest version that the library needs, and a symbol of this version."""
-    newest: dict[str, tuple[tuple[int, ...], str]] = {}
-    for symbol in dynamic_symbols(library, undefined=True):
-        if match := re.match(r"(.+)@(\w+)_(\d+(?:\.\d+)+)$", symbol):
-            found = tuple(int(part) for part in match[3].split(".")), symbol
-            newest[match[2]] = max(newest.get(match[2], found), found)
-    return newest
+def is_newer(symbol: str, platform: str) -> bool:
+    """Whether the symbol (name@GLIBC_2.33) is newer than the platform has."""
+    match = re.match(r"[^@]+@+(\w+)_(\d+(?:\.\d+)+)$", symbol)
+    return (match is not None and match[1] in PLATFORMS[platform]
+            and tuple(int(part) for part in match[2].split(".")) > PLATFORMS[platform][match[1]])
 
 
 @functools.cache
-def names_of_the_system() -> set[str]:
-    """All names that glibc and libstdc++ of this machine define."""
-    names = set()
+def newer_names(platform: str) -> set[str]:
+    """The names of this machine's glibc and libstdc++ that the platform does not have in any version."""
+    old, new = set(), set()
     for library in ("libc.so.6", "libm.so.6", "libstdc++.so.6"):
         path = subprocess.run(["c++", f"-print-file-name={library}"], check=True, capture_output=True, text=True).stdout
-        names |= {symbol.split("@")[0] for symbol in dynamic_symbols(Path(path.strip()), undefined=False)}
-    return names
+        for symbol in dynamic_symbols(Path(path.strip()), undefined=False):
+            (new if is_newer(symbol, platform) else old).add(symbol.split("@")[0])
+    return new - old
 
 
 def check_platform(package: Path, platform: str) -> None:
-    """WheelError where a library needs more than the platform has. A link against stubs leaves a name of glibc without
-    a version where the stubs lack the name; auditwheel does not look at such names."""
+    """WheelError where a library needs more than the platform has. A link against stubs leaves a name without a version
+    where the stubs lack the name or torch's libraries define it; auditwheel does not look at such names."""
     for library in sorted(package.rglob("*.so*")):
-        for family, (version, symbol) in versions_needed(library).items():
-            if version > PLATFORMS[platform].get(family, version):
-                raise WheelError(f"{library.name} needs {symbol}, which is newer than {platform} has")
-        if unresolved := sorted(set(dynamic_symbols(library, undefined=True)) & names_of_the_system()):
-            raise WheelError(f"{library.name} needs {unresolved[0]}, which {platform} does not have")
+        for symbol in dynamic_symbols(library, undefined=True):
+            if is_newer(symbol, platform) or symbol in newer_names(platform):
+                raise WheelError(f"{library.relative_to(package)} needs {symbol}, which {platform} does not have")
 
 
 def merge(stages: list[Stage], tree: Path) -> None:
