@@ -7,6 +7,7 @@ as {"ok": ..., "checks": [...]}.
 """
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import importlib.util
@@ -75,7 +76,8 @@ import ctypes, json, os, torch, shardwire
 transports, problem = getattr(shardwire._C, "transports", None), ""
 if "mpi" in (transports or ()):
     try:
-        ctypes.CDLL(os.path.join(os.path.dirname(shardwire._C.__file__), "libshardwire_mpi.so"))
+        # Beside the core: in a wheel for several torches the extension lies a folder deeper.
+        ctypes.CDLL(os.path.join(os.path.dirname(shardwire.__file__), "libshardwire_mpi.so"))
     except OSError as error:
         problem = str(error)
 print(json.dumps({"version": shardwire.__version__, "file": shardwire.__file__, "torch": torch.__version__, "transports": transports, "mpi": problem}))
@@ -87,12 +89,12 @@ d.TCPStore("127.0.0.1", 0, 1, True)
 
 
 def _last_json(text: str) -> Optional[Dict[str, object]]:
-    lines = text.splitlines()
-    try:
-        found = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+    """The last line that is a JSON object. Warnings may follow it, such as torch's without numpy."""
+    for line in reversed(text.splitlines()):
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                return found
+    return None
 
 
 def _python() -> Iterator[Check]:

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import resource
+import runpy
 import subprocess
 import sys
 
@@ -42,6 +43,12 @@ def test_json_agrees_with_the_exit_status():
     ok, checks = levels(text)
     assert ok == (status == 0) == all(check["level"] != "FAIL" for check in checks.values())
     assert all(check["fix"] for check in checks.values() if check["level"] != "OK")
+
+
+def test_warnings_behind_the_answer_of_a_process():
+    last_json = runpy.run_path(str(DOCTOR))["_last_json"]
+    assert last_json('{"version": "2.13.0"}\nUserWarning: no numpy\n  cpu = device("cpu")') == {"version": "2.13.0"}
+    assert last_json("ImportError: no torch\n3") is None and last_json("") is None
 
 
 def test_few_open_files_are_a_failure_that_names_ulimit():
