@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import email
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 import shardwire
-from shardwire import _build_info
+from shardwire import _build_info, doctor
 from shardwire._glue import choose_glue
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -106,11 +107,14 @@ class Unpacked:
                    "print(_C.__file__, shardwire.__version__)\n"
                    "dist.init_process_group('shardwire', init_method=f'file://{sys.argv[1]}', rank=0, world_size=1)\n"
                    "t = torch.ones(3); dist.all_reduce(t); assert t.tolist() == [1] * 3; dist.destroy_process_group()")
+        return self.python(folder, program, folder / "store", **variables)
+
+    def python(self, folder, program, *words, **variables):
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env["PYTHONPATH"] = os.pathsep.join([str(self.site), str(pathlib.Path(torch.__file__).parents[1])])
         env["XDG_CACHE_HOME"] = str(folder)
-        return subprocess.run([sys.executable, "-c", program, folder / "store"], env={**env, **variables},
-                              capture_output=True, text=True, timeout=150, check=False)
+        return subprocess.run([sys.executable, "-c", program, *words], env={**env, **variables}, capture_output=True,
+                              text=True, timeout=150, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +152,14 @@ def test_a_wheel_of_this_build_works_where_it_is_unpacked(unpacked, tmp_path):
     assert done.stdout.startswith(f"{unpacked.glue}/_C."), done.stdout
 
 
+def test_the_doctor_finds_the_mpi_module_of_a_wheel(unpacked, tmp_path):
+    if "shardwire/libshardwire_mpi.so" not in unpacked.names:
+        pytest.skip("this build has no mpi transport")
+    done = unpacked.python(tmp_path, doctor._MODULE)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mpi"] == ""
+
+
 def test_a_symbol_that_the_platform_lacks_is_named(make_wheel, tmp_path, monkeypatch):
     (tmp_path / "for_torch_2_9").mkdir()
     (tmp_path / "for_torch_2_9" / "libx.so.1").touch()
@@ -173,8 +185,8 @@ def test_the_wheel_of_run_wheel(make_wheel, tmp_path):
     if tuple(int(part) for part in _build_info.TORCH.split(".")) < (2, 7):
         pytest.skip("PyPI's torch up to 2.6 has another C++ ABI: no wheel is made for it")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([ROOT / "run", "wheel", sys.executable], env={**environment, "SHARDWIRE_APT": "no"},
-                          capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run([ROOT / "run", "wheel", "--out", tmp_path / "out", sys.executable], capture_output=True,
+                          env={**environment, "SHARDWIRE_APT": "no"}, text=True, timeout=400, check=False)
     if done.returncode and "installing auditwheel" in done.stderr:
         pytest.skip("pip finds no auditwheel")
     assert done.returncode == 0, done.stderr
