@@ -38,7 +38,7 @@ found_parts() {
     libopenmpi-dev libmpich-dev libibverbs-dev libfmt-dev libgtest-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev 2>/dev/null | sed -n 's/ installed$//p' | sort || true
 }
 
-# Whether portable/portable.cmake knows this machine: what newer compilers and libraries need beyond glibc 2.28 is not known to it.
+# Whether python/portable/portable.cmake knows this machine: what newer compilers and libraries need beyond glibc 2.28 is not known to it.
 portable_links() {
   [ "$(uname -m)" = x86_64 ] && [ "$(. /etc/os-release 2>/dev/null; echo "${ID:-}${VERSION_ID:-}")" = debian12 ] || return 1
   local compiler=${CXX:-c++}

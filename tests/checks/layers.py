@@ -51,6 +51,8 @@ PUBLIC_TORCH = [f"include/shardwire/{name}.h"
 ROOMS.update({header: CORE + PUBLIC_TORCH for header in PUBLIC_TORCH})
 ROOMS["backend/c10d"] = ALL_BELOW_TORCH + PUBLIC_TORCH
 ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d"]
+# Functions of newer systems, for the wheel: nothing of ours.
+ROOMS["python/portable"] = []
 # Programs that use every room.
 ROOMS["tests"] = ALL_BELOW_TORCH
 # A device of the tests' own, for torch.

@@ -1,5 +1,5 @@
-// fmt's functions that are not templates. Debian's libfmt-dev has no static library, and its headers contain the text of
-// libfmt.so. Includes what shardwire_core and shardwire_mpi need, and what these functions need.
+// fmt's functions without template parameters. Debian's libfmt-dev has no static library, but the headers contain the
+// source of libfmt.so. The explicit templates are needed by shardwire_core, shardwire_mpi and the functions here.
 
 #include <fmt/format-inl.h>
 

@@ -2,14 +2,14 @@
 
     make_stubs.py OUT [--cxx COMPILER] [--glibc 2.28] [--glibcxx 3.4.24] [--cxxabi 1.3.11]
 
-A library that is linked on Debian 12 names the newest version of each symbol, so the library does not load on an older
-system. glibc and libstdc++ keep each version that they ever had. So this script reads the symbols of the libraries and
-writes stubs with the same SONAMEs, without code. A stub has each symbol at the newest version that the old system has,
-and leaves out the symbols that are newer altogether. Functions that glibc 2.29 to 2.36 moved into libc.so.6 are in the
-stub of the library in which the old system has them (libpthread, libdl, librt).
+A library linked on Debian 12 names the newest version of each symbol, and does not load on an older system. glibc and
+libstdc++ keep every version of their symbols. So this script reads the symbols of the libraries and writes stubs:
+shared libraries with the same SONAMEs, without code. A stub has each symbol at the newest version of the old system,
+and leaves out the symbols of newer systems. glibc 2.29 to 2.36 moved functions into libc.so.6; a moved function is in
+the stub of its former library (libpthread, libdl, librt).
 
 OUT gets the stubs, and scripts for the linker named libc.so, libm.so, libpthread.so, libdl.so and librt.so. With
-``-L OUT`` the linker takes these in place of the machine's own. libstdc++.so is written by portable.cmake.
+``-L OUT`` the linker takes the stubs in place of the machine's own libraries. portable.cmake writes libstdc++.so.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Where glibc had the functions that are in libc.so.6 today, by the beginnings of their names. A moved function without
-# a row is in no stub: then the linker names the function.
+# The former library of functions in libc.so.6, by the beginnings of the names. A moved function without a row is in no
+# stub, and the linker reports the function as undefined.
 MOVED_FROM = {
     "libpthread.so.0": ("pthread_", "__pthread_", "sem_", "thrd_", "mtx_", "cnd_", "tss_", "call_once"),
     "libdl.so.2": ("dl",),
@@ -34,7 +34,7 @@ SECTIONS = {"FUNC": ".text", "OBJECT": ".data", "TLS": ".tdata"}
 
 @dataclass(frozen=True)
 class Symbol:
-    """A symbol as the old system has it. kind: FUNC, OBJECT or TLS. moved: the symbol's default version is newer."""
+    """A symbol of the old system. kind: FUNC, OBJECT or TLS. moved: the symbol's default version is newer."""
 
     name: str
     version: str
@@ -54,7 +54,7 @@ def is_old(version: str, limits: dict[str, tuple[int, ...]]) -> bool:
 
 
 def symbols_of(library: Path, limits: dict[str, tuple[int, ...]]) -> list[Symbol]:
-    """Without the symbols that only old programs may use: those that have no default version at all."""
+    """Symbols without any default version are left out: only old programs may use such symbols."""
     said = subprocess.run(["readelf", "--dyn-syms", "-W", library], check=True, capture_output=True, text=True).stdout
     found: dict[str, list[tuple[str, bool, str, int]]] = {}
     for line in said.splitlines():
@@ -87,8 +87,9 @@ def write_stub(out: Path, soname: str, symbols: Iterable[Symbol], compiler: str)
     lines.append('\t.section .note.GNU-stack,"",@progbits')
     source, script = out / f"{soname}.s", out / f"{soname}.map"
     source.write_text("\n".join(lines) + "\n")
-    # The linker takes the versions from the assembler; the script only names the versions, oldest first.
-    script.write_text("".join(f"{version} {{ }};\n" for version in sorted(versions)) + "stub_only { local: s[0-9]*; };\n")
+    # The linker takes the versions from the assembler; the script only lists the versions.
+    nodes = [f"{version} {{ }};\n" for version in sorted(versions)]
+    script.write_text("".join(nodes) + "stub_only { local: s[0-9]*; };\n")
     subprocess.run([compiler, "-shared", "-nostdlib", f"-Wl,-soname,{soname}", f"-Wl,--version-script={script}", "-o",
                     out / soname, source], check=True)
     source.unlink()

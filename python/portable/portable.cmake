@@ -16,11 +16,11 @@ execute_process(COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/make_stu
                         --cxx ${CMAKE_CXX_COMPILER} COMMAND_ERROR_IS_FATAL ANY)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/make_stubs.py)
 
-add_library(shardwire_newer STATIC EXCLUDE_FROM_ALL portable/newer_glibc.cc portable/newer_libstdcxx.cc)
+add_library(shardwire_newer STATIC EXCLUDE_FROM_ALL python/portable/newer_glibc.cc python/portable/newer_libstdcxx.cc)
 target_link_libraries(shardwire_newer PRIVATE shardwire_warnings)
 
 # The compiler gets the options of the shared libfmt, and the linker gets fmt's functions from an archive.
-add_library(shardwire_fmt_functions STATIC EXCLUDE_FROM_ALL portable/fmt.cc)
+add_library(shardwire_fmt_functions STATIC EXCLUDE_FROM_ALL python/portable/fmt.cc)
 add_library(shardwire_fmt INTERFACE)
 foreach(property INTERFACE_COMPILE_DEFINITIONS INTERFACE_COMPILE_FEATURES INTERFACE_INCLUDE_DIRECTORIES)
   get_target_property(value fmt::fmt ${property})
