@@ -160,7 +160,8 @@ Result<WorkPtr> CommunicatorImpl::broadcast(TensorView tensor, Rank root, CallOp
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.input(tensor) : call.flat.output(tensor);
   SW_RETURN_IF_ERROR(flat.status());
-  const CollectiveCall collective{Collective::kBroadcast, tensor.dtype, ReduceOp::kNone, root, numElements((*flat)->shape)};
+  const CollectiveCall collective{Collective::kBroadcast, tensor.dtype, ReduceOp::kNone, root,
+                                  numElements((*flat)->shape)};
   return start(call, collective, isRoot ? one(**flat) : kNone, isRoot ? kNone : one(**flat));
 }
 
@@ -169,7 +170,8 @@ Result<WorkPtr> CommunicatorImpl::allReduce(TensorView tensor, ReduceOp op, Call
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const Result<const TensorView*> flat = call.flat.inOut(tensor);
   SW_RETURN_IF_ERROR(flat.status());
-  return start(call, {Collective::kAllReduce, tensor.dtype, op, 0, numElements((*flat)->shape)}, one(**flat), one(**flat));
+  return start(call, {Collective::kAllReduce, tensor.dtype, op, 0, numElements((*flat)->shape)}, one(**flat),
+               one(**flat));
 }
 
 Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp op, CallOptions options) {
