@@ -28,8 +28,8 @@ def test_every_exported_internal_name_is_marked():
               for name in name if name}
     for library in LIBRARIES:
         # The name without its parameters: torch's own functions may take objects of internal classes.
-        whole = {name: name.replace("(anonymous", "anonymous").split("(")[0] for name in names(library, "--defined-only")}
-        found = {name: re.search(r"shardwire::internal::([\w:]+)", without) for name, without in whole.items()}
+        found = {name: re.search(r"shardwire::internal::([\w:]+)", name.replace("(anonymous", "").split("(")[0])
+                 for name in names(library, "--defined-only")}
         unmarked = [name for name, match in found.items()
                     if match and not marked.intersection(match.group(1).split("::"))]
         assert unmarked == [], library
