@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -242,6 +245,28 @@ def _agree(rank, size):
     assert (verdict.flag, verdict.dead, verdict.handles.index(handle)) == (True, (2,), [0, 1, None, 2][rank])
     shardwire.shrink()
     assert _sum() == size - 1
+
+
+def _shrink_again_and_again(rank, size):
+    """Without a death. Objects of Python and descriptors after the first rounds and at the end, and an error's text."""
+    _exchange_handles()
+    counts = []
+    for rounds in (10, 30):
+        for _ in range(rounds):
+            shardwire.shrink()
+            assert _sum() == size
+        gc.collect()
+        counts.append((len(gc.get_objects()), len(os.listdir("/proc/self/fd"))))
+    sys.stderr = io.StringIO()
+    sys.excepthook(ValueError, ValueError("of the program"), None)
+    return counts, sys.stderr.getvalue()
+
+
+def test_many_groups_leave_nothing_behind(run_ranks):
+    for counts, text in run_ranks(2, _shrink_again_and_again):
+        (objects, files), (objects_later, files_later) = counts
+        assert objects_later - objects < 30 and files_later - files < 10
+        assert text.count("[rank") <= 1, text  # torch's init_process_group wraps the hook each time
 
 
 def test_agreement(run_ranks):

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -201,6 +203,7 @@ def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
     try:
         if kind.is_default:
             begin_names_anew(digest_of(members.uuid))
+            _remove_torch_excepthook()
             dist.init_process_group(kind.backend, store=store, rank=rank, world_size=size, timeout=as_timeout(seconds))
             made = c10d._get_default_group()
         else:
@@ -216,6 +219,14 @@ def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
     store.group_is_made()
     members.store, _members[made] = store, members
     return made
+
+
+def _remove_torch_excepthook() -> None:
+    """torch's init_process_group wraps sys.excepthook, to begin each line with "[rank0]: ", and nothing removes the
+    wrapper: after many groups each line of an error would begin with as many ranks."""
+    hook = sys.excepthook
+    if getattr(hook, "__qualname__", "").startswith("init_process_group.<locals>.") and inspect.isfunction(hook):
+        sys.excepthook = inspect.getclosurevars(hook).nonlocals.get("old_hook", hook)
 
 
 def known_members(group: Any) -> Members | None:
