@@ -127,7 +127,7 @@ Status CommunicatorImpl::checkMemory(const Call& call) const {
   return call.flat.status();
 }
 
-Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int tag, CallOptions options) {
   SW_RETURN_IF_ERROR(checkOwner());
   SW_RETURN_IF_ERROR(checkPeer(peer, "send"));
   Call call{.options = std::move(options)};
@@ -160,7 +160,7 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
   return WorkPtr(std::move(work));
 }
 
-Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int tag, CallOptions options) {
   SW_RETURN_IF_ERROR(checkOwner());
   if (peer != kAnySource) {
     SW_RETURN_IF_ERROR(checkPeer(peer, "recv"));

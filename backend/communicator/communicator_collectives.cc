@@ -4,6 +4,9 @@
 // and hand the runs to the engine.
 #include <fmt/format.h>
 
+#include <array>
+#include <memory_resource>
+
 #include "backend/communicator/communicator_impl.h"
 #include "backend/communicator/flat_tensor.h"
 #include "backend/communicator/list_memory.h"
@@ -126,7 +129,7 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
     }
   }
   engine_->attach(call.options.staging);
-  std::shared_ptr<Activity>& last = runs.activities[runs.count - 1];
+  std::shared_ptr<Activity>& last = runs.last();
   last->keepAlive = call.keepAlive(std::move(runs.scratch));
   last->epilogue = call.flat.finish();
   const CallRecord record{.name = collectiveName(collective.kind).data(),
@@ -154,7 +157,7 @@ Result<WorkPtr> CommunicatorImpl::barrier(CallOptions options) {
   return start(call, {.kind = Collective::kBarrier, .dtype = DType::kUInt8}, kNone, kNone);
 }
 
-Result<WorkPtr> CommunicatorImpl::broadcast(TensorView tensor, Rank root, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::broadcast(const TensorView& tensor, Rank root, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "broadcast"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
@@ -165,7 +168,7 @@ Result<WorkPtr> CommunicatorImpl::broadcast(TensorView tensor, Rank root, CallOp
   return start(call, collective, isRoot ? one(**flat) : kNone, isRoot ? kNone : one(**flat));
 }
 
-Result<WorkPtr> CommunicatorImpl::allReduce(TensorView tensor, ReduceOp op, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::allReduce(const TensorView& tensor, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "all_reduce"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const Result<const TensorView*> flat = call.flat.inOut(tensor);
@@ -174,7 +177,7 @@ Result<WorkPtr> CommunicatorImpl::allReduce(TensorView tensor, ReduceOp op, Call
                one(**flat));
 }
 
-Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp op, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::reduce(const TensorView& tensor, Rank root, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "reduce"));
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "reduce"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
@@ -185,7 +188,7 @@ Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp 
                isRoot ? one(**flat) : kNone);
 }
 
-Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, TensorView input,
+Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, const TensorView& input,
                                                  std::span<const TensorView> outputs, CallOptions options) {
   Call call{.options = std::move(options), .like = &input, .givenInputs = one(input), .givenOutputs = outputs};
   const Result<const TensorView*> flat = call.flat.input(input);
@@ -196,7 +199,7 @@ Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, Tens
   return start(call, collective, one(**flat), *flatOutputs);
 }
 
-Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, TensorView output,
+Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, const TensorView& output,
                                                   std::span<const TensorView> inputs, CallOptions options) {
   Call call{.options = std::move(options), .like = &output, .givenInputs = inputs, .givenOutputs = one(output)};
   const Result<const TensorView*> flat = call.flat.output(output);
@@ -207,14 +210,14 @@ Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, Ten
   return start(call, collective, *flatInputs, one(**flat));
 }
 
-Result<WorkPtr> CommunicatorImpl::allGather(TensorView input, std::span<const TensorView> outputs,
+Result<WorkPtr> CommunicatorImpl::allGather(const TensorView& input, std::span<const TensorView> outputs,
                                             CallOptions options) {
   SW_RETURN_IF_ERROR(checkList(outputs, input.dtype, numElements(input.shape), "all_gather", "outputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"all_gather", "input", "output"}, rank(), one(input), outputs));
   return startGathering({.kind = Collective::kAllGather, .dtype = input.dtype}, input, outputs, std::move(options));
 }
 
-Result<WorkPtr> CommunicatorImpl::gather(TensorView input, std::span<const TensorView> outputs, Rank root,
+Result<WorkPtr> CommunicatorImpl::gather(const TensorView& input, std::span<const TensorView> outputs, Rank root,
                                          CallOptions options) {
   SW_RETURN_IF_ERROR(checkRootList(outputs, input, root, "gather", "outputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"gather", "input", "output"}, rank(), one(input), outputs));
@@ -222,7 +225,7 @@ Result<WorkPtr> CommunicatorImpl::gather(TensorView input, std::span<const Tenso
                         std::move(options));
 }
 
-Result<WorkPtr> CommunicatorImpl::scatter(TensorView output, std::span<const TensorView> inputs, Rank root,
+Result<WorkPtr> CommunicatorImpl::scatter(const TensorView& output, std::span<const TensorView> inputs, Rank root,
                                           CallOptions options) {
   SW_RETURN_IF_ERROR(checkRootList(inputs, output, root, "scatter", "inputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"scatter", "input", "output"}, rank(), inputs, one(output)));
@@ -230,8 +233,8 @@ Result<WorkPtr> CommunicatorImpl::scatter(TensorView output, std::span<const Ten
                          std::move(options));
 }
 
-Result<WorkPtr> CommunicatorImpl::reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op,
-                                                CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::reduceScatter(const TensorView& output, std::span<const TensorView> inputs,
+                                                ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkReduction(output.dtype, op, "reduce_scatter"));
   SW_RETURN_IF_ERROR(checkList(inputs, output.dtype, numElements(output.shape), "reduce_scatter", "inputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"reduce_scatter", "input", "output"}, rank(), inputs, one(output)));
@@ -256,7 +259,9 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
     return flatInputs.isOk() ? flatOutputs.status() : flatInputs.status();
   }
   const std::size_t n = inputs.size();
-  std::vector<std::int64_t> elems(2 * n);
+  std::array<std::byte, 1024> room;  // malloc would be a tenth of a short call between few ranks
+  std::pmr::monotonic_buffer_resource memory(room.data(), room.size());
+  std::pmr::vector<std::int64_t> elems(2 * n, &memory);
   for (std::size_t r = 0; r < n; ++r) {
     elems[r] = numElements(inputs[r].shape);
     elems[n + r] = numElements(outputs[r].shape);

@@ -40,18 +40,20 @@ class CommunicatorImpl final : public Communicator {
   Result<std::shared_ptr<CompiledOp>> attach(const CompiledOp& planned, std::optional<Duration> timeout) override;
 
   Result<WorkPtr> barrier(CallOptions call) override;
-  Result<WorkPtr> broadcast(TensorView tensor, Rank root, CallOptions call) override;
-  Result<WorkPtr> allReduce(TensorView tensor, ReduceOp op, CallOptions call) override;
-  Result<WorkPtr> reduce(TensorView tensor, Rank root, ReduceOp op, CallOptions call) override;
-  Result<WorkPtr> allGather(TensorView input, std::span<const TensorView> outputs, CallOptions call) override;
-  Result<WorkPtr> gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions call) override;
-  Result<WorkPtr> scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions call) override;
-  Result<WorkPtr> reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op,
+  Result<WorkPtr> broadcast(const TensorView& tensor, Rank root, CallOptions call) override;
+  Result<WorkPtr> allReduce(const TensorView& tensor, ReduceOp op, CallOptions call) override;
+  Result<WorkPtr> reduce(const TensorView& tensor, Rank root, ReduceOp op, CallOptions call) override;
+  Result<WorkPtr> allGather(const TensorView& input, std::span<const TensorView> outputs, CallOptions call) override;
+  Result<WorkPtr> gather(const TensorView& input, std::span<const TensorView> outputs, Rank root,
+                         CallOptions call) override;
+  Result<WorkPtr> scatter(const TensorView& output, std::span<const TensorView> inputs, Rank root,
+                          CallOptions call) override;
+  Result<WorkPtr> reduceScatter(const TensorView& output, std::span<const TensorView> inputs, ReduceOp op,
                                 CallOptions call) override;
   Result<WorkPtr> allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs,
                            CallOptions call) override;
-  Result<WorkPtr> send(TensorView tensor, Rank peer, int tag, CallOptions call) override;
-  Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag, CallOptions call) override;
+  Result<WorkPtr> send(const TensorView& tensor, Rank peer, int tag, CallOptions call) override;
+  Result<WorkPtr> recv(const TensorView& tensor, Rank peer, int tag, CallOptions call) override;
 
   Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const SymmetricRequest& request,
                                                          std::optional<Duration> timeout) override;
@@ -85,10 +87,10 @@ class CommunicatorImpl final : public Communicator {
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
   // One tensor to many, and many to one; the tensors are checked.
-  Result<WorkPtr> startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs,
-                                 CallOptions options);
-  Result<WorkPtr> startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs,
-                                  CallOptions options);
+  Result<WorkPtr> startGathering(CollectiveCall collective, const TensorView& input,
+                                 std::span<const TensorView> outputs, CallOptions options);
+  Result<WorkPtr> startScattering(CollectiveCall collective, const TensorView& output,
+                                  std::span<const TensorView> inputs, CallOptions options);
   // Every call checks its process first, before any lock: in a child of fork(), a thread missing in the child may have
   // held the lock.
   const OwnerProcess& owner() const { return engine_->facts().owner; }

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
 
 #include "ops/boxes/view_overlap.h"
@@ -15,23 +14,12 @@ std::string nameOf(const char* list, std::size_t index, std::size_t count) {
   return count == 1 ? fmt::format("the {}", list) : fmt::format("{}s[{}]", list, index);
 }
 
-AddressRange wholeOf(std::span<const TensorView> views) {
-  AddressRange whole;
-  for (const TensorView& view : views) {
-    if (const AddressRange range = addressRange(view); range.first < range.last) {
-      whole = whole.first == whole.last
-                  ? range
-                  : AddressRange{std::min(whole.first, range.first), std::max(whole.last, range.last)};
-    }
-  }
-  return whole;
-}
-
 }  // namespace
 
 Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs,
                        std::span<const TensorView> outputs) {
-  if (const auto pair = findShared(outputs)) {
+  const ViewsExtent written = extentOf(outputs);
+  if (const auto pair = written.ascend ? std::nullopt : findShared(outputs)) {
     return {
         StatusCode::kInvalidArgument,
         fmt::format(
@@ -39,8 +27,8 @@ Status checkListMemory(const ListNames& names, Rank rank, std::span<const Tensor
             names.call, nameOf(names.outputs, pair->first, outputs.size()),
             nameOf(names.outputs, pair->second, outputs.size()), rank)};
   }
-  const AddressRange read = wholeOf(inputs);
-  if (!read.meets(wholeOf(outputs))) {
+  const AddressRange read = extentOf(inputs).whole;
+  if (!read.meets(written.whole)) {
     return Status::ok();
   }
   const auto isOwn = [&](std::size_t index, std::size_t count) {

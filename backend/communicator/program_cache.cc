@@ -70,7 +70,6 @@ std::unique_ptr<ProgramCache::Kept> ProgramCache::make(const CollectiveCall& cal
   kept->call.outputElems = kept->outputElems;
   kept->description = std::make_shared<const std::string>(describe(call));
   Program program = programOf(call, select(call, selection_), rank_, selection_.topology);
-  SW_CHECK(program.stages.size() <= Runs::kMaxStages);
   kept->scratchElems = program.scratchElems;
   for (Stage& stage : program.stages) {
     const bool isShort = ShortRun::fits(stage.plan, selection_.frameBytes);
@@ -120,23 +119,24 @@ Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorV
   }
   bool isLong = false;
   for (KeptStage& stage : kept.stages) {
-    std::shared_ptr<Run> run = stage.pool.take([&]() -> std::shared_ptr<Run> {
-      return stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan))
-                           : std::make_shared<PlanRun>(stage.plan);
+    std::shared_ptr<Run> run = stage.pool.take([&] {
+      auto made = stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan))
+                                : std::make_shared<PlanRun>(stage.plan);
+      made->description = kept.description;
+      return made;
     });
     auto* scratch = static_cast<std::byte*>(runs->scratch.get());
     pointAt(stage.inputViews, stage.inputs, inputs, outputs, scratch);
     pointAt(stage.outputViews, stage.outputs, inputs, outputs, scratch);
     run->prepare(stage.inputViews, stage.outputViews);
-    if (runs->count > 0) {
-      run->follow(runs->activities[runs->count - 1], stage.afterPrevious);
+    if (!runs->span().empty()) {
+      run->follow(runs->last(), stage.afterPrevious);
     }
-    run->description = kept.description;
     // With one long stage the caller need not poll for the other stages.
     const Duration spin = run->worthSpinning();
     isLong = isLong || spin == Duration::zero();
     runs->spin = isLong ? Duration::zero() : runs->spin + spin;
-    runs->activities[runs->count++] = std::move(run);
+    runs->add(std::move(run));
   }
   return memory;
 }

@@ -17,18 +17,37 @@
 
 namespace shardwire::internal {
 
-// The runs of one call's stages, in order. Filled in place: moving so many pointers costs a fifth of a short call.
-struct Runs {
+// The runs of one call's stages, in order. Up to 8 stages (a tree of 16 ranks) lie in place: room for more would be
+// cleared and destroyed in each short call.
+class Runs {
+ public:
   Runs() = default;
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
-  static constexpr std::size_t kMaxStages = 24;  // a tree of 16 million ranks
-  std::array<std::shared_ptr<Activity>, kMaxStages> activities;
-  std::size_t count = 0;
+
+  void add(std::shared_ptr<Activity> run) {
+    if (count_ < few_.size()) {
+      few_[count_++] = std::move(run);
+      return;
+    }
+    if (many_.empty()) {
+      many_.assign(few_.begin(), few_.end());
+    }
+    many_.push_back(std::move(run));
+  }
+  // Precondition: not empty.
+  std::shared_ptr<Activity>& last() { return many_.empty() ? few_[count_ - 1] : many_.back(); }
+  std::span<const std::shared_ptr<Activity>> span() const {
+    return many_.empty() ? std::span(few_).first(count_) : std::span(many_);
+  }
+
   Duration spin{0};               // how long the caller should poll before it returns; 0: not at all
   std::shared_ptr<void> scratch;  // must live as long as the runs; mostly null
 
-  std::span<const std::shared_ptr<Activity>> span() const { return std::span(activities).first(count); }
+ private:
+  std::array<std::shared_ptr<Activity>, 8> few_;
+  std::size_t count_ = 0;                        // of few_
+  std::vector<std::shared_ptr<Activity>> many_;  // all runs, if there are more
 };
 
 class ProgramCache {

@@ -75,27 +75,24 @@ Status Activity::misfit(Rank from, FrameKind kind) const {
                                              static_cast<int>(kind), frameKindName(kind), description.text())};
 }
 
-Activity::Completion Activity::complete(Status status) {
-  Completion completion;
-  completion.activity = shared_from_this();
-  completion.status = status;
-  if (timed) {
-    ended = Clock::now();
+Activity::Completion Activity::complete(std::shared_ptr<Activity> activity, Status status) {
+  Activity& ended = *activity;
+  if (ended.timed) {
+    ended.ended = Clock::now();
   }
-  if (epilogue != nullptr) {
+  if (ended.epilogue != nullptr) {
     if (status.isOk()) {
-      epilogue();
+      ended.epilogue();
     }
-    epilogue = nullptr;
+    ended.epilogue = nullptr;
   }
-  completion.keepAlive = std::move(keepAlive);
-  keepAlive = nullptr;
-  status_ = std::move(status);
-  done_.store(true, std::memory_order_release);
+  Completion completion{std::move(activity), std::exchange(ended.keepAlive, nullptr)};
+  ended.status_ = std::move(status);
+  ended.done_.store(true, std::memory_order_release);
   return completion;
 }
 
-void Activity::runCallbacks(const Status& status) {
+void Activity::runCallbacks() {
   Callback* newest = callbacks_.exchange(kCalled, std::memory_order_acq_rel);
   Callback* oldest = nullptr;
   while (newest != nullptr) {
@@ -104,7 +101,7 @@ void Activity::runCallbacks(const Status& status) {
   }
   while (oldest != nullptr) {
     const std::unique_ptr<Callback> callback(std::exchange(oldest, oldest->next));
-    callUser(kCallback, [&] { callback->call(status); });
+    callUser(kCallback, [&] { callback->call(status_); });
   }
 }
 

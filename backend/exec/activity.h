@@ -112,16 +112,16 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   struct Completion {
     std::shared_ptr<Activity> activity;
     std::shared_ptr<void> keepAlive;
-    Status status;
   };
-  Completion complete(Status status);
+  static Completion complete(std::shared_ptr<Activity> activity, Status status);
   // Whether runCallbacks would call anything.
   bool hasCallbacks() const {
     const Callback* newest = callbacks_.load(std::memory_order_acquire);
     return newest != nullptr && newest != kCalled;
   }
-  // Runs all callbacks given to onDone, even if one callback throws (callUser). Not under any lock.
-  void runCallbacks(const Status& status);
+  // Runs all callbacks given to onDone, even if one callback throws (callUser). Not under any lock. The activity is
+  // done.
+  void runCallbacks();
   // The activity was never taken: no caller waits, and the pool may use the activity again.
   void abandon() { done_.store(true, std::memory_order_release); }
   // The engine takes the activity: sets the group and the driver. Both stay the same for all runs of one activity.

@@ -24,6 +24,7 @@ class Description {
     return {Direction::kRecv, dtype, numElems, peer, tag};
   }
 
+  friend bool operator==(const Description&, const Description&) = default;
   bool isEmpty() const { return text_ == nullptr && direction_ == Direction::kNone; }
   // "send(float32[4], to rank 1, tag 0)". Precondition: not empty.
   std::string text() const;

@@ -70,11 +70,10 @@ void Driving::spinFor(const Activity& last, Duration spinLimit) {
   }
 }
 
-// Ends a caller's turn at driving. If operations are in flight and no thread waits for these operations, from here on a
-// peer's frame wakes the progress thread, or another caller that is asleep. The poll takes the frames that came before
-// arming.
-void Driving::stopDriving() {
-  drivers_.fetch_sub(1, std::memory_order_seq_cst);
+// After a caller's turn at driving. If operations are in flight and no thread waits for these operations, from here on
+// a peer's frame wakes the progress thread, or another caller that is asleep. The poll takes the frames that came
+// before arming.
+void Driving::leaveRest() {
   if (!state_.operations.inFlight().empty() || state_.oneSided.isServing()) {
     peers_.doorbell->arm(Wakes::kAll);
     if (state_.poll() && !state_.operations.inFlight().empty()) {
@@ -107,7 +106,7 @@ bool Driving::flushThem(Completions* done, Duty duty) {
     stepAside(duty, &turn);
   }
   for (auto& completion : done->list) {
-    completion.activity->runCallbacks(completion.status);
+    completion.activity->runCallbacks();
   }
   done->list.clear();
   done->list.swap(*done->spare);
@@ -140,7 +139,8 @@ bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
   Completions done;
   {
     const MutexLock lock(mutex_);
-    stopDriving();
+    drivers_.fetch_sub(1, std::memory_order_seq_cst);
+    leaveRest();
     takeCompletions(&done);
   }
   flush(&done);
@@ -213,7 +213,7 @@ bool Driving::stepBack(Duty duty, std::uint64_t turn) {
 Progressed::Look Driving::lookAsLeader() {
   const auto now = Clock::now();
   const Duration idleSleep = std::min<Duration>(kIdleSleep, peers_.doorbell->longestNap());
-  if (drivers_.load(std::memory_order_seq_cst) > 0) {
+  if (isStarting_.load(std::memory_order_relaxed) || drivers_.load(std::memory_order_seq_cst) > 0) {
     return {.nextLook = now + idleSleep};
   }
   if (const auto next = nextIdleLook_.load(std::memory_order_relaxed);

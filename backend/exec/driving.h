@@ -66,8 +66,8 @@ class Driving {
         return state_.operations.failure();
       }
       // This thread counts as a driver from here on: the progress thread must not arm the bell for an operation that is
-      // over in a moment, or every frame costs the peer a wake-up.
-      drivers_.fetch_add(1, std::memory_order_seq_cst);
+      // over in a moment, or every frame costs the peer a wake-up. Relaxed: the progress thread arms under the lock.
+      isStarting_.store(true, std::memory_order_relaxed);
       begin(state_);
       // Mostly the mark is set already, and a store that all threads must see at once is not free. Only a holder of the
       // lock clears the mark.
@@ -78,7 +78,8 @@ class Driving {
       if (last != nullptr) {
         spinFor(*last, spinInline);
       }
-      stopDriving();
+      isStarting_.store(false, std::memory_order_relaxed);
+      leaveRest();
       takeCompletions(&done);
     }
     flush(&done);
@@ -109,7 +110,7 @@ class Driving {
   enum class Duty : unsigned char { kNone, kCaller, kProgressThread };
 
   void spinFor(const Activity& last, Duration spinInline) SW_REQUIRES(mutex_);
-  void stopDriving() SW_REQUIRES(mutex_);
+  void leaveRest() SW_REQUIRES(mutex_);
   bool pollOrNot(bool looksSlow, Completions* done) SW_EXCLUDES(mutex_);
   void sleepOnBell(const Activity& activity, Deadline until, Patience& patience) SW_EXCLUDES(mutex_);
   void takeCompletions(Completions* done) SW_REQUIRES(mutex_) {
@@ -133,8 +134,10 @@ class Driving {
   Duration maxInlineSpin_{0};
   Duration yieldAfter_{0};
 
-  std::atomic<int> drivers_{0};   // threads in drive() or start(), to which the progress thread leaves the work
-  std::atomic<int> sleepers_{0};  // threads in drive() that may be asleep: completions wake only these threads
+  // While a thread is in drive() or start(), the progress thread leaves the work to this thread.
+  std::atomic<int> drivers_{0};
+  std::atomic<bool> isStarting_{false};  // stored under the lock
+  std::atomic<int> sleepers_{0};         // threads in drive() that may be asleep: completions wake only these threads
   // For the progress thread: whether the thread must look at this group before nextIdleLook_. Set together with new
   // work, cleared by the progress thread.
   std::atomic<bool> hasWork_{false};

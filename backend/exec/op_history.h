@@ -24,12 +24,20 @@ class OpHistory {
     std::string whyGivenUp;
   };
 
-  void note(std::uint64_t seq, std::uint64_t call, std::uint64_t fingerprint, Description description) {
+  void note(std::uint64_t seq, std::uint64_t call, std::uint64_t fingerprint, const Description& description) {
     const std::size_t index = seq % kEntries;
     if (index >= ring_.size()) {
       ring_.resize(std::bit_ceil(index + 1));  // most groups have few operations, or are made and never used
     }
-    ring_[index] = {seq, call, fingerprint, std::move(description), -1, {}};
+    Entry& entry = ring_[index];
+    entry.seq = seq;
+    entry.call = call;
+    entry.fingerprint = fingerprint;
+    if (entry.description != description) {  // calls repeat, and a copy costs two atomic operations
+      entry.description = description;
+    }
+    entry.givenUpBy = -1;
+    entry.whyGivenUp.clear();
   }
   // Null: too long ago, or not begun.
   Entry* find(std::uint64_t seq) { return const_cast<Entry*>(std::as_const(*this).find(seq)); }

@@ -122,7 +122,7 @@ void Operations::retire(std::size_t index, Status status) {
       recorder_.end(activity->record, status.code(), activity->matchedRank());
     }
   }
-  completions_.push_back(activity->complete(std::move(status)));
+  completions_.push_back(Activity::complete(std::move(activity), std::move(status)));
 }
 
 Status Operations::failureOf(const Activity& activity, const Status& cause) const {

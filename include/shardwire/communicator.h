@@ -87,28 +87,29 @@ class SHARDWIRE_EXPORT Communicator {
   // Collectives. Shapes, dtypes and options must be equal on all ranks; results are the same bits on every rank and in
   // every run.
   virtual Result<WorkPtr> barrier(CallOptions call = {}) = 0;
-  virtual Result<WorkPtr> broadcast(TensorView tensor, Rank root, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> broadcast(const TensorView& tensor, Rank root, CallOptions call = {}) = 0;
   // In place: `tensor` is input and output.
-  virtual Result<WorkPtr> allReduce(TensorView tensor, ReduceOp op, CallOptions call = {}) = 0;
-  virtual Result<WorkPtr> reduce(TensorView tensor, Rank root, ReduceOp op, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> allReduce(const TensorView& tensor, ReduceOp op, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> reduce(const TensorView& tensor, Rank root, ReduceOp op, CallOptions call = {}) = 0;
   // outputs[r] receives rank r's input; all ranks' inputs have input's shape.
-  virtual Result<WorkPtr> allGather(TensorView input, std::span<const TensorView> outputs, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> allGather(const TensorView& input, std::span<const TensorView> outputs,
+                                    CallOptions call = {}) = 0;
   // outputs is empty on all ranks but root.
-  virtual Result<WorkPtr> gather(TensorView input, std::span<const TensorView> outputs, Rank root,
+  virtual Result<WorkPtr> gather(const TensorView& input, std::span<const TensorView> outputs, Rank root,
                                  CallOptions call = {}) = 0;
   // inputs is empty on all ranks but root.
-  virtual Result<WorkPtr> scatter(TensorView output, std::span<const TensorView> inputs, Rank root,
+  virtual Result<WorkPtr> scatter(const TensorView& output, std::span<const TensorView> inputs, Rank root,
                                   CallOptions call = {}) = 0;
   // output = reduction over all ranks r of inputs[rank()] of r.
-  virtual Result<WorkPtr> reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op,
+  virtual Result<WorkPtr> reduceScatter(const TensorView& output, std::span<const TensorView> inputs, ReduceOp op,
                                         CallOptions call = {}) = 0;
   // inputs[r] goes to rank r, outputs[r] comes from rank r; sizes may differ per pair, and must agree between the two
   // ends.
   virtual Result<WorkPtr> allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs,
                                    CallOptions call = {}) = 0;
   // Point to point. Matched by (peer, tag) in order; not ordered with the collectives.
-  virtual Result<WorkPtr> send(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;
-  virtual Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag,
+  virtual Result<WorkPtr> send(const TensorView& tensor, Rank peer, int tag, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> recv(const TensorView& tensor, Rank peer, int tag,
                                CallOptions call = {}) = 0;  // peer may be kAnySource
 
   // Collective, blocking: makes a block of symmetric memory. Every rank gets the same error: kMismatch where the ranks

@@ -54,8 +54,12 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kNumDTypes = 26;
 
-// Bytes of one element.
-SHARDWIRE_EXPORT std::size_t elementBytes(DType dtype);
+// Bytes of one element. Inline, as numElements(): short collectives ask often.
+inline std::size_t elementBytes(DType dtype) {
+  constexpr static std::array<std::uint8_t, kNumDTypes> kBytes = {1, 1, 1,  2, 4, 8, 2, 4, 8, 2, 2, 4, 8,
+                                                                  4, 8, 16, 1, 1, 1, 1, 1, 1, 2, 4, 8, 16};
+  return kBytes.at(static_cast<std::size_t>(dtype));
+}
 // "float32", "float8_e4m3fn", "opaque4": torch's name where torch has one.
 SHARDWIRE_EXPORT std::string_view dtypeName(DType dtype);
 
@@ -132,7 +136,13 @@ class Dims {
 // "[2, 4]"
 SHARDWIRE_EXPORT std::string toString(const Dims& dims);
 // Product of the extents; 1 for no dimensions. Precondition: no overflow (decoders and parsers check).
-SHARDWIRE_EXPORT std::int64_t numElements(const Dims& shape);
+inline std::int64_t numElements(const Dims& shape) {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : shape) {
+    product *= extent;
+  }
+  return product;
+}
 // Row-major strides, in elements.
 SHARDWIRE_EXPORT Dims contiguousStrides(const Dims& shape);
 

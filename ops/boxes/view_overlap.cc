@@ -162,17 +162,24 @@ bool areOneTensor(const TensorView& a, const TensorView& b) {
          (numElements(a.shape) == numElements(b.shape) && isContiguous(a) && isContiguous(b));
 }
 
-std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const TensorView> views) {
-  std::uintptr_t end = 0;
-  bool ascend = true;
-  for (std::size_t i = 0; ascend && i < views.size(); ++i) {
-    if (const AddressRange range = addressRange(views[i]); range.first < range.last) {
-      ascend = range.first >= end;
-      end = range.last;
+ViewsExtent extentOf(std::span<const TensorView> views) {
+  ViewsExtent extent;
+  AddressRange& whole = extent.whole;
+  for (const TensorView& view : views) {
+    const AddressRange range = addressRange(view);
+    if (range.first == range.last) {
+      continue;
     }
+    extent.ascend = extent.ascend && range.first >= whole.last;
+    whole = {whole.first == whole.last ? range.first : std::min(whole.first, range.first),
+             std::max(whole.last, range.last)};
   }
-  if (ascend) {
-    return std::nullopt;  // as pieces of one tensor do
+  return extent;
+}
+
+std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const TensorView> views) {
+  if (extentOf(views).ascend) {
+    return std::nullopt;
   }
   std::vector<Entry> entries;
   entries.reserve(views.size());

@@ -38,6 +38,12 @@ inline bool isContiguous(const TensorView& view) {
 SHARDWIRE_EXPORT bool shareMemory(const TensorView& a, const TensorView& b);
 // Whether `a` and `b` are one tensor: equal elements at equal places. The shapes of contiguous views may differ.
 SHARDWIRE_EXPORT bool areOneTensor(const TensorView& a, const TensorView& b);
+// The memory of several views: from the first byte to the last, empty views left out.
+struct ViewsExtent {
+  AddressRange whole;
+  bool ascend = true;  // no view begins before the end of the view before, as pieces of one tensor: none share memory
+};
+ViewsExtent extentOf(std::span<const TensorView> views);
 // The first two views, by index, that share memory.
 std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const TensorView> views);
 

@@ -13,14 +13,15 @@
 namespace shardwire::internal {
 
 std::string_view collectiveName(Collective kind) {
-  constexpr std::array<std::string_view, 12> kNames = {
+  static constexpr std::array<std::string_view, 12> kNames = {
       "",           "broadcast", "reduce",  "all_reduce",     "",           "",
       "all_gather", "gather",    "scatter", "reduce_scatter", "all_to_all", "barrier"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::string_view algorithmName(Algorithm algorithm) {
-  constexpr std::array<std::string_view, 6> kNames = {"", "direct", "chunks", "tree", "dissemination", "hierarchical"};
+  static constexpr std::array<std::string_view, 6> kNames = {"",     "direct",        "chunks",
+                                                             "tree", "dissemination", "hierarchical"};
   return kNames[static_cast<std::size_t>(algorithm)];
 }
 

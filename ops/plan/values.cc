@@ -1,5 +1,5 @@
-// The functions behind the value types in types.h and status.h of include/shardwire: first the names and sizes of
-// dtypes and the reductions and casts that each dtype supports, then dimensions, deadlines, and the names of status
+// The functions behind the value types in types.h and status.h of include/shardwire: first the names of dtypes
+// and the reductions and casts that each dtype supports, then dimensions, deadlines, and the names of status
 // codes.
 #include <fmt/format.h>
 
@@ -14,20 +14,13 @@ namespace shardwire {
 
 namespace {
 
-struct DTypeFacts {
-  std::string_view name;
-  std::uint8_t bytes;
-};
-
 // Indexed by DType.
-constexpr std::array<DTypeFacts, kNumDTypes> kDTypeFacts = {{
-    {"bool", 1},           {"uint8", 1},         {"int8", 1},        {"int16", 2},           {"int32", 4},
-    {"int64", 8},          {"uint16", 2},        {"uint32", 4},      {"uint64", 8},          {"float16", 2},
-    {"bfloat16", 2},       {"float32", 4},       {"float64", 8},     {"complex32", 4},       {"complex64", 8},
-    {"complex128", 16},    {"float8_e4m3fn", 1}, {"float8_e5m2", 1}, {"float8_e4m3fnuz", 1}, {"float8_e5m2fnuz", 1},
-    {"float8_e8m0fnu", 1}, {"opaque1", 1},       {"opaque2", 2},     {"opaque4", 4},         {"opaque8", 8},
-    {"opaque16", 16},
-}};
+constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = {
+    "bool",      "uint8",      "int8",          "int16",       "int32",           "int64",           "uint16",
+    "uint32",    "uint64",     "float16",       "bfloat16",    "float32",         "float64",         "complex32",
+    "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+    "opaque1",   "opaque2",    "opaque4",       "opaque8",     "opaque16",
+};
 
 // Every value leaves out more dtypes: kNumbers the opaque, kOrdered also the complex, kIntegers also floating point.
 enum class DefinedOn : std::uint8_t { kAll, kNumbers, kOrdered, kIntegers };
@@ -59,12 +52,8 @@ const auto& rowOf(const auto& table, auto value) {
 
 }  // namespace
 
-std::size_t elementBytes(DType dtype) {
-  return rowOf(kDTypeFacts, dtype).bytes;
-}
-
 std::string_view dtypeName(DType dtype) {
-  return rowOf(kDTypeFacts, dtype).name;
+  return rowOf(kDTypeNames, dtype);
 }
 
 std::string_view reduceOpName(ReduceOp op) {
@@ -115,14 +104,6 @@ bool supportsCast(DType from, DType to) {
 
 std::string toString(const Dims& dims) {
   return fmt::format("[{}]", fmt::join(dims.begin(), dims.end(), ", "));
-}
-
-std::int64_t numElements(const Dims& shape) {
-  std::int64_t product = 1;
-  for (const std::int64_t extent : shape) {
-    product *= extent;
-  }
-  return product;
 }
 
 Dims contiguousStrides(const Dims& shape) {
