@@ -23,7 +23,7 @@ from ranks import await_file, error_of as raised
 from two_jobs import Job, group, jobs, report
 
 import shardwire
-from shardwire import FusedLayout, Layout, NameMap, Part, Replicate, Shard
+from shardwire import _C, FusedLayout, Layout, NameMap, Part, Replicate, Shard
 from shardwire.groups.mpi import tcp_store
 from shardwire.launch import free_port
 from shardwire.weights.meeting_place import Address, FolderPlace, RecordPlace, signed
@@ -774,6 +774,36 @@ def campaigner(rank: int, url: str, ranks: int, seed: int) -> None:
         report("failed", type(error).__name__, str(error))
         if "make another" in str(error):
             return
+
+def reader_with_a_late_rank(rank: int, url: str, folder: Path) -> int:
+    wanted = columns(2)
+    create = _C.create_backend
+    if rank == 1:
+        def when_the_store_has_ended(*args: Any) -> Any:
+            report("joins")
+            await_file(folder / "ended")
+            return create(*args)
+        _C.create_backend = when_the_store_has_ended
+    sub = shardwire.subscribe(url, "policy", wanted, group(), timeout=60)
+    _C.create_backend = create
+    version = sub.fetch(3)
+    check(sub.target, wanted, rank, 3)
+    return version
+
+
+def test_the_publishers_store_ends_while_the_subscribers_join(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}"
+    with jobs() as start:
+        store = RecordServer("127.0.0.1", port)
+        readers = start(2, reader_with_a_late_rank, url, tmp_path)
+        readers.until(lambda: bool(readers.reports[1]), 30, "rank 1's step")
+        time.sleep(0.3)  # for rank 0's part of the same step
+        store.close()
+        (tmp_path / "ended").touch()
+        start(1, publisher, url, 1)
+        assert readers.results() == [3, 3]
+
 
 
 def test_random_kills(tmp_path: Path) -> None:

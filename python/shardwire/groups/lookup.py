@@ -104,8 +104,7 @@ def end_process_group(group: Any = None) -> None:
     backend = resolve_backend(group)
     world: Any = getattr(c10d, "_world", None)
     known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
-    group = (c10d._get_default_group() if group is None else find_process_group(group) if isinstance(group, str)
-             else group)
+    group = group_object(group)
     if group in known:
         dist.destroy_process_group(group)
         return
@@ -216,9 +215,18 @@ def name_of_group(group: Any) -> str:
                      "shardwire.name_process_group on all ranks")
 
 
+def group_object(group: Any) -> Any:
+    """torch's object of ``group``: None (the default group; ValueError where there is none), a name, or the object."""
+    if group is None:
+        resolve_backend(None)
+        return c10d._get_default_group()
+    return find_process_group(group) if isinstance(group, str) else group
+
+
 def store_of(group: Any) -> Any:
     """The store through which the group's ranks met, under the group's own prefix: no other group of this store has
-    these keys."""
+    these keys. ``group`` as for :func:`group_object`."""
+    group = group_object(group)
     if group in store_by_group:
         return store_by_group[group]
     world: Any = getattr(c10d, "_world", None)

@@ -25,7 +25,7 @@ from .. import _C
 from ..errors import PeerFailedError, ShardwireError
 from ..groups.timeouts import as_timeout
 from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
-                             find_process_group, resolve_backend, table_by_group)
+                             group_object, resolve_backend, table_by_group)
 from .agreement import Verdict, agree_on
 from .handles import ProcessHandle, own_store, parse_handle
 from .meeting import digest_of, forget_meeting, meet
@@ -91,7 +91,7 @@ def reconfigure_handles(group: Any = None) -> list[str]:
 
     Call it while all ranks live: :func:`agree` and :func:`shrink` need the handles after a death.
     """
-    group = _group_object(group)
+    group = group_object(group)
     members = _members.get(group)
     if members is None:
         words = [own_store().handle.text, secrets.token_hex(8)]
@@ -190,7 +190,7 @@ _NONE = object()  # no group at all, where None is the default group
 def _end(group: Any) -> None:
     if group is _NONE or group is None and not dist.is_initialized():
         return
-    members = _members.get(_group_object(group))
+    members = _members.get(group_object(group))
     end_process_group(group)
     if members is not None and members.store is not None and members.handles[0] == own_store().handle:
         forget_meeting(members.uuid)
@@ -245,19 +245,9 @@ def _set_timeout(made: Any, timeout: timedelta) -> None:
             each._set_default_timeout(timeout)
 
 
-def _group_object(group: Any) -> Any:
-    """torch's object of the group."""
-    if isinstance(group, str):
-        return find_process_group(group)
-    if group is None:
-        resolve_backend(None)  # ValueError where there is none
-        return c10d._get_default_group()
-    return group
-
-
 def members_of(group: Any) -> Members:
     """ValueError where the ranks have not exchanged their handles."""
-    members = _members.get(_group_object(group))
+    members = _members.get(group_object(group))
     if members is None:
         raise ValueError("the group's ranks do not know each other's handles; call "
                          "shardwire.reconfigure_handles(group) on all ranks when the group is made")
@@ -283,7 +273,7 @@ def _kind_of(group: Any, backend: str | None) -> _Kind:
     if group is None and not dist.is_initialized():
         return _Kind(True, backend or "shardwire", None, None, False)
     native = resolve_backend(group)
-    found = _group_object(group)
+    found = group_object(group)
     timeout = native.options._timeout
     if dist.is_initialized() and found is c10d._get_default_group():
         return _Kind(True, backend or _configured(found), timeout, None, False)

@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
 from ..errors import TimeoutError
-from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, find_process_group, store_of
+from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, group_object, store_of
 from ..groups.reductions import reduction_of
 from .arguments import backend_of, seconds_of
 from .tensors import empty, zeros
@@ -194,8 +194,7 @@ def team(group: Any = None) -> Team:
     if isinstance(group, Team):
         return group
     backend = backend_of(group)
-    found = (c10d._get_default_group() if group is None else find_process_group(group) if isinstance(group, str)
-             else group)
+    found = group_object(group)
     return Team(found, backend, store_of(found))
 
 

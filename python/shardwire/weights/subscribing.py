@@ -19,9 +19,10 @@ from ..compiler.layout import kind_of
 from ..errors import AbortedError, MismatchError, PeerFailedError, ShardwireError
 from ..errors import TimeoutError as GroupTimeoutError
 from ..compiler.agree import Meeting
+from ..groups.lookup import store_of
 from .fetching import FETCH, LEAVE, SLACK_S, Choice, Joint, Request, choose
-from .finding import find, open_place
-from .meeting_place import Address, tidy
+from .finding import find
+from .meeting_place import Address
 from .progress import Progress, ProgressArgument
 from .publishing import as_version, own_group
 from .wanted_target import Wanted
@@ -58,6 +59,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
     wanted: Wanted | None = None
     address: Address | None = None
     blobs = [b"", b"", b""]
+    own: Any = None
     try:
         seconds = as_seconds(timeout)
         meeting.seconds = seconds
@@ -66,7 +68,9 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
         wanted = Wanted(layouts, cast, mapping, strict, device, staged, meeting)
         address = Address(store, name)
         Progress("", progress, 0)  # checks the argument
-        blobs = [f"ranks.{secrets.token_hex(8)}".encode(), json.dumps([address.text, name, staged]).encode(), b""]
+        # The ranks meet in the store of their own group: the publisher's store may end with the publisher at any time
+        own = dist.HashStore() if len(meeting.ranks) == 1 else store_of(group)
+        blobs = [secrets.token_hex(8).encode(), json.dumps([address.text, name, staged]).encode(), b""]
     # Any exception, also of a caller's mapping: the other ranks wait and must be notified
     except Exception as failure:
         error = failure
@@ -78,18 +82,13 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
                                 f"{everyone[0][1].decode()} and {given[1].decode()}")
     limit = _DEFAULT_S if seconds is None else seconds
     deadline = time.monotonic() + limit
-    # A single rank needs no store for its group
-    place = None if len(everyone) == 1 else open_place(address, deadline)
-    key = everyone[0][0].decode()
-    meets_in = dist.HashStore() if place is None else place.group_store(key)
+    meets_in = dist.PrefixStore(f"shardwire.subscribe/{everyone[0][0].decode()}", own)
     control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S),
                                 f"subscribers of {name}")
     subscription = Subscription(address, Meeting(control, "fetch", limit + SLACK_S, meeting.global_rank), meets_in,
                                 wanted, limit, progress)
     try:
         subscription._connect(deadline)
-        if place is not None and meeting.rank == 0:
-            tidy(place, key)
     except BaseException:
         subscription._leave()
         raise
