@@ -25,8 +25,8 @@ SHAPES = 40  # as many different shapes as a kind draws from: caches by shape ha
 class Soaked:
     """A rank, and what it keeps from round to round."""
 
-    def __init__(self, rank: int, size: int, folder: Path) -> None:
-        self.rank, self.size, self.folder = rank, size, folder
+    def __init__(self, rank: int, size: int, folder: Path, seconds: float = 60) -> None:
+        self.rank, self.size, self.folder, self.seconds = rank, size, folder, seconds
         self.everybody = list(range(size))
         self.queue = shardwire.Queue(None, location=0, name="soak", capacity=64)
         half = size // 2
@@ -78,7 +78,7 @@ def queues(me: Soaked, number: int) -> None:
     elements = _draw(number, 3).choice([1, 300, 70_000])
     me.queue.put({"from": me.rank, "tensor": torch.full((elements,), float(me.rank))})
     me.queue.put(torch.full((elements,), float(me.rank)))
-    taken = [me.queue.get(timeout=60) for _ in range(2)]
+    taken = [me.queue.get(timeout=me.seconds) for _ in range(2)]
     assert all((entry["tensor"] if isinstance(entry, dict) else entry).numel() > 0 for entry in taken)
 
 
@@ -87,7 +87,7 @@ def symmetric(me: Soaked, number: int) -> None:
     data, ready = symm.zeros(elements, dtype=torch.float32), symm.zeros(me.size, dtype=torch.int64)
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
     symm.put_signal(data, torch.full((elements,), float(me.rank)), ready[me.rank], 1, right)
-    symm.signal_wait(ready[left], "ge", 1, timeout=60, source=left)
+    symm.signal_wait(ready[left], "ge", 1, timeout=me.seconds, source=left)
     assert data[-1].item() == left
     symm.barrier()
     symm.free(ready)
@@ -110,12 +110,12 @@ def publications(me: Soaked, number: int) -> None:
             state = {name: (shardwire.Layout(me.everybody[: max(1, me.size // 2)], [shardwire.Replicate()],
                                              tuple(tensor.shape), tensor.dtype), tensor)
                      for name, tensor in me.state.items()}
-            me.publication = shardwire.publish(url, "soak", state, me.job, timeout=60)
+            me.publication = shardwire.publish(url, "soak", state, me.job, timeout=me.seconds)
         me.state["w"].fill_(float(number))
         me.publication.commit(number)
     if me.size == 1 or not me.publishes:
-        subscription = shardwire.subscribe(url, "soak", None, me.job, timeout=60)
-        assert subscription.fetch(version=number, timeout=60) == number
+        subscription = shardwire.subscribe(url, "soak", None, me.job, timeout=me.seconds)
+        assert subscription.fetch(version=number, timeout=me.seconds) == number
         assert subscription.target["w"][0, 0].item() == number
         subscription.close()
     dist.barrier()
@@ -141,7 +141,7 @@ def transforms(me: Soaked, number: int) -> None:
 
 def groups(me: Soaked, number: int) -> None:
     path = me.folder / f"group-{number}"
-    group = shardwire.create_process_group(dist.FileStore(str(path), me.size), me.rank, me.size, timeout=60)
+    group = shardwire.create_process_group(dist.FileStore(str(path), me.size), me.rank, me.size, timeout=me.seconds)
     tensor = torch.full((_draw(number, 8).randrange(1, 5000),), float(me.rank))
     dist.all_reduce(tensor, group=group)
     assert tensor[0].item() == sum(me.everybody)

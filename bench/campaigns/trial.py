@@ -128,19 +128,23 @@ class Trial:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def fork(self, body: Callable[..., None], *args: Any, environment: dict[str, str] | None = None) -> None:
+        for rank in range(self.size):
+            self.fork_rank(rank, body, *args, environment=environment)
+
+    def fork_rank(self, rank: int, body: Callable[..., None], *args: Any,
+                  environment: dict[str, str] | None = None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        for rank in range(self.size):
-            pid = os.fork()
-            if pid == 0:
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank outlives this process
-                log = os.open(self.folder / f"log.{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                os.environ.update(environment or {})
-                rank_main(self.folder, rank, self.size, body, *args)
-            self._children[pid] = rank
-            self.page.set(rank, "pid", pid)
+        pid = os.fork()
+        if pid == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank outlives this process
+            log = os.open(self.folder / f"log.{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.environ.update(environment or {})
+            rank_main(self.folder, rank, self.size, body, *args)
+        self._children[pid] = rank
+        self.page.set(rank, "pid", pid)
 
     def mpirun(self, script: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:
         """The script is started as `script ARGUMENTS --folder FOLDER` and calls rank_main. The ranks outlive the death
@@ -200,14 +204,17 @@ class Trial:
                     if report is not None:
                         reports[rank] = report
             time.sleep(0.002)
-        late = [rank for rank in ranks if rank not in reports]
-        for rank in late:
-            self._signal(rank, signal.SIGUSR1)
-        if late:
-            time.sleep(0.5)
-        for rank in late:
-            reports[rank] = {"hung": True, "log": self.log(rank), "stacks": self._stacks(rank)}
+        for rank, stacks in self.stacks([rank for rank in ranks if rank not in reports]).items():
+            reports[rank] = {"hung": True, "log": self.log(rank), "stacks": stacks}
         return reports
+
+    def stacks(self, ranks: list[int]) -> dict[int, str]:
+        """The stacks of the threads of these ranks, by rank."""
+        for rank in ranks:
+            self._signal(rank, signal.SIGUSR1)
+        if ranks:
+            time.sleep(0.5)
+        return {rank: self._stacks(rank) for rank in ranks}
 
     def _read(self, rank: int) -> dict[str, Any] | None:
         try:

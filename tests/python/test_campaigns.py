@@ -1,5 +1,5 @@
 """A short, repeatable cut of bench/kills.py and bench/mismatches.py: no rank may hang, no result may be wrong, and
-every error must name the cause. And a second of bench/soak.py.
+every error must name the cause. And some seconds of bench/soak.py and bench/elastic.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
+import elastic
 import kills
 import mismatches
 import soak
@@ -88,6 +89,14 @@ def test_no_use_leaves_cycles(tmp_path: Path) -> None:
     for found in run_ranks(2, left_to_the_collector, tmp_path, default_group=True):
         assert list(found) == list(soak_kinds.KINDS)
         assert not any(found.values()), {name: dict(counts) for name, counts in found.items() if counts}
+
+
+def test_ranks_die_and_join_in_the_soak(capsys: pytest.CaptureFixture[str]) -> None:
+    """At least one death and one new rank, with checked results before and after."""
+    assert not elastic.campaign(elastic.arguments(["--seconds", "4", "--ranks", "3", "--settle", "4"])), (
+        capsys.readouterr().out)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "nothing grew" in said and not said.startswith("0 deaths"), said
 
 
 def test_the_soak_goes_round(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,27 @@ def test_survivors_go_on(run_ranks, dying):
     run_ranks(4, _survive, dying, may_die=dying)
 
 
+def _wait_elsewhere(rank, size, waiting):
+    """The waiting rank waits for another living rank, which shrinks because of an error in another group."""
+    _exchange_handles()
+    if rank == size - 1:
+        _kill()
+    begin = time.monotonic()
+    if rank == waiting:
+        error = raises(shardwire.AbortedError, dist.recv, torch.zeros(1), (waiting + 1) % (size - 1),
+                       contains="has ended")
+        assert f"rank {size - 1} (pid" in str(error), error
+    shardwire.shrink()
+    assert time.monotonic() - begin < 10
+    assert (dist.get_rank(), _sum()) == (rank, size - 1)
+
+
+# Rank 0 answers the others.
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_shrink_ends_the_waits_of_ranks_that_did_not_notice_the_death(run_ranks, waiting):
+    run_ranks(4, _wait_elsewhere, waiting, may_die={3})
+
+
 def _die_one_after_another(rank, size):
     _exchange_handles()
     for dead in range(size - 1):

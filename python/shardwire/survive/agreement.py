@@ -11,11 +11,12 @@ The group of the processes may have failed: nothing here goes through the group,
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..errors import PeerFailedError
@@ -23,6 +24,8 @@ from .handles import OtherProcess, OwnStore, ProcessHandle, own_store
 
 # Between two looks of a waiting process for the end of the others; answers end the wait at once.
 LOOK_S = 0.005
+# Processes that a waiting process looks at in a turn
+_LOOKED_AT = 4
 
 
 class Verdict(NamedTuple):
@@ -35,8 +38,9 @@ class Verdict(NamedTuple):
 
 
 def agree_on(members: Sequence[ProcessHandle], dead_before: Sequence[int], key: str, flag: int, why: str,
-             seconds: float) -> Verdict:
-    """The verdict of ``members`` under ``key``, a name of this agreement alone.
+             seconds: float, on_death: Callable[[str], None] = lambda _: None) -> Verdict:
+    """The verdict of ``members`` under ``key``, a name of this agreement alone. ``on_death`` gets each process
+    that is found dead, as a text.
 
     Collective among the living processes, except ``dead_before``: the dead of an earlier verdict. A process without an
     answer within ``seconds`` counts as dead. PeerFailedError when the others have counted this process as dead.
@@ -50,12 +54,12 @@ def agree_on(members: Sequence[ProcessHandle], dead_before: Sequence[int], key: 
     while verdict is None:
         coordinator = min(set(range(len(members))) - dead)
         if coordinator == me:
-            verdict = _collect(store, others, me, key, given, dead, seconds)
+            verdict = _collect(store, others, me, key, given, dead, seconds, on_death)
         else:
-            verdict = _ask(others[coordinator], me, key, given,
-                           2 * seconds + len(members))
+            verdict = _ask(others, coordinator, me, key, given, 2 * seconds + len(members), on_death)
             if verdict is None:
                 dead.add(coordinator)
+                on_death(f"rank {coordinator} ({members[coordinator]})")
     store.ask("put", f"{key}/verdict", json.dumps(verdict))
     if me in verdict.dead:
         raise PeerFailedError(f"the other processes of the group go on without this one ({store.handle}), which did "
@@ -70,21 +74,34 @@ def _read(text: str | None) -> Verdict | None:
     return Verdict(flag, tuple(dead), why)
 
 
-def _ask(coordinator: OtherProcess, me: int, key: str, given: Verdict, seconds: float) -> Verdict | None:
-    """The coordinator's verdict; None when the coordinator has ended, or after ``seconds``."""
-    end = time.monotonic() + seconds
+def _ask(others: Sequence[OtherProcess], number: int, me: int, key: str, given: Verdict, seconds: float,
+         on_death: Callable[[str], None]) -> Verdict | None:
+    """The verdict of coordinator ``number``; None when the coordinator has ended, or after ``seconds``."""
+    coordinator, end = others[number], time.monotonic() + seconds
     is_given = False
+    # The coordinator may wait elsewhere for this process or for a dead one. A waiting process looks at some processes
+    # at a time, from the next process on: all waiting processes together soon look at all.
+    turns = collections.deque(each for each in [*range(me + 1, len(others)), *range(me)] if each != number)
     while not coordinator.is_gone and time.monotonic() < end:
         is_given = is_given or coordinator.ask("put", f"{key}/{me}", json.dumps(given)) is not None
         verdict = _read(coordinator.ask("peek", f"{key}/verdict"))
         if verdict is not None:
             return verdict
         coordinator.rest(0.2)
+        for _ in range(min(_LOOKED_AT, len(turns))):
+            each = turns.popleft()
+            if others[each].answers():
+                turns.append(each)
+                continue
+            # A silent process is left to the coordinator: an answer that does not come takes a while.
+            if others[each].is_gone:
+                on_death(f"rank {each} ({others[each].handle})")
+            break
     return None
 
 
 def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str, given: Verdict, dead: set[int],
-             seconds: float) -> Verdict:
+             seconds: float, on_death: Callable[[str], None]) -> Verdict:
     """The coordinator's part."""
     end = time.monotonic() + seconds
     flags = {me: given}
@@ -99,6 +116,7 @@ def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str,
                 flags[number] = answer
             elif others[number].is_gone or time.monotonic() >= end:
                 dead.add(number)
+                on_death(f"rank {number} ({others[number].handle})")
             else:
                 continue
             missing.remove(number)

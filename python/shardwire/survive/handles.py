@@ -113,6 +113,10 @@ class OtherProcess:
         """The answer; None where the process is gone, or does not answer at present."""
         return self._try(lambda client: client.ask(*request))
 
+    def answers(self) -> bool:
+        """False where the process is gone, or does not answer at present."""
+        return self.ask("peek", _PROCESS_KEY) is not None
+
     def rest(self, seconds: float) -> None:
         """Waits for a change of the store, or for the end of the process, at most ``seconds``."""
         self._try(lambda client: client.rest(seconds))

@@ -14,7 +14,7 @@ import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -48,11 +48,11 @@ class Members:
         self.dead: tuple[int, ...] = ()
         self.store: Any = None
 
-    def agree(self, flag: int, why: str, seconds: float) -> Verdict:
+    def agree(self, flag: int, why: str, seconds: float, on_death: Callable[[str], None] = lambda _: None) -> Verdict:
         self.round += 1
         # Each process that lives has the verdict before the last one.
         self._forget(self.round - 2)
-        verdict = agree_on(self.handles, self.dead, f"{self.name}/{self.round}", flag, why, seconds)
+        verdict = agree_on(self.handles, self.dead, f"{self.name}/{self.round}", flag, why, seconds, on_death)
         self.dead = verdict.dead
         return verdict
 
@@ -147,7 +147,8 @@ def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | fl
     the ranks keep their order; None on a rank of ``ranks``, where the group has ended.
 
     Collective among the living ranks, ``ranks`` too. Needs an earlier :func:`reconfigure_handles` of the group
-    (ValueError). Ranks that die meanwhile are left out as well. ``timeout``: how long a rank that neither answers nor
+    (ValueError). Ranks that die meanwhile are left out as well. After a death the old group is revoked: ranks that
+    still wait in the old group get an AbortedError, and call too. ``timeout``: how long a rank that neither answers nor
     ends is waited for; None: the group's timeout. :func:`reconfigure` says which objects end with the old group.
     """
     members = members_of(group)
@@ -157,7 +158,9 @@ def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | fl
         raise ValueError(f"ranks {sorted(leaving)} are not all in a group of {len(members.handles)} ranks")
     kind = _kind_of(group, None)
     own = own_store().handle
-    verdict = members.agree(True, "", seconds)
+    # Another rank may wait in the group for a rank that has come here because of an error of another group.
+    backend = resolve_backend(group)
+    verdict = members.agree(True, "", seconds, lambda dead: _C.revoke(backend, f"{dead} has ended"))
     made, former = group, [members]
     while True:
         dead = leaving | set(verdict.dead)
