@@ -142,10 +142,12 @@ def transforms(me: Soaked, number: int) -> None:
 def groups(me: Soaked, number: int) -> None:
     path = me.folder / f"group-{number}"
     group = shardwire.create_process_group(dist.FileStore(str(path), me.size), me.rank, me.size, timeout=me.seconds)
-    tensor = torch.full((_draw(number, 8).randrange(1, 5000),), float(me.rank))
-    dist.all_reduce(tensor, group=group)
-    assert tensor[0].item() == sum(me.everybody)
-    shardwire.end_process_group(group)
+    try:
+        tensor = torch.full((_draw(number, 8).randrange(1, 5000),), float(me.rank))
+        dist.all_reduce(tensor, group=group)
+        assert tensor[0].item() == sum(me.everybody)
+    finally:
+        shardwire.end_process_group(group)
     if me.rank == 0:
         (me.folder / f"group-{number - 2}").unlink(missing_ok=True)
 

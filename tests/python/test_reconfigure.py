@@ -90,6 +90,25 @@ def test_shrink_ends_the_waits_of_ranks_that_did_not_notice_the_death(run_ranks,
     run_ranks(4, _wait_elsewhere, waiting, may_die={3})
 
 
+def _hold_the_old_groups(rank, size):
+    """Something still holds the failed groups, as the frames of an exception in a cycle do."""
+    held = [dist.group.WORLD, dist.new_group([0, 1])]
+    _exchange_handles()
+    if rank == 1:
+        _kill()
+    for group in held[::-1] if rank == 0 else held[:1]:
+        _until_it_fails(group)
+    shardwire.shrink()
+    for _ in range(2):
+        if rank == 0:
+            time.sleep(0.6)  # longer than SHARDWIRE_GRACE_S
+        assert _sum() == size - 1
+
+
+def test_failed_groups_of_the_past_harm_no_new_group(run_ranks):
+    run_ranks(3, _hold_the_old_groups, may_die={1})
+
+
 def _die_one_after_another(rank, size):
     _exchange_handles()
     for dead in range(size - 1):

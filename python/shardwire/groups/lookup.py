@@ -101,14 +101,18 @@ def begin_names_anew(digest: str) -> None:
 def end_process_group(group: Any = None) -> None:
     """Ends a group on this rank, standalone or not: pending and later operations fail on this rank with AbortedError,
     and peers that wait for this rank are notified."""
-    backend = resolve_backend(group)
+    ended = [resolve_backend(group)]
     world: Any = getattr(c10d, "_world", None)
     known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
     group = group_object(group)
     if group in known:
+        if dist.is_initialized() and group is c10d._get_default_group():  # with which all other groups of torch end
+            ended = [backend for each in known if (backend := shardwire_behind(each)) is not None]
         dist.destroy_process_group(group)
-        return
-    _C.shutdown(backend)
+    # torch 1.13 only forgets a group. Where others still hold the object, such as the frames of an exception, a failed
+    # group would make peers in later groups give this process up (SHARDWIRE_GRACE_S).
+    for backend in ended:
+        _C.shutdown(backend)
 
 
 def create_under_prefix(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None,
