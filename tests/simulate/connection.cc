@@ -83,6 +83,9 @@ void SimulatedConnection::commit(Lane lane, std::size_t bytes) {
                        out_.isCut ? "lost" : "arriving at " + inMilliseconds(network_.world_.elapsed(frame.arrives)));
   if (!out_.isCut) {
     network_.ringAt(frame.arrives, peer_);
+    if (lane == Lane::kControl) {
+      network_.checkWakesAt(frame.arrives, self_, peer_, frame.number);
+    }
   }
   queue.frames.push_back(std::move(frame));
   network_.countFrame(self_);

@@ -89,7 +89,9 @@ Time Network::drawDelay(Rank a, Rank b) {
 
 void Network::ringAt(Time when, Rank rank) {
   if (when != kNever) {
-    world_.at(when, [this, rank] { processes_[static_cast<std::size_t>(rank)]->ringIfArmed(); });
+    world_.at(when, [this, rank, when, numEvents = world_.numEvents()] {
+      processes_[static_cast<std::size_t>(rank)]->ringIfArmed(when, numEvents);
+    });
   }
 }
 
@@ -97,6 +99,19 @@ void Network::ringForNewsAt(Time when, Rank rank) {
   if (when != kNever) {
     world_.at(when, [this, rank] { processes_[static_cast<std::size_t>(rank)]->ringForNews(); });
   }
+}
+
+void Network::checkWakesAt(Time when, Rank from, Rank to, std::uint64_t frame) {
+  world_.at(when, [this, when, from, to, frame] {
+    const auto& frames = direction(from, to).lanes[static_cast<std::size_t>(Lane::kControl)].frames;
+    const auto& joined = connections_[static_cast<std::size_t>(to)];
+    const bool isJoined = std::ranges::any_of(joined, [&](const auto* each) { return each->peer() == from; });
+    // Neither taken, nor lost with the sender's host.
+    if (isJoined && !frames.empty() && frames.front().number <= frame && frames.front().arrives <= when) {
+      processes_[static_cast<std::size_t>(to)]->checkWakes(
+          when, fmt::format("{} of rank {}", describeFrame(frames.front().bytes), from));
+    }
+  });
 }
 
 // ---- ends

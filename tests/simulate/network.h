@@ -65,6 +65,8 @@ class Network {
   Time drawDelay(Rank a, Rank b);
   void ringAt(Time when, Rank rank);
   void ringForNewsAt(Time when, Rank rank);
+  // Looks, behind the ring, whether the receiver is about to take the control frame.
+  void checkWakesAt(Time when, Rank from, Rank to, std::uint64_t frame);
   bool isLate(Rank a, Rank b) const;
   Time nowOf(Rank rank) const;
   void noteEnd(Rank from, Rank to, End end);

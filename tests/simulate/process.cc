@@ -4,6 +4,8 @@
 // the times that the engine names, and when the bell rings.
 #include "tests/simulate/process.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
@@ -111,6 +113,8 @@ class Process::Door final : public Doorbell {
   explicit Door(Process& process) : process_(process) {}
   std::uint32_t arm(Wakes whom) override {
     process_.armed_ |= static_cast<std::uint32_t>(whom);
+    process_.armedAt_ = process_.time_;
+    process_.armedAfter_ = process_.world_.numEvents();
     return process_.rings_;
   }
   void disarm() override { process_.armed_ = 0; }
@@ -237,6 +241,12 @@ void Process::look(std::uint64_t number) {
 
 // ---- rings and faults
 
+void Process::ringIfArmed(Time since, std::uint64_t numEvents) {
+  if (armedAt_ <= since || armedAfter_ <= numEvents) {
+    ringIfArmed();
+  }
+}
+
 void Process::ringIfArmed() {
   if (armed_ == 0 || isDead_) {
     return;
@@ -254,6 +264,19 @@ void Process::ringIfArmed() {
     if (!isLooking_) {
       lookAt(wakes);
     }
+  }
+}
+
+// A caller that sleeps is woken by a ring, and else only by its own clock; while no caller drives, the progress thread
+// looks when rung.
+void Process::checkWakes(Time since, const std::string& frame) {
+  const Time soon = std::max(world_.now(), readyAt()) + kLongestWake;
+  const bool isCallers = sleepsOnBell_ && !isDead_;
+  const bool isThreads = !sleepsOnBell_ && !isDead_ && !isOver() && isWaiting_() && wakeAt_ > soon;
+  if (missedWake_.empty() && ((isCallers && wakeAt_ > soon) || (isThreads && nextLook_ > soon))) {
+    missedWake_ = fmt::format("rank {} sleeps until {} on {}, which arrived at {}", rank_,
+                              inMilliseconds(world_.elapsed(isCallers ? wakeAt_ : nextLook_)), frame,
+                              inMilliseconds(world_.elapsed(since)));
   }
 }
 

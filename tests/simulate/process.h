@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "backend/exec/progress_thread.h"
 #include "backend/fabric/doorbell.h"
@@ -34,8 +35,18 @@ class Process {
   void serve(std::weak_ptr<internal::Progressed> engine);
 
   // ---- for the links
-  // A frame, a release or a fetch of a peer arrived: rings if the bell is armed, as in the product.
+  // A release of a peer arrived: rings if the bell is armed, as in the product.
   void ringIfArmed();
+  // A frame or a fetch arrived at `since`, and was sent when the world had planned `numEvents` events. A bell that was
+  // armed afterwards, and for a time behind `since`, does not ring: the poll behind the arming finds the frame.
+  void ringIfArmed(Time since, std::uint64_t numEvents);
+  // A frame that every poll takes arrived at `since`, and nobody has taken the frame: if no thread is about to poll,
+  // the rank missed a wake-up.
+  void checkWakes(Time since, const std::string& frame);
+  // "" or the first missed wake-up.
+  const std::string& missedWake() const { return missedWake_; }
+  // `isWaiting`: whether an operation of the rank is in flight. Set before the first turn.
+  void setIsWaiting(std::function<bool()> isWaiting) { isWaiting_ = std::move(isWaiting); }
   // A link to a late peer has news: rings the progress bell, too.
   void ringForNews();
 
@@ -77,6 +88,10 @@ class Process {
 
   std::uint32_t rings_ = 0;
   std::uint32_t armed_ = 0;
+  Time armedAt_ = 0;
+  std::uint64_t armedAfter_ = 0;  // events planned before the latest arming
+  std::function<bool()> isWaiting_;
+  std::string missedWake_;
 
   std::weak_ptr<internal::Progressed> engine_;
   std::shared_ptr<Bell> bell_;

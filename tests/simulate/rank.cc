@@ -18,6 +18,13 @@ namespace shardwire::simulate {
 
 using internal::CommunicatorImpl;
 
+namespace {
+
+constexpr std::byte kOverwritten{0x5c};
+constexpr std::int64_t kOverwrittenValue = 0x5c5c5c5c5c5c5c5c;
+
+}  // namespace
+
 // One operation of the schedule on this rank.
 class RankProgram::Call {
  public:
@@ -27,6 +34,11 @@ class RankProgram::Call {
   virtual Status start(Communicator& group) = 0;
   // After all works are done with success, and dropped: "" or what is wrong.
   virtual std::string check() = 0;
+  // After all works are done, with or without success: the tensors are the program's again, and the program writes
+  // other bytes into them.
+  virtual void overwrite() = 0;
+  // Whether the bytes of overwrite() are still there.
+  virtual bool isUntouched() const = 0;
 
   const Operation& operation;
   std::vector<WorkPtr> works;
@@ -53,6 +65,8 @@ class RankProgram::CollectiveCall final : public Call {
     return failure.isOk() ? Status(StatusCode::kInternal, wrong_) : failure;
   }
   std::string check() override { return run_.check(); }
+  void overwrite() override { run_.overwrite(); }
+  bool isUntouched() const override { return run_.findDifference().empty(); }
 
  private:
   testing::CollectiveRun run_;
@@ -85,6 +99,21 @@ class RankProgram::CompiledCall final : public Call {
       }
     }
     return "";
+  }
+  void overwrite() override {
+    for (Tensors& mine : tensors_) {
+      for (auto* const all : {&mine.inputs, &mine.outputs}) {
+        std::for_each(all->begin(), all->end(), [](testing::Bytes& one) { std::ranges::fill(one, kOverwritten); });
+      }
+    }
+  }
+  bool isUntouched() const override {
+    const auto isWhole = [](const testing::Bytes& one) {
+      return std::ranges::all_of(one, [](std::byte each) { return each == kOverwritten; });
+    };
+    return std::ranges::all_of(tensors_, [&](const Tensors& mine) {
+      return std::ranges::all_of(mine.inputs, isWhole) && std::ranges::all_of(mine.outputs, isWhole);
+    });
   }
 
  private:
@@ -141,6 +170,10 @@ class RankProgram::ChainCall final : public Call {
   std::string check() override {
     return values_ == expected_ ? "" : "a chain of operations over one tensor has a wrong result";
   }
+  void overwrite() override { std::ranges::fill(values_, kOverwrittenValue); }
+  bool isUntouched() const override {
+    return std::ranges::all_of(values_, [](std::int64_t each) { return each == kOverwrittenValue; });
+  }
 
  private:
   std::vector<std::int64_t> values_;
@@ -180,6 +213,11 @@ void RankProgram::run() {
   }
   process_->world().note(process_->time(), rank_, "ends the group");
   group_.reset();
+  for (const auto& call : over_) {
+    if (!call->isUntouched()) {
+      report_.faults.push_back(fmt::format("{}: a tensor changed after the end", describe(call->operation)));
+    }
+  }
   report_.isOver = true;
   report_.overAt = process_->time();
 }
@@ -206,7 +244,7 @@ void RankProgram::callAll() {
 
 // Waits for the oldest operation and checks it.
 bool RankProgram::endOldest() {
-  const std::unique_ptr<Call> call = std::move(calls_.front());
+  std::unique_ptr<Call> call = std::move(calls_.front());
   calls_.pop_front();
   Status status;
   for (const WorkPtr& work : call->works) {
@@ -222,6 +260,10 @@ bool RankProgram::endOldest() {
       report_.faults.push_back(fmt::format("{}: {}", describe(call->operation), wrong));
     }
   }
+  if (!process_->isDead()) {
+    call->overwrite();
+    over_.push_back(std::move(call));
+  }
   return report_.failure.isOk();
 }
 
@@ -234,6 +276,11 @@ void RankProgram::note(const Operation& operation, const Status& status) {
     report_.failedOperation = operation.number;
     report_.failedAt = process_->time();
   }
+}
+
+bool RankProgram::isWaiting() const {
+  const auto isInFlight = [](const WorkPtr& work) { return !work->isDone(); };
+  return std::ranges::any_of(calls_, [&](const auto& call) { return std::ranges::any_of(call->works, isInFlight); });
 }
 
 void RankProgram::reset() {

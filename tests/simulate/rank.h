@@ -22,7 +22,7 @@ struct Report {
   Status failure;            // the first error that a call or wait returned
   int failedOperation = -1;  // its number in the schedule
   Time failedAt = 0;
-  std::vector<std::string> faults;  // wrong bytes, a wrong order, memory still held
+  std::vector<std::string> faults;  // wrong bytes, a wrong order, memory still held, a tensor changed after the end
 };
 
 class RankProgram {
@@ -35,6 +35,8 @@ class RankProgram {
   // The process died: all waits end with an error, and the peers get no notice.
   void reset();
   const Report& report() const { return report_; }
+  // Whether an operation is in flight.
+  bool isWaiting() const;
   // The engine of the rank is destroyed.
   bool isReleased() const { return engine_.expired(); }
 
@@ -57,6 +59,7 @@ class RankProgram {
   std::weak_ptr<internal::Engine> engine_;
   std::unique_ptr<internal::CommunicatorImpl> group_;
   std::deque<std::unique_ptr<Call>> calls_;
+  std::vector<std::unique_ptr<Call>> over_;  // kept, since nobody may read or write the tensors any more
   bool isReset_ = false;
   Report report_;
 };

@@ -104,6 +104,7 @@ Outcome simulate(const Schedule& drawn, bool isTraced) {
     programs.push_back(std::make_unique<RankProgram>(drawn, rank, network));
     processes.push_back(std::make_unique<Process>(world, rank, [program = programs.back().get()] { program->run(); }));
     programs.back()->setProcess(processes.back().get());
+    processes.back()->setIsWaiting([program = programs.back().get()] { return program->isWaiting(); });
     all.push_back(processes.back().get());
   }
   network.setProcesses(all);
@@ -135,6 +136,9 @@ Outcome simulate(const Schedule& drawn, bool isTraced) {
   const bool hasAllEnded = std::all_of(reports.begin(), reports.end(), [](const Report& one) { return one.isOver; });
   outcome.faults = findFaults(drawn, reports, areDead, hasAllEnded ? network.findLeftover() : "");
   for (std::size_t rank = 0; rank < programs.size(); ++rank) {
+    if (!processes[rank]->missedWake().empty()) {
+      outcome.faults.push_back(processes[rank]->missedWake());
+    }
     if (!processes[rank]->isOver()) {
       processes[rank]->die();
       processes[rank]->clear([&] { programs[rank]->reset(); });

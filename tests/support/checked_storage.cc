@@ -16,6 +16,7 @@ namespace shardwire::testing {
 namespace {
 
 constexpr std::byte kBackground{0xa5};
+constexpr std::byte kOverwritten{0x5c};
 constexpr std::int64_t kPeriod = 1009;
 constexpr std::size_t kMargin = 64;  // before and after the tensors
 
@@ -147,6 +148,11 @@ void CheckedStorage::expect(const TensorView& tensor, const Elements& elements) 
   if (numElements(tensor.shape) > 0) {
     write(expected_.data() + (tensor.bytes - memory_.get()), tensor, elements);
   }
+}
+
+void CheckedStorage::overwrite() {
+  std::memset(memory_.get(), static_cast<int>(kOverwritten), bytes_);
+  std::fill(expected_.begin(), expected_.end(), kOverwritten);
 }
 
 std::string CheckedStorage::findDifference() const {

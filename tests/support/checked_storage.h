@@ -46,6 +46,8 @@ class CheckedStorage {
   void put(const TensorView& tensor, const Elements& elements);
   // The elements that the tensor shall hold in the end.
   void expect(const TensorView& tensor, const Elements& elements);
+  // Writes other bytes everywhere, which shall stay.
+  void overwrite();
   // "" when every byte is as expected, else a text with the place of the first wrong byte.
   std::string findDifference() const;
 

@@ -359,16 +359,27 @@ std::string CollectiveRun::expectReceived() {
   return "";
 }
 
+void CollectiveRun::overwrite() {
+  std::for_each(storages_.begin(), storages_.end(), [](CheckedStorage& each) { each.overwrite(); });
+}
+
+std::string CollectiveRun::findDifference() const {
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
+    if (const std::string difference = storages_[i].findDifference(); !difference.empty()) {
+      return fmt::format("storage {} of {} inputs and {} outputs: {}", i, inputs_.size(), outputs_.size(), difference);
+    }
+  }
+  return "";
+}
+
 std::string CollectiveRun::check() {
   if (!fromAny_.empty()) {
     if (std::string wrong = expectReceived(); !wrong.empty()) {
       return wrong;
     }
   }
-  for (std::size_t i = 0; i < storages_.size(); ++i) {
-    if (const std::string difference = storages_[i].findDifference(); !difference.empty()) {
-      return fmt::format("storage {} of {} inputs and {} outputs: {}", i, inputs_.size(), outputs_.size(), difference);
-    }
+  if (std::string difference = findDifference(); !difference.empty()) {
+    return difference;
   }
   // The thread that completed the call releases the tensors a moment after other threads see the end.
   const Deadline deadline = Clock::now() + std::chrono::seconds(20);

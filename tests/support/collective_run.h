@@ -20,6 +20,10 @@ class CollectiveRun {
   std::vector<WorkPtr> takeWorks() { return std::move(works_); }
   // After all works are done with success, and dropped: returns "" or the fault.
   std::string check();
+  // The operation is over, and the program writes other bytes into all tensors.
+  void overwrite();
+  // "" or the first byte that is not as expected, or was changed after overwrite().
+  std::string findDifference() const;
 
  private:
   struct Tensor {
