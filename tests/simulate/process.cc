@@ -294,6 +294,16 @@ void Process::stopUntil(Time when) {
   stoppedUntil_ = std::max(stoppedUntil_, when);
 }
 
+void Process::act(std::function<void()> action) {
+  world_.at(readyAt(), [this, action = std::move(action)] {
+    if (world_.now() < readyAt()) {
+      act(action);
+    } else if (!isDead_ && !isOver()) {
+      spend(action);
+    }
+  });
+}
+
 void Process::die() {
   isDead_ = true;
 }

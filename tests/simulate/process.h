@@ -45,13 +45,15 @@ class Process {
   void checkWakes(Time since, const std::string& frame);
   // "" or the first missed wake-up.
   const std::string& missedWake() const { return missedWake_; }
-  // `isWaiting`: whether an operation of the rank is in flight. Set before the first turn.
+  // `isWaiting`: whether the rank's threads must take frames. Set before the first turn.
   void setIsWaiting(std::function<bool()> isWaiting) { isWaiting_ = std::move(isWaiting); }
   // A link to a late peer has news: rings the progress bell, too.
   void ringForNews();
 
   // ---- faults
   void stopUntil(Time when);
+  // Another thread of the process runs `action`, unless the process is dead or over by then.
+  void act(std::function<void()> action);
   // From here on the process does nothing. The memory stays until clear().
   void die();
   // Ends the calling thread of a dead process: `reset` ends all waits of the thread.

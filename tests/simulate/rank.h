@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/communicator/communicator_impl.h"
-#include "shardwire/work.h"
+#include "tests/simulate/call.h"
 #include "tests/simulate/network.h"
 #include "tests/simulate/schedule.h"
 
@@ -32,21 +32,17 @@ class RankProgram {
   // The process that runs run(). Set before the first turn.
   void setProcess(Process* process) { process_ = process; }
   void run();
+  // Another thread of the program revokes the group.
+  void revoke();
   // The process died: all waits end with an error, and the peers get no notice.
   void reset();
   const Report& report() const { return report_; }
-  // Whether an operation is in flight.
+  // Whether the rank's threads must take frames, since an operation is in flight or memory is served.
   bool isWaiting() const;
   // The engine of the rank is destroyed.
   bool isReleased() const { return engine_.expired(); }
 
  private:
-  class Call;
-  class CollectiveCall;
-  class CompiledCall;
-  class ChainCall;
-
-  std::unique_ptr<Call> makeCall(const Operation& operation);
   void callAll();
   bool endOldest();
   void note(const Operation& operation, const Status& status);

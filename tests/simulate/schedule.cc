@@ -22,19 +22,32 @@ constexpr Time kLongestHarmless = 400 * kMillisecond;
 // The product waits two seconds for frames behind an answer: see questions.cc.
 constexpr Time kLongestSpike = 30 * kMillisecond;
 
-// Chosen so that the seeds of tests/simulate/bugs and of simulate_test.cc have no late links.
+// Choices that came later have random numbers of their own, so all other seeds draw the same as before. The salts are
+// chosen so that the older seeds of tests/simulate/bugs and of simulate_test.cc do not have these choices.
 constexpr std::uint64_t kLatenessSalt = 0x6c6174f5;
+constexpr std::uint64_t kSizeSalt = 0x73697a01;
+constexpr std::uint64_t kControlSalt = 0x6374720c;
+constexpr std::uint64_t kMoreKindsSalt = 0x6b6e6420;
+constexpr std::uint64_t kRevokeSalt = 0x72766b0c;
+
+// More ranks exchange by trees. Some seeds only, since a simulation of so many ranks takes ten times as long.
+constexpr int kFewestByTree = 17;
+constexpr int kMostByTree = 20;
+// A quarter of it is the longest frame. Texts of errors are cut there, so shorter lanes would lose ranks' names.
+constexpr std::uint64_t kShortControlLane = 4096;
 
 bool has(const std::vector<int>& numbers, int number) {
   return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
 }
 
-Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule) {
+Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule, bool hasMoreKinds) {
   Random random(seed);
   Operation operation{.number = number, .seed = seed};
   operation.waitsAtOnce = random.chance(20);
   const auto draw = random.between(0, 99);
-  if (draw < 60) {
+  if (Random kind(mix64(seed ^ kMoreKindsSalt)); hasMoreKinds && kind.chance(30)) {
+    operation.kind = kind.chance(60) ? OperationKind::kRequests : OperationKind::kExchange;
+  } else if (draw < 60) {
     const testing::CallOptionsForTest options{
         .inlineBytes = schedule.options.inlineBytes, .ringBytes = schedule.options.ringBytes, .numHuge = 0};
     operation.call = testing::makeRandomBatch(seed, {schedule.numRanks}, options).front();
@@ -107,12 +120,18 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   Random random(mix64(seed ^ 0x7363686564));
   Schedule schedule{.seed = seed};
   schedule.numRanks = static_cast<int>(random.between(2, 6));
+  if (Random size(mix64(seed ^ kSizeSalt)); size.chance(2)) {
+    schedule.numRanks = static_cast<int>(size.between(kFewestByTree, kMostByTree));
+  }
   const auto numHosts = random.between(1, schedule.numRanks);
   for (Rank rank = 0; rank < schedule.numRanks; ++rank) {
     schedule.hosts.push_back(static_cast<std::int32_t>(random.between(0, numHosts - 1)));
   }
   drawOptions(random, schedule);
-  // Drawn apart, so seeds without late links draw the same as before there were any.
+  if (Random control(mix64(seed ^ kControlSalt)); control.chance(15) && schedule.numRanks < kFewestByTree) {
+    schedule.network.capacities[static_cast<std::size_t>(internal::Lane::kControl)] = kShortControlLane;
+  }
+  const bool hasMoreKinds = Random(mix64(seed ^ kMoreKindsSalt)).chance(20);
   Random lateness(mix64(seed ^ kLatenessSalt));
   if (lateness.chance(30)) {
     schedule.network.lateness = lateness.chance(60) ? Lateness::kAll : Lateness::kOtherHosts;
@@ -123,7 +142,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   for (int number = 0; number < numOperations; ++number) {
     if (!has(without.operations, number)) {
       schedule.operations.push_back(
-          drawOperation(mix64(seed * 1000 + static_cast<std::uint64_t>(number)), number, schedule));
+          drawOperation(mix64(seed * 1000 + static_cast<std::uint64_t>(number)), number, schedule, hasMoreKinds));
     }
   }
   std::vector<Fault> faults;
@@ -132,6 +151,11 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   }
   for (auto left = random.chance(50) ? (random.chance(20) ? 2 : 1) : 0; left > 0; --left) {
     faults.push_back(drawFault(random, static_cast<int>(faults.size()), schedule.numRanks, false));
+  }
+  if (Random revoke(mix64(seed ^ kRevokeSalt)); revoke.chance(10)) {
+    faults.push_back(drawFault(revoke, static_cast<int>(faults.size()), schedule.numRanks, true));
+    faults.back().kind = FaultKind::kRevoke;
+    faults.back().duration = 0;
   }
   for (const Fault& fault : faults) {
     if (!has(without.faults, fault.number)) {
@@ -142,6 +166,10 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
 }
 
 // ---- for people
+
+std::string revocationBy(Rank rank) {
+  return fmt::format("rank {} (simulated) revoked the group", rank);
+}
 
 std::string describe(const Operation& operation) {
   switch (operation.kind) {
@@ -157,6 +185,10 @@ std::string describe(const Operation& operation) {
       }
       return fmt::format("operation {}: a chain over {} elements:{}", operation.number, operation.chainElems, steps);
     }
+    case OperationKind::kRequests:
+      return fmt::format("operation {}: requests to memory of other ranks", operation.number);
+    case OperationKind::kExchange:
+      return fmt::format("operation {}: an exchange of bytes", operation.number);
   }
   return "";
 }
@@ -178,6 +210,8 @@ std::string describe(const Fault& fault) {
     case FaultKind::kHold:
       return fmt::format("fault {}: nothing passes between ranks {} and {} after {} for {}", fault.number, fault.rank,
                          fault.peer, inMilliseconds(fault.after), inMilliseconds(fault.duration));
+    case FaultKind::kRevoke:
+      return fmt::format("fault {}: rank {} revokes the group {}", fault.number, fault.rank, when);
   }
   return "";
 }
@@ -186,10 +220,11 @@ std::string describe(const Schedule& schedule) {
   const NetworkOptions& network = schedule.network;
   std::string text = fmt::format(
       "seed {}: {} ranks on hosts {}, {} operations in flight, inline {} B, ring {} B, spin {} ns, check {}; {} % of "
-      "frames late up to {}, {} % of tensors exposed, short writes of {} B, {} % full lanes{}\n",
+      "frames late up to {}, {} % of tensors exposed, short writes of {} B, {} % full lanes, control lane {} B{}\n",
       schedule.seed, schedule.numRanks, fmt::join(schedule.hosts, " "), schedule.window, schedule.options.inlineBytes,
       schedule.options.ringBytes, schedule.options.spin.count(), schedule.options.checkAll, network.spikePercent,
       inMilliseconds(network.longestSpike), network.exposedPercent, network.shortWriteBytes, network.fullPercent,
+      network.capacities[static_cast<std::size_t>(internal::Lane::kControl)],
       network.lateness == Lateness::kNone  ? ""
       : network.lateness == Lateness::kAll ? ", links when first needed"
                                            : ", links to other hosts when first needed");

@@ -18,6 +18,8 @@ enum class OperationKind : std::uint8_t {
   kCollective,  // a call of Communicator, or messages
   kCompiled,    // compileOp over random boxes, and runs of the op
   kChain,       // sums and broadcasts of one tensor, called one after the other without a wait
+  kRequests,    // puts, gets and adds to memory of other ranks
+  kExchange,    // bytes of all ranks for all ranks
 };
 
 struct ChainStep {
@@ -45,6 +47,7 @@ enum class FaultKind : std::uint8_t {
   kStop,      // the process does nothing for a time
   kCut,       // nothing passes between two ranks any more
   kHold,      // nothing passes between two ranks for a time
+  kRevoke,    // the rank revokes the group
 };
 
 struct Fault {
@@ -79,6 +82,8 @@ struct Without {
 };
 
 Schedule drawSchedule(std::uint64_t seed, const Without& without = {});
+// The notice of a rank that revokes the group.
+std::string revocationBy(Rank rank);
 std::string describe(const Operation& operation);
 std::string describe(const Fault& fault);
 std::string describe(const Schedule& schedule);

@@ -15,7 +15,8 @@ namespace {
 // No schedule lasts longer: some operations have a timeout of 50 s.
 constexpr Time kLimit = 200 * kSecond;
 
-void schedule(World& world, Network& network, std::vector<std::unique_ptr<Process>>& processes, const Fault& fault) {
+void schedule(World& world, Network& network, std::vector<std::unique_ptr<RankProgram>>& programs,
+              std::vector<std::unique_ptr<Process>>& processes, const Fault& fault) {
   const auto rank = static_cast<std::size_t>(fault.rank);
   const End end = fault.kind == FaultKind::kHostDies ? End::kHostDied : End::kDied;
   const auto at = [&](auto action) { world.at(world.now() + fault.after, std::move(action)); };
@@ -35,16 +36,25 @@ void schedule(World& world, Network& network, std::vector<std::unique_ptr<Proces
       return at([&world, &network, a = fault.rank, b = fault.peer, duration = fault.duration] {
         network.holdUntil(a, b, world.now() + duration);
       });
+    case FaultKind::kRevoke:
+      return at([process = processes[rank].get(), program = programs[rank].get()] {
+        process->act([program] { program->revoke(); });
+      });
   }
 }
 
-// Whether the text of an error names the rank: "rank 3", or "ranks 1, 3".
+// Whether the text of an error names the rank: "rank 3", or "ranks 1, 3 to 5".
 bool names(const std::string& text, Rank rank) {
-  static const std::regex kNames("ranks? ([0-9]+(, [0-9]+)*)");
+  static const std::regex kNames("ranks? ([0-9]+(( to |, )[0-9]+)*)");
+  static const std::regex kPart("([0-9]+)( to ([0-9]+))?");
   for (std::sregex_iterator it(text.begin(), text.end(), kNames); it != std::sregex_iterator(); ++it) {
-    const std::string list = ", " + (*it)[1].str() + ",";
-    if (list.find(fmt::format(", {},", rank)) != std::string::npos) {
-      return true;
+    const std::string list = (*it)[1].str();
+    for (std::sregex_iterator part(list.begin(), list.end(), kPart); part != std::sregex_iterator(); ++part) {
+      const Rank first = std::stoi((*part)[1].str());
+      const Rank last = (*part)[3].matched ? std::stoi((*part)[3].str()) : first;
+      if (first <= rank && rank <= last) {
+        return true;
+      }
     }
   }
   return false;
@@ -86,6 +96,8 @@ bool isAbout(const Status& failure, const Schedule& drawn, const Fault& fault, b
              isAboutRankThatLeft(failure, drawn, fault, hasRankLeft);
     case FaultKind::kStop:
       return (isTimeout && names(text, fault.rank)) || isAboutRankThatLeft(failure, drawn, fault, hasRankLeft);
+    case FaultKind::kRevoke:
+      return text.find(revocationBy(fault.rank)) != std::string::npos;
     case FaultKind::kHold:
       return false;
   }
@@ -109,7 +121,7 @@ Outcome simulate(const Schedule& drawn, bool isTraced) {
   }
   network.setProcesses(all);
   for (const Fault& fault : drawn.faults) {
-    schedule(world, network, processes, fault);
+    schedule(world, network, programs, processes, fault);
   }
   const Time begin = world.now();
   const auto isOver = [](const auto& process) { return process->isOver() || process->isDead(); };
