@@ -237,6 +237,24 @@ def test_modules_and_tied_weights(tmp_path: Path) -> None:
 
 
 @in_a_child
+def test_without_layouts_a_subscriber_gets_what_a_state_dict_has(tmp_path: Path) -> None:
+    """vLLM's load_weights refuses other names, and modules of transformers have such buffers."""
+    url, source = f"file://{tmp_path}", torch.nn.BatchNorm1d(6)
+    source.register_buffer("frequencies", torch.ones(3), persistent=False)
+    pub = shardwire.publish(url, "policy", source)
+    pub.commit(1)
+    with shardwire.subscribe(url, "policy", timeout=20) as whole:
+        whole.fetch()
+        assert whole.target.keys() == source.state_dict().keys()
+    target = torch.nn.BatchNorm1d(6)
+    target.register_buffer("frequencies", torch.zeros(3), persistent=False)
+    with shardwire.subscribe(url, "policy", target, timeout=20) as sub:
+        sub.fetch()
+        assert target.frequencies.tolist() == [1.0] * 3
+    pub.close()
+
+
+@in_a_child
 def test_contexts_and_asyncio(tmp_path: Path) -> None:
     url, target = f"file://{tmp_path}", {"b": torch.zeros(3)}
 

@@ -41,7 +41,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
 
     store: where the jobs meet, as given to :func:`publish`.
     layouts: a target as in ``sync``: a module, or a dict of Layouts (allocated), tensors, DTensors and (Layout, tensor)
-        pairs. None: every tensor whole, as published.
+        pairs. None: every tensor whole, as published, without a module's non-persistent buffers.
     cast: a floating dtype for allocated tensors of floating Layouts and meta tensors; ``None``: their own dtypes. Given
         tensors and modules keep their dtypes.
     mapping, strict, device: as in ``sync``; the mapping's source is the publisher.

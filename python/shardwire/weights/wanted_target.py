@@ -22,7 +22,7 @@ from .staging import Stage
 
 
 class Wanted:
-    """``layouts``: the caller's argument; None: everything, whole, as described by the publisher."""
+    """``layouts``: the caller's argument; None: everything that the publisher's state dict has, whole."""
 
     def __init__(self, layouts: Any, cast: torch.dtype | None, mapping: Any, strict: bool, device: Any, staged: bool,
                  meeting: Meeting) -> None:
@@ -58,6 +58,9 @@ class Wanted:
     def _as_published(self, sources: Sequence[bytes]) -> dict[str, torch.Tensor]:
         whole = {}
         for name, weight in collect(sources, "source", Problems()).items():
+            # State dicts leave these buffers out, and so do the names that load_weights of other packages takes.
+            if weight.optional:
+                continue
             if not isinstance(weight.dtype, torch.dtype):
                 raise TypeError(f"the publisher's {name!r} is {weight.dtype}, which this torch lacks; give layouts= "
                                 "with other dtypes, or without it")
