@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -22,7 +23,9 @@ LOADED_BY_OTHERS = ("symm",)  # nvshmem is built on symm
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
+    """Without torch's own import of an installed shardwire."""
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}).stdout
 
 
 def modules_after(code: str) -> set[str]:
