@@ -17,7 +17,7 @@ foreach(line IN LISTS query_lines)
   endif()
 endforeach()
 if(NOT SHARDWIRE_TORCH_CXX11_ABI)
-  message(FATAL_ERROR "torch ${SHARDWIRE_TORCH_FULL_VERSION} was built with the old C++ string ABI; shardwire supports torch wheels from 2.6 and Debian's")
+  message(FATAL_ERROR "torch ${SHARDWIRE_TORCH_FULL_VERSION} was built with the old C++ string ABI; shardwire needs a torch with the new ABI: PyPI's from 2.7 on, or Debian's")
 endif()
 message(STATUS "shardwire: torch ${SHARDWIRE_TORCH_FULL_VERSION} of ${SHARDWIRE_PYTHON_EXECUTABLE} (Python ${SHARDWIRE_PYTHON_VERSION})")
 
