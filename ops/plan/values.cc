@@ -2,6 +2,7 @@
 // and the reductions and casts that each dtype supports, then dimensions, deadlines, and the names of status
 // codes.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <stdexcept>

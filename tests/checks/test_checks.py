@@ -33,6 +33,7 @@ ALLOWED = [
     ("bench/alltoallw.cc", "#include <mpi.h>\n"),
     ("backend/fabric/proof.cc", "#include <openssl/hmac.h>\n"),
     ("backend/exec/stream_cuda.cc", "#include <cuda_runtime.h>\n"),
+    ("ops/plan/plan.cc", '#include <fmt/ranges.h>\nauto text = fmt::join(a, " ");\n'),
     ("ops/plan/plan.cc", "// #include <thread>\n/* #include <torch/torch.h>\n*/\n"),
     ("include/shardwire/c10d.h",
      '#include "shardwire/tensor_op.h"\n#include <torch/csrc/distributed/c10d/Store.hpp>\n'),
@@ -72,6 +73,7 @@ REFUSED = [
     ("backend/fabric/link.cc", "#include <openssl/hmac.h>\n", "OpenSSL"),
     ("backend/exec/executor.cc", "#include <cuda_runtime.h>\n", "CUDA"),
     ("ops/plan/plan.cc", '#include "plan.h"\n', "repository root"),
+    ("ops/plan/plan.cc", '#include <fmt/format.h>\nauto text = fmt::join(a, " ");\n', "fmt/ranges.h"),
     ("backendx/new_room/x.cc", "#include <vector>\n", "no room"),
 ]
 

@@ -2,6 +2,7 @@
 // runSeed() prints the findings, shrink() leaves operations and faults out as long as the seed fails. Exit status 1 if
 // a seed fails.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <chrono>
 #include <cstdio>

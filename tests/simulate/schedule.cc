@@ -4,6 +4,7 @@
 #include "tests/simulate/schedule.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

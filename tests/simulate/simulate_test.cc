@@ -1,5 +1,6 @@
 // Simulations of a fixed number of seeds. `./run simulate` runs other seeds, and replays one.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "tests/simulate/simulation.h"

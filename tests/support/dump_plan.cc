@@ -1,6 +1,7 @@
 #include "tests/support/dump_plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace shardwire::internal {
 namespace {
