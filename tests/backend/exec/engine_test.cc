@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -81,6 +83,23 @@ TEST_F(EngineTest, LeavesWhatWaitsForNobodyToTheProgressThreadAtOnce) {
   EXPECT_GT(progressBell_->rings(), before);
   EXPECT_TRUE(recv->wait(Clock::now() + std::chrono::seconds(20)).isOk());
   EXPECT_EQ(mine, theirs);
+}
+
+TEST_F(EngineTest, WritesNoMessageIntoTheTensorOfARecvThatFailed) {
+  constexpr std::string_view kOverwritten = "mine again";
+  std::string tensor(kOverwritten.size(), ' ');
+  auto recv = std::make_shared<PointRecv>(1, 3, std::as_writable_bytes(std::span(tensor)));
+  recv->description = std::make_shared<const std::string>("recv");
+  ASSERT_TRUE(engine_->submitPoint(recv, [&](PointToPoint& points) { points.start(recv); }).isOk());
+  engine_->abort({StatusCode::kAborted, "the reason"});
+  EXPECT_EQ(recv->wait(kNoDeadline).code(), StatusCode::kAborted);
+  tensor = kOverwritten;
+  put(Lane::kControl,
+      frameOf(EagerFrame{{.message = 0, .messageBytes = tensor.size(), .tag = 3}}, bytesOf("a late one")));
+  while (engine_->locked([&](const GroupState&) { return !from_.sent(Lane::kControl).empty(); })) {
+    engine_->memory().help();
+  }
+  EXPECT_EQ(tensor, kOverwritten);
 }
 
 TEST_F(EngineTest, NamesAndNotifiesThePeerOfAControlFrameThatCannotBeRead) {
