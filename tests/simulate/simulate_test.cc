@@ -31,6 +31,7 @@ TEST(Simulate, KeepsThePromisesWhereItDidNot) {
   expectKept(35175);  // staged bytes without their posts: a dead peer did not count as needed
   expectKept(10149);  // an error without the stopped rank at the end of a chain of waiting ranks
   expectKept(12671);  // a recv from any rank waited until the timeout after the only other rank had died
+  expectKept(10981);  // a late message was written into the tensor of a failed recv
   expectKept(45);     // a get read words that the caller had put later
 }
 
