@@ -95,6 +95,10 @@ bool isAbout(const Status& failure, const Schedule& drawn, const Fault& fault, b
               ((isLate && isTimeout) || text.find("its network connection failed") != std::string::npos)) ||
              isAboutRankThatLeft(failure, drawn, fault, hasRankLeft);
     case FaultKind::kStop:
+      // The chain of waiting ranks ends at a rank without a link (docs/errors.md): the other ranks' errors go on.
+      if (isTimeout && isLate && text.find("could not be asked in time") != std::string::npos) {
+        return true;
+      }
       return (isTimeout && names(text, fault.rank)) || isAboutRankThatLeft(failure, drawn, fault, hasRankLeft);
     case FaultKind::kRevoke:
       return text.find(revocationBy(fault.rank)) != std::string::npos;
