@@ -1,9 +1,9 @@
-"""A stand-in for the part of vLLM that shardwire.adapters.vllm uses, where vLLM is not installed (vLLM has no wheel for
-the CPU for a test to fetch).
+"""A stand-in for the part of vLLM that shardwire.adapters.vllm uses, where vLLM is not installed. test_vllm_server.py
+uses a real vLLM.
 
 The stand-in has only the names, signatures and abstract methods of vLLM's public
 ``vllm/distributed/weight_transfer/{base,factory}.py`` and of the reload module: a method that vLLM would call and the
-adapter lacks is an error here too. The other parts of the real vLLM (threads, HTTP, devices) are not tested.
+adapter lacks is an error here too.
 """
 
 from __future__ import annotations
