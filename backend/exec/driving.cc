@@ -21,6 +21,9 @@ namespace {
 constexpr int kPollsWithoutClock = 8;
 // A waiter that has spun for this time offers its core to other threads between polls.
 constexpr Duration kYieldAfter = std::chrono::microseconds(3);
+// With fewer cores than ranks, a call that starts an operation waits for this many times as long for its end: the ranks of
+// one core take turns. Such a wait takes time from no thread, since it offers the core before each poll.
+constexpr int kCrowdedSpins = 4;
 // Longest sleep of the progress thread of a group with nothing in flight.
 constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
 
@@ -39,16 +42,22 @@ Driving::Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, Fa
   // a spinner that offers its core after every few looks hands over in 1 us, which is still less than sleeping.
   spin_ = facts.options.spin.count() >= 0 ? facts.options.spin : std::chrono::microseconds(200);
   yieldAfter_ = facts.hasCorePerRank ? kYieldAfter : Duration(0);
-  maxInlineSpin_ = facts.hasCorePerRank ? spin_ : std::min<Duration>(spin_, std::chrono::microseconds(2));
 }
 
 void Driving::spinFor(const Activity& last, Duration spinLimit) {
-  const Duration spinInline = std::min(spinLimit, maxInlineSpin_);
+  const bool yieldsAlways = yieldAfter_ == Duration::zero();
+  const Duration spinInline = std::min<Duration>(yieldsAlways ? kCrowdedSpins * spinLimit : spinLimit, spin_);
+  const int numPolls = yieldsAlways ? 1 : kPollsWithoutClock;
   const bool spins = spinInline > Duration::zero();
-  for (int i = 0; spins && i < kPollsWithoutClock && !last.isDone(); ++i) {
-    if (!state_.poll()) {
-      relax();
+  const auto poll = [&]() SW_REQUIRES(mutex_) {
+    for (int i = 0; i < numPolls && !last.isDone(); ++i) {
+      if (!state_.poll()) {
+        relax();
+      }
     }
+  };
+  if (spins) {
+    poll();
   }
   if (state_.operations.inFlight().empty()) {
     return;
@@ -62,11 +71,7 @@ void Driving::spinFor(const Activity& last, Duration spinLimit) {
       }
       yieldCore(now);
     }
-    for (int i = 0; i < kPollsWithoutClock && !last.isDone(); ++i) {
-      if (!state_.poll()) {
-        relax();
-      }
-    }
+    poll();
   }
 }
 

@@ -131,7 +131,6 @@ class Driving {
   Peers& peers_;
   FailureCallback& failureCallback_;
   Duration spin_{0};
-  Duration maxInlineSpin_{0};
   Duration yieldAfter_{0};
 
   // While a thread is in drive() or start(), the progress thread leaves the work to this thread.
