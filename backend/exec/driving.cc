@@ -21,8 +21,9 @@ namespace {
 constexpr int kPollsWithoutClock = 8;
 // A waiter that has spun for this time offers its core to other threads between polls.
 constexpr Duration kYieldAfter = std::chrono::microseconds(3);
-// With fewer cores than ranks, a call that starts an operation waits for this many times as long for its end: the ranks of
-// one core take turns. Such a wait takes time from no thread, since it offers the core before each poll.
+// With fewer cores than ranks, the ranks of one core take turns, and a call that starts an operation waits this many
+// times longer for the end of the operation. The wait takes no time from other threads: the core is offered before each
+// poll.
 constexpr int kCrowdedSpins = 4;
 // Longest sleep of the progress thread of a group with nothing in flight.
 constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
