@@ -17,10 +17,9 @@ constexpr std::size_t kLine = 64;
 // to the process in the first round.
 constexpr std::size_t kShortFrame = 8256;
 // Up to this length, the lines of the next frame are fetched from the reader's cache while the writer waits for an
-// answer. Frames between the two lengths use `kLongerRewind` times as much of the ring: a broadcast of 4 KiB after the
-// other takes a third more time in lines that the reader has just read, which nothing fetched.
+// answer. More lines than these would hold up what the writer does next. Longer frames use the beginning again only in
+// an exchange: a broadcast of 4 KiB after the other takes twice as long in lines that the reader has just read.
 constexpr std::size_t kFetchedFrame = 2304;
-constexpr std::size_t kLongerRewind = 2;
 
 // Payloads start 8-byte aligned.
 std::size_t padded(std::size_t bytes) {
@@ -49,8 +48,8 @@ bool RingWriter::readReleased() {
 // The reader's cache line is fetched only once for each page.
 bool RingWriter::canRewind(std::size_t position, std::size_t frameBytes) {
   const bool beginsPage = (position - 1) / kPage != (position + frameBytes - 1) / kPage;
-  const std::size_t from = frameBytes <= kFetchedFrame ? rewindFrom_ : kLongerRewind * rewindFrom_;
-  return rewindFrom_ != 0 && frameBytes <= kShortFrame && position >= from && beginsPage && readReleased() &&
+  const std::size_t longest = isAnswered_ ? kShortFrame : kFetchedFrame;
+  return rewindFrom_ != 0 && frameBytes <= longest && position >= rewindFrom_ && beginsPage && readReleased() &&
          released_ == written_;
 }
 
@@ -83,6 +82,7 @@ void RingWriter::commit(std::size_t bytes) {
   }
   const std::size_t position = written_ & (capacity_ - 1);
   if (skip_ > 0) {
+    isAnswered_ = false;
     putHeader(data_ + position, skip_ - kHeaderBytes, kSkip);
   }
   putHeader(data_ + ((position + skip_) & (capacity_ - 1)), bytes, kFrame);

@@ -44,8 +44,8 @@ class RingWriter {
   RingWriter() = default;
   // `capacity` is a power of two, at least 64; `data` is 8-byte aligned. The ring is new: nothing written yet.
   // `rewindFrom`: a frame of up to 2 KiB that would begin a page behind this position goes to the beginning of the ring
-  // if the reader has released everything; a frame of up to 8 KiB does so behind twice this position. So a ring of
-  // short frames has few pages, and few page faults. At least 2 KiB; 0: never.
+  // if the reader has released everything. A frame of up to 8 KiB does so, too, if noteAnswer() was called in this
+  // round. So a ring of short frames has few pages, and few page faults. At least 2 KiB; 0: never.
   RingWriter(RingWords* words, std::byte* data, std::size_t capacity, std::size_t rewindFrom = 0)
       : words_(words), data_(data), capacity_(capacity), rewindFrom_(rewindFrom) {}
 
@@ -54,6 +54,8 @@ class RingWriter {
   // Publishes the frame; 0 gives the reservation back. Sequentially consistent with the reader's look: see
   // ringIfArmed().
   void commit(std::size_t bytes);
+  // The reader of this ring wrote a frame to this process.
+  void noteAnswer() { isAnswered_ = true; }
   // The reader stored an impossible count.
   bool isBroken() const { return broken_; }
 
@@ -70,6 +72,7 @@ class RingWriter {
   std::uint64_t released_ = 0;  // the reader's count as last read
   std::size_t skip_ = 0;        // bytes before the reservation covered by the skip marker
   std::size_t reserved_ = 0;    // payload bytes of the reservation; 0: none
+  bool isAnswered_ = false;     // since the ring began anew
   bool broken_ = false;
 };
 

@@ -94,6 +94,7 @@ std::span<const std::byte> ShmConnection::peek(Lane lane) {
 
 void ShmConnection::release(Lane lane) {
   readers_[index(lane)].release();
+  writers_[index(lane)].noteAnswer();
   joint_.theirs->ringIfArmed();
 }
 

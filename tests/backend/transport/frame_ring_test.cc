@@ -128,6 +128,29 @@ TEST(FrameRing, RewindsWhenEverythingIsReleased) {
   EXPECT_GT(furthest, kCapacity - 4096);
 }
 
+// Frames of several KiB use the beginning again where the two ranks exchange frames, and go through the whole ring
+// where the frames flow one way.
+TEST(FrameRing, LongerFramesRewindInAnExchangeOnly) {
+  for (const bool isExchange : {true, false}) {
+    constexpr std::size_t kCapacity = 256 << 10, kFrom = 16384, kFrame = 8000;
+    Ring ring(kCapacity, kFrom);
+    std::size_t furthest = 0;
+    for (int i = 0; i < 1000; ++i) {
+      ASSERT_TRUE(ring.send(kFrame, static_cast<unsigned char>(i)));
+      const auto frame = ring.reader.peek();
+      ASSERT_EQ(frame.size(), kFrame);
+      ASSERT_EQ(frame.back(), static_cast<std::byte>(i));
+      furthest = std::max(furthest, static_cast<std::size_t>(frame.data() + frame.size() - ring.bytes()));
+      ring.reader.release();
+      if (isExchange) {
+        ring.writer.noteAnswer();
+      }
+    }
+    EXPECT_EQ(furthest <= kFrom + 2 * kFrame, isExchange);
+    EXPECT_EQ(furthest > kCapacity - kFrame, !isExchange);
+  }
+}
+
 TEST(FrameRing, OffersMoreRoomWhenThereIsSome) {
   Ring ring(1024);
   EXPECT_EQ(ring.writer.reserve(8, 100).size(), 100U);
