@@ -17,9 +17,9 @@ constexpr std::size_t kLine = 64;
 // to the process in the first round.
 constexpr std::size_t kShortFrame = 8256;
 // Up to this length, the lines of the next frame are fetched from the reader's cache while the writer waits for an
-// answer. More lines than these would hold up what the writer does next. Longer frames use the beginning again only in
-// an exchange: a broadcast of 4 KiB after the other takes twice as long in lines that the reader has just read.
+// answer. More lines than these would hold up what the writer does next; in an exchange, the writer does nothing next.
 constexpr std::size_t kFetchedFrame = 2304;
+constexpr std::size_t kFetchedInExchange = 4224;
 
 // Payloads start 8-byte aligned.
 std::size_t padded(std::size_t bytes) {
@@ -45,7 +45,8 @@ bool RingWriter::readReleased() {
   return !broken_;
 }
 
-// The reader's cache line is fetched only once for each page.
+// The reader's cache line is fetched only once for each page. Frames of several KiB use the beginning again only in an
+// exchange: a broadcast of 4 KiB after the other takes twice as long in lines that the reader has just read.
 bool RingWriter::canRewind(std::size_t position, std::size_t frameBytes) {
   const bool beginsPage = (position - 1) / kPage != (position + frameBytes - 1) / kPage;
   const std::size_t longest = isAnswered_ ? kShortFrame : kFetchedFrame;
@@ -91,7 +92,7 @@ void RingWriter::commit(std::size_t bytes) {
   // Release: pairs with RingReader::readWritten(). seq_cst: the following load of the armed flag must not move before
   // this store.
   words_->written.store(written_, std::memory_order_seq_cst);
-  if (rewindFrom_ != 0 && total <= kFetchedFrame) {
+  if (rewindFrom_ != 0 && total <= (isAnswered_ ? kFetchedInExchange : kFetchedFrame)) {
     const std::byte* const next = data_ + (written_ & (capacity_ - 1));
     for (std::size_t i = 0; i < total + kLine; i += kLine) {
       fetchForWriting(next + i);
