@@ -10,11 +10,8 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
-
-# Debian 13's torch asks for libuv by default, and was built without libuv
-NO_LIBUV = {"use_libuv": False} if torch.__version__.startswith("2.6.") else {}
+from tcp_store import NO_LIBUV
 
 
 class _Blocked(dist.Store):

@@ -18,10 +18,9 @@ import shardwire
 from conftest import TORCH, raises
 from ranks import await_file
 from silent_stores import silent_store
+from tcp_store import NO_LIBUV
 
 SOON = 10  # seconds; the groups' timeouts are 60 and more
-# Debian 13's torch 2.6 asks for libuv by default, and was built without libuv
-NO_LIBUV = {"use_libuv": False} if TORCH >= (2, 3) else {}
 
 
 def until_main_thread_sleeps(pid):

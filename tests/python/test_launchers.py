@@ -18,14 +18,13 @@ import torch.multiprocessing
 import shardwire_autoload
 from conftest import write_entry_points
 from run_program import run_program
+from tcp_store import NO_LIBUV_ENV
 from shardwire import launch
 from shardwire.groups import env
 from shardwire._launchers import (Place, address_of, expand_hostlist, expand_tasks_per_node, recognise, why_none,
                                   without_mpi)
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
-# 2.6 is Debian 13's, which asks for libuv by default, and was built without libuv.
-NO_LIBUV = {"USE_LIBUV": "0"} if VERSION == (2, 6) else {}
 
 SCRIPT = """
 IMPORT
@@ -45,7 +44,7 @@ def _run(command: list[str], tmp_path: Path, script_text: str = SCRIPT.replace("
          **more: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(script_text)
-    environment = {**os.environ, **NO_LIBUV,
+    environment = {**os.environ, **NO_LIBUV_ENV,
                    "PYTHONPATH": os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path]),
                    "OMP_NUM_THREADS": "1", **more}
     done = run_program([*command, str(script)], env=environment)
@@ -131,7 +130,7 @@ def test_mpirun_with_shardwires_launcher(tmp_path: Path) -> None:
 
 
 def _by_hand(rank: int, method: str) -> None:
-    os.environ.update(NO_LIBUV)
+    os.environ.update(NO_LIBUV_ENV)
     dist.init_process_group("shardwire", init_method=method, rank=rank, world_size=2)
     for round_number in range(2):  # destroyed and made again
         tensor = torch.ones(3) * (rank + 1)
@@ -276,7 +275,7 @@ def test_a_busy_port_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) 
         port = str(taken.getsockname()[1])
         _without_launchers(monkeypatch, **{**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1",
                                            "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"},
-                           MASTER_PORT=port, **NO_LIBUV)
+                           MASTER_PORT=port, **NO_LIBUV_ENV)
         with pytest.raises(RuntimeError, match=f"could not open the ranks' store at 127.0.0.1:{port}.*MASTER_PORT"):
             dist.init_process_group("shardwire")
 

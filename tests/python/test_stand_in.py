@@ -18,10 +18,10 @@ from torch.distributed import distributed_c10d as c10d
 
 import shardwire
 from conftest import TORCH, raises, write_entry_points
+from tcp_store import NO_LIBUV_ENV
 
 WRAPS = TORCH >= (2, 0)
 AUTOLOADS = TORCH >= (2, 5)
-NO_LIBUV = {"USE_LIBUV": "0"} if TORCH == (2, 6) else {}
 
 
 def joined(rank, size, store, backend="gloo", **more):
@@ -245,7 +245,8 @@ def run(tmp_path: Path, launcher: str, backend: str, more: str = "",
     text = SCRIPT.replace("IMPORT", "" if AUTOLOADS else "import shardwire").replace("BACKEND", backend)
     script.write_text(text.replace("    MORE\n", more))
     path = os.pathsep.join([str(write_entry_points(tmp_path)), *sys.path])
-    env = {**os.environ, **NO_LIBUV, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SHARDWIRE_AS": "gloo", **environment}
+    env = {**os.environ, **NO_LIBUV_ENV, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SHARDWIRE_AS": "gloo",
+           **environment}
     return subprocess.run([sys.executable, launcher, "-n", "2", str(script), str(tmp_path)], capture_output=True,
                           text=True, timeout=120, check=False, env=env)
 
