@@ -56,7 +56,7 @@ class Driving {
     flush(&done);
   }
   // Starts operations by begin(state), unless the group has failed. Polls until `last` is done, for `spinInline` at
-  // most; polls once if `last` is null.
+  // most; polls once if `last` is null. Then sets the deadlines of the operations that are left.
   template <typename Begin>
   Status start(Begin&& begin, const Activity* last, Duration spinInline) {
     Completions done;
@@ -77,6 +77,8 @@ class Driving {
       state_.poll();
       if (last != nullptr) {
         spinFor(*last, spinInline);
+      } else {
+        state_.operations.startClocks();
       }
       isStarting_.store(false, std::memory_order_relaxed);
       leaveRest();

@@ -46,7 +46,7 @@ struct GroupState final : private RunHost {
   // Takes frames, first from wires, and then steps the operations. True when anything moved.
   bool poll();
   // Takes an operation, which is stepped from now on. takePoint(): takes a message, or a request of one-sided access,
-  // with record and clock.
+  // with record.
   void take(const std::shared_ptr<Activity>& activity);
   void takePoint(const std::shared_ptr<Activity>& activity, const CallRecord& record);
   // True while operations are in flight, notices are unsent, or peers may send requests.
