@@ -194,6 +194,14 @@ def into_out(rank):
     q.put({"an": "object"})
     assert raised(q.get, out=out)[0] is TypeError
     assert q.get() == {"an": "object"}
+    q.put_tensor(torch.arange(3.0))
+    for wrong, kind, why in ((torch.empty(1).expand(3), ValueError, "expanded"),
+                             (torch.empty(3, device="meta"), TypeError, "meta"),
+                             (torch.empty(3).to_sparse(), TypeError, "sparse"), ("text", TypeError, "'text'")):
+        for get in (q.get, q.get_tensor, lambda out: asyncio.run(q.get_async(out=out))):
+            found, text = raised(get, out=wrong)
+            assert found is kind and why in text and "in the queue still" in text, text
+    assert torch.equal(q.get(), torch.arange(3.0))
     back.put(None)
     return None
 

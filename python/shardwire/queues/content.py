@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..compiler.layout import kind_of
 from ..plain import serialize
 from ..plain.tensor_bytes import bytes_of, dtype_named, name_of, typed
 
@@ -37,6 +38,19 @@ def of_object(value: Any, allow_pickle: bool) -> tuple[bytes, list[torch.Tensor]
     return _START.pack(_OBJECT, kind) + head, parts
 
 
+def _check_out(out: Any) -> None:
+    """Raises for an ``out`` into which no entry can be written: an entry that was taken would be lost."""
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out is {kind_of(out)}; give a torch.Tensor. The next entry is in the queue still")
+    if out.layout != torch.strided or out.device.type == "meta":
+        raise TypeError("out is sparse or on meta; give a dense tensor that has memory. The next entry is in the queue "
+                        "still")
+    if out.numel() and any(extent > 1 and stride == 0 for extent, stride in zip(out.shape, out.stride())):
+        raise ValueError("out is an expanded tensor, several of whose elements are one place in memory; give a tensor "
+                         "of its own. The next entry is in the queue still")
+    _C.require_memory(out, "out")
+
+
 class Content:
     """An entry as described by its head."""
 
@@ -59,11 +73,12 @@ class Content:
         if not self.is_tensor and (wanted == "tensor" or out is not None):
             raise TypeError("the next entry is an object; take it by get_object or get, without out=. It is in the "
                             "queue still")
-        if out is not None and (out.dtype != self.dtype or tuple(out.shape) != self.shape):
+        if out is None:
+            return
+        _check_out(out)
+        if out.dtype != self.dtype or tuple(out.shape) != self.shape:
             raise ValueError(f"out is {name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.summary()}; "
                              "it is in the queue still")
-        if out is not None:
-            _C.require_memory(out, "out")
 
     def summary(self) -> str:
         return f"{name_of(self.dtype)}{list(self.shape)}"
