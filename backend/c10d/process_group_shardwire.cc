@@ -331,6 +331,17 @@ void ProcessGroupShardwire::revoke(const std::string& notice) {
   communicator()->revoke(notice);
 }
 
+// The queues of the group look for the notice now and then, and perhaps not before the group's end.
+std::string ProcessGroupShardwire::revocation() const {
+  {
+    const internal::MutexLock lock(mutex_);
+    if (communicator_ == nullptr && !lastNotice_.empty()) {
+      return lastNotice_;
+    }
+  }
+  return communicator()->revocation();
+}
+
 void ProcessGroupShardwire::shutdown() {
   throwUnlessOk(end());
 }
@@ -355,11 +366,20 @@ Status ProcessGroupShardwire::endCommunicator() {
   std::shared_ptr<Communicator> communicator;
   {
     const internal::MutexLock lock(mutex_);
-    communicator = std::exchange(communicator_, nullptr);
-    coalesced_.clear();
+    communicator = communicator_;
   }
   if (communicator == nullptr) {
     return Status::ok();
+  }
+  std::string notice = communicator->revocation();
+  {
+    const internal::MutexLock lock(mutex_);
+    communicator = std::exchange(communicator_, nullptr);
+    coalesced_.clear();
+    if (communicator == nullptr) {
+      return Status::ok();
+    }
+    lastNotice_ = std::move(notice);
   }
   Status waited = stager_->finishAwaited(deadlineAfter(communicator->timeout()));
   communicator->end();

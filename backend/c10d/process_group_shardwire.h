@@ -151,6 +151,8 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   void abort();
   // Communicator::revoke(). Throws kAborted after shutdown().
   void revoke(const std::string& notice = "");
+  // Communicator::revocation(). After shutdown() the last notice; throws kAborted where there was none.
+  std::string revocation() const;
   // For a group that is finished: pending and later operations fail on this rank. Other ranks notice only when they
   // need this rank. Idempotent. Does nothing in a child of fork(), where the group belongs to the parent, like abort().
   void shutdown();
@@ -217,6 +219,7 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
   mutable internal::Mutex mutex_;
   std::shared_ptr<Communicator> communicator_ SW_GUARDED_BY(mutex_);  // null after shutdown, and without members
+  std::string lastNotice_ SW_GUARDED_BY(mutex_);                      // of a communicator that was ended
   std::map<std::string, int> groupsMade_ SW_GUARDED_BY(mutex_);       // by ranks and name: groups made from this group
   std::vector<std::int64_t> globalRanks_ SW_GUARDED_BY(mutex_);
   std::shared_ptr<Reconfigurable> reconfigurable_;  // set before any other thread has the group

@@ -208,7 +208,7 @@ void bindEnds(py::module_& module) {
       [](const py::object& backend) {
         ProcessGroupShardwire& group = groupOf(backend);
         const py::gil_scoped_release release;
-        return group.communicator()->revocation();
+        return group.revocation();
       },
       py::arg("backend"),
       "The rank that revoked the group, as a sentence; empty while no rank did, as far as this rank knows.");

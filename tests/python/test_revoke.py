@@ -171,6 +171,27 @@ def test_waits_in_queues_end(run_ranks):
     run_ranks(3, _in_queues)
 
 
+def _ended_at_once(rank, size):
+    """Every rank ends the group as soon as it has the error, before the queues have looked for the notice."""
+    group = dist.new_group(range(size))
+    notice = _notice(1, _pids(rank, size)[1])
+    empty = shardwire.Queue(group, location=0)
+    empty.qsize()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(raises, shardwire.AbortedError, empty.get, contains=notice)
+        time.sleep(0.3)  # the queues looked at least once
+        meet("waiting")
+        if rank == 1:
+            shardwire.revoke(group)
+        raises(shardwire.AbortedError, _until_it_fails, lambda: _sum(group), contains=notice)
+        shardwire.end_process_group(group)
+        waiting.result(GROUP_TIMEOUT_S / 2)
+
+
+def test_waits_in_queues_end_though_the_group_is_ended_at_once(run_ranks):
+    run_ranks(3, _ended_at_once)
+
+
 def _before_the_holder(rank, size):
     """Rank 1 uses a queue that rank 0 has not made."""
     shardwire.reconfigure_handles()
