@@ -110,7 +110,9 @@ def unequal_body(rank):
              raised(symm.zeros if rank else symm.empty, 3, group=world),
              raised(symm.empty, 1 << 62 if rank == 1 else 1, group=world),
              raised(symm.team(world).split_strided, 0, 1, 9 if rank else 2), raised(symm.split_2d, world, 0),
-             raised(symm.team(world).split_strided, rank, 1, 1)]
+             raised(symm.team(world).split_strided, rank, 1, 1),
+             raised(symm.empty, 3, timeout=-1 if rank == 2 else None, group=world),
+             raised(symm.zeros, 3, timeout="soon" if rank == 1 else 20, group=world)]
     assert symm.zeros(1, group=world).item() == 0  # the group is usable
     symm.barrier(world)
     return texts
@@ -121,11 +123,12 @@ def test_what_differs_or_is_wrong_on_one_rank_is_the_same_error_on_all(links):
     assert results[0] == results[1] == results[2]
     mismatch, value = shardwire.errors.MismatchError, ValueError
     assert [kind for kind, _ in results[0]] == [mismatch, mismatch, value, value, value, mismatch, value, value, value,
-                                                mismatch]
+                                                mismatch, value, value]
     assert "ranks 0, 2 gave Float[4, 5], rank 1 gave Float[4, 6]" in results[0][0][1]
     assert "rank 2: shape (4, -1) has a negative extent" in results[0][2][1]
     assert "rank 1: dtype is a str; give a torch.dtype" in results[0][3][1]
     assert "rank 0: shape has a float in it" in results[0][4][1]
+    assert "rank 2: timeout is -1" in results[0][10][1] and "rank 1: timeout is a str" in results[0][11][1]
 
 
 def full_heap_body(rank):

@@ -48,10 +48,14 @@ def tensor(shape: Sequence[int] | int, dtype: torch.dtype | None = None, group: 
 def make_tensor(size: Sequence[Any], dtype: torch.dtype | None, group: Any, timeout: Any, zeroed: bool,
                 error: str = "") -> torch.Tensor:
     backend = backend_of(group)
-    seconds = seconds_of(timeout)
+    seconds = None
+    # The other ranks wait for this rank, so an error of this rank alone must be sent to all.
+    try:
+        seconds = seconds_of(timeout)
+    except (TypeError, ValueError) as failure:
+        error = error or str(failure)
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    # The other ranks wait for this rank, so an error of this rank alone must be sent to all.
     error = error or _what_is_wrong(shape, dtype)
     if error:
         return _C.symm_make(backend, [], torch.uint8, error, zeroed, seconds)
