@@ -183,22 +183,28 @@ class Subscription:
     def _bring(self, version: int | None, timeout: Seconds, newer: bool, changed: bool) -> int:
         """Brings a version into the second copy, or without a second copy into the target. One thread at a time; other
         threads wait."""
-        seconds = as_seconds(timeout)
-        seconds = self._seconds if seconds is None else seconds
+        seconds = self._seconds
+        error: Exception | None = None
+        try:
+            given = as_seconds(timeout)
+            seconds = self._seconds if given is None else given
+        except (TypeError, ValueError) as failure:  # the other ranks wait and must be notified
+            error = failure
         deadline = time.monotonic() + seconds
         if not self._turn.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise GroupTimeoutError(f"another thread was in a fetch of {self._address.name!r} all the time; it goes on")
         try:
-            return self._bring_now(version, seconds, deadline, newer, changed)
+            return self._bring_now(version, seconds, deadline, newer, changed, error)
         finally:
             self._turn.release()
 
-    def _bring_now(self, version: int | None, seconds: float, deadline: float, newer: bool, changed: bool) -> int:
+    def _bring_now(self, version: int | None, seconds: float, deadline: float, newer: bool, changed: bool,
+                   error: Exception | None) -> int:
         if self._closed:
             raise AbortedError(f"the subscription to {self._address.name!r} was closed, or ended with a rank of this "
                                "side; make another")
         try:
-            request = self._agree(version, newer, changed, seconds)
+            request = self._agree(version, newer, changed, seconds, error)
             if self._joint is None:
                 self._connect(deadline)
             return self._fetch(request, deadline)
@@ -241,9 +247,10 @@ class Subscription:
 
     # ---- steps of a fetch, the same on all ranks of the subscriber
 
-    def _agree(self, version: int | None, newer: bool, changed: bool, seconds: float) -> Request:
-        """Agrees on the same request on all ranks, before the request goes to the publisher."""
-        error: Exception | None = None
+    def _agree(self, version: int | None, newer: bool, changed: bool, seconds: float,
+               error: Exception | None) -> Request:
+        """Agrees on the same request on all ranks, before the request goes to the publisher. error: of this rank's
+        other arguments."""
         request = Request(FETCH, milliseconds=int(seconds * 1000))
         try:
             version = None if version is None else as_version(version, "give an int, or None for the newest")
