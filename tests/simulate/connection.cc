@@ -78,9 +78,9 @@ void SimulatedConnection::commit(Lane lane, std::size_t bytes) {
   if (out_.isCut) {
     frame.arrives = kNever;
   }
-  network_.world_.note(now(), self_, "sends {} to rank {}: {} bytes on the {} lane, {}", describeFrame(frame.bytes),
-                       peer_, bytes, kLaneNames[at(lane)],
-                       out_.isCut ? "lost" : "arriving at " + inMilliseconds(network_.world_.elapsed(frame.arrives)));
+  network_.note(self_, "sends {} to rank {}: {} bytes on the {} lane, {}", describeFrame(frame.bytes), peer_, bytes,
+                kLaneNames[at(lane)],
+                out_.isCut ? "lost" : "arriving at " + inMilliseconds(network_.world_.elapsed(frame.arrives)));
   if (!out_.isCut) {
     network_.ringAt(frame.arrives, peer_);
     if (lane == Lane::kControl) {
@@ -100,13 +100,13 @@ void SimulatedConnection::release(Lane lane) {
   Direction::LaneQueue& queue = in_.lanes[at(lane)];
   SW_CHECK(!queue.frames.empty());
   const std::size_t room = roomOf(queue.frames.front().bytes.size());
-  network_.world_.note(now(), self_, "takes {} of rank {}", describeFrame(queue.frames.front().bytes), peer_);
+  network_.note(self_, "takes {} of rank {}", describeFrame(queue.frames.front().bytes), peer_);
   in_.lastTaken = std::max(in_.lastTaken, queue.frames.front().number);
   queue.frames.pop_front();
   if (!process().isDead() && !in_.isCut) {
     network_.world_.at(arrivalOf(0), [network = &network_, queue = &queue, room, peer = peer_] {
       queue->used -= room;
-      network->processes_[static_cast<std::size_t>(peer)]->ringIfArmed();
+      network->ringIfArmed(peer);
     });
   }
 }
@@ -156,7 +156,7 @@ bool SimulatedConnection::fetch(std::uint32_t space, std::span<const MemoryRun> 
   const Time arrives = out_.isCut || process().isDead() ? kNever : std::max(arrivalOf(0), out_.heldUntil);
   ++count->pending;
   out_.requests.push_back({space, {runs.begin(), runs.end()}, count, arrives, {}, 0});
-  network_.world_.note(now(), self_, "requests {} runs of rank {}'s memory {}", runs.size(), peer_, space);
+  network_.note(self_, "requests {} runs of rank {}'s memory {}", runs.size(), peer_, space);
   network_.ringAt(arrives, peer_);
   return true;
 }
@@ -168,7 +168,7 @@ bool SimulatedConnection::stopFetches() {
     out_.answers.clear();
     in_.answers.clear();
     in_.requests.clear();
-    network_.world_.note(now(), self_, "stops fetches with rank {}", peer_);
+    network_.note(self_, "stops fetches with rank {}", peer_);
   }
   return true;
 }
@@ -234,14 +234,14 @@ void SimulatedConnection::serve(Direction::Fetch fetch) {
     });
     if (!isExposed) {
       out_.broken = fmt::format("rank {} (simulated) refused a fetch: memory {} is not exposed", self_, fetch.space);
-      network_.world_.note(now(), self_, "refuses a fetch of rank {}", peer_);
+      network_.note(self_, "refuses a fetch of rank {}", peer_);
       return;
     }
     fetch.bytes.insert(fetch.bytes.end(), begin, begin + run.bytes);
   }
   fetch.arrives = std::max({arrivalOf(0), out_.heldUntil, out_.answers.empty() ? 0 : out_.answers.back().arrives});
   fetch.arrives = out_.isCut || process().isDead() ? kNever : fetch.arrives;
-  network_.world_.note(now(), self_, "sends {} fetched bytes to rank {}", fetch.bytes.size(), peer_);
+  network_.note(self_, "sends {} fetched bytes to rank {}", fetch.bytes.size(), peer_);
   network_.ringAt(fetch.arrives, peer_);
   out_.answers.push_back(std::move(fetch));
 }

@@ -42,7 +42,7 @@ void SimulatedLateLinks::want(Rank peer) {
   state = State::kWanted;
   Direction& out = network_.direction(self_, peer);
   out.requestArrives = arrivalAt(peer);
-  network_.world_.note(network_.nowOf(self_), self_, "requests a link to rank {}", peer);
+  network_.note(self_, "requests a link to rank {}", peer);
   network_.ringForNewsAt(out.requestArrives, peer);
 }
 
@@ -74,11 +74,11 @@ Result<std::unique_ptr<internal::Connection>> SimulatedLateLinks::join(Rank peer
   const Direction& in = network_.direction(peer, self_);
   const Time now = network_.nowOf(self_);
   if (std::min(in.requestArrives, in.consentArrives) > now) {
-    network_.world_.note(now, self_, "cannot be joined to rank {}", peer);
+    network_.note(self_, "cannot be joined to rank {}", peer);
     return Status{StatusCode::kPeerFailed, fmt::format("rank {} (simulated) {} before it was joined to this rank", peer,
                                                        in.end == End::kLeft ? "left" : "died or left")};
   }
-  network_.world_.note(now, self_, "is joined to rank {}", peer);
+  network_.note(self_, "is joined to rank {}", peer);
   if (in.requestArrives <= now) {
     Direction& out = network_.direction(self_, peer);
     out.consentArrives = arrivalAt(peer);

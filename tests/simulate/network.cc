@@ -21,14 +21,15 @@ constexpr Time kSilence = 8 * kSecond;
 
 }  // namespace
 
-Network::Network(World& world, NetworkOptions options, std::vector<std::int32_t> hosts)
+Network::Network(World& world, NetworkOptions options, std::vector<std::int32_t> hosts, std::size_t group,
+                 std::string label)
     : world_(world),
       options_(options),
       hosts_(std::move(hosts)),
       size_(static_cast<int>(hosts_.size())),
-      connections_(hosts_.size()),
-      dooms_(hosts_.size()),
-      ends_(hosts_.size(), End::kNone) {
+      group_(group),
+      label_(std::move(label)),
+      connections_(hosts_.size()) {
   for (std::size_t i = 0; i < hosts_.size() * hosts_.size(); ++i) {
     directions_.push_back(std::make_unique<Direction>());
   }
@@ -72,9 +73,9 @@ Peers Network::peersOf(Rank rank, const Options& options) {
     peers.late = std::make_unique<SimulatedLateLinks>(*this, rank);
   }
   peers.whyNotFaster.resize(static_cast<std::size_t>(size_));
-  peers.doorbell = processes_[static_cast<std::size_t>(rank)]->makeDoorbell();
+  peers.doorbell = processes_[static_cast<std::size_t>(rank)]->makeDoorbell(group_);
   peers.hosts = hosts_;
-  peers.groupId = "simulated";
+  peers.groupId = "simulated" + label_;
   return peers;
 }
 
@@ -90,14 +91,14 @@ Time Network::drawDelay(Rank a, Rank b) {
 void Network::ringAt(Time when, Rank rank) {
   if (when != kNever) {
     world_.at(when, [this, rank, when, numEvents = world_.numEvents()] {
-      processes_[static_cast<std::size_t>(rank)]->ringIfArmed(when, numEvents);
+      processes_[static_cast<std::size_t>(rank)]->ringIfArmed(group_, when, numEvents);
     });
   }
 }
 
 void Network::ringForNewsAt(Time when, Rank rank) {
   if (when != kNever) {
-    world_.at(when, [this, rank] { processes_[static_cast<std::size_t>(rank)]->ringForNews(); });
+    world_.at(when, [this, rank] { processes_[static_cast<std::size_t>(rank)]->ringForNews(group_); });
   }
 }
 
@@ -109,7 +110,7 @@ void Network::checkWakesAt(Time when, Rank from, Rank to, std::uint64_t frame) {
     // Neither taken, nor lost with the sender's host.
     if (isJoined && !frames.empty() && frames.front().number <= frame && frames.front().arrives <= when) {
       processes_[static_cast<std::size_t>(to)]->checkWakes(
-          when, fmt::format("{} of rank {}", describeFrame(frames.front().bytes), from));
+          group_, when, fmt::format("{} of rank {}", describeFrame(frames.front().bytes), from));
     }
   });
 }
@@ -137,37 +138,24 @@ void Network::noteEnd(Rank from, Rank to, End end) {
   }
 }
 
-void Network::endProcess(Rank rank, End end) {
-  Process& process = *processes_[static_cast<std::size_t>(rank)];
-  if (process.isDead() || process.isOver()) {
-    return;
-  }
-  world_.note(std::max(process.time(), world_.now()), rank, "{}",
-              end == End::kHostDied ? "loses its host" : "is killed");
-  process.die();
-  ends_[static_cast<std::size_t>(rank)] = end;
-  for (Rank peer = 0; peer < size_; ++peer) {
+void Network::end(Rank rank, End end) {
+  for (Rank peer = 0; rank >= 0 && peer < size_; ++peer) {
     if (peer != rank) {
       noteEnd(rank, peer, end);
     }
   }
 }
 
-void Network::endProcessAfter(Rank rank, int numFrames, End end) {
-  dooms_[static_cast<std::size_t>(rank)] = {numFrames, end};
-}
-
 void Network::countFrame(Rank rank) {
   ++numFrames_;
-  Doom& doom = dooms_[static_cast<std::size_t>(rank)];
-  if (doom.framesLeft > 0 && --doom.framesLeft == 0) {
-    endProcess(rank, doom.end);
-  }
+  processes_[static_cast<std::size_t>(rank)]->countFrame();
 }
 
 void Network::cut(Rank a, Rank b) {
-  world_.note(world_.now(), -1, "the link between ranks {} and {} is cut", a, b);
   for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
+    if (from < 0 || to < 0) {
+      continue;
+    }
     Direction& way = direction(from, to);
     if (way.end == End::kNone && !way.isCut) {
       noteEnd(from, to, End::kHostDied);
@@ -177,11 +165,11 @@ void Network::cut(Rank a, Rank b) {
 }
 
 void Network::holdUntil(Rank a, Rank b, Time until) {
-  world_.note(world_.now(), -1, "nothing passes between ranks {} and {} before {}", a, b,
-              inMilliseconds(world_.elapsed(until)));
   for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-    Direction& way = direction(from, to);
-    way.heldUntil = std::max(way.heldUntil, until);
+    if (from >= 0 && to >= 0) {
+      Direction& way = direction(from, to);
+      way.heldUntil = std::max(way.heldUntil, until);
+    }
   }
 }
 

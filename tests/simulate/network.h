@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/bootstrap/peers.h"
@@ -32,19 +33,31 @@ struct NetworkOptions {
 
 class SimulatedConnection;
 
+// The links of one group.
 class Network {
  public:
-  Network(World& world, NetworkOptions options, std::vector<std::int32_t> hosts);
+  // `hosts`: by rank. `label`: the name of the group where there are several, else empty.
+  Network(World& world, NetworkOptions options, std::vector<std::int32_t> hosts, std::size_t group, std::string label);
   ~Network();
 
   // All ranks' processes, before the first peersOf().
   void setProcesses(std::vector<Process*> processes) { processes_ = std::move(processes); }
   internal::Peers peersOf(Rank rank, const Options& options);
+  // A line of the trace about this rank.
+  template <typename... Args>
+  void note(Rank rank, fmt::format_string<Args...> format, Args&&... args) {
+    const Process& process = *processes_[static_cast<std::size_t>(rank)];
+    if (label_.empty()) {
+      world_.note(nowOf(rank), process.rank(), format, std::forward<Args>(args)...);
+    } else if (world_.isTraced()) {
+      world_.note(nowOf(rank), process.rank(), "{} rank {}: {}", label_, rank,
+                  fmt::format(format, std::forward<Args>(args)...));
+    }
+  }
 
-  // ---- faults
-  void endProcess(Rank rank, End end);
-  // The process ends within the turn that commits this many more frames; the frames behind do not leave.
-  void endProcessAfter(Rank rank, int numFrames, End end);
+  // ---- faults. Ranks outside of the group do not matter here: -1
+  // The rank's process ended.
+  void end(Rank rank, End end);
   // Nothing passes between the two any more; both see silence.
   void cut(Rank a, Rank b);
   // Nothing arrives between the two before `until`.
@@ -64,28 +77,25 @@ class Network {
   bool areOnOneHost(Rank a, Rank b) const;
   Time drawDelay(Rank a, Rank b);
   void ringAt(Time when, Rank rank);
+  void ringIfArmed(Rank rank) { processes_[static_cast<std::size_t>(rank)]->ringIfArmed(group_); }
   void ringForNewsAt(Time when, Rank rank);
   // Looks, behind the ring, whether the receiver is about to take the control frame.
   void checkWakesAt(Time when, Rank from, Rank to, std::uint64_t frame);
   bool isLate(Rank a, Rank b) const;
   Time nowOf(Rank rank) const;
   void noteEnd(Rank from, Rank to, End end);
-  // A frame of this rank was sent: true when the rank's process dies of it.
+  // A frame of this rank was sent; the rank's process may end now.
   void countFrame(Rank rank);
 
   World& world_;
   const NetworkOptions options_;
   const std::vector<std::int32_t> hosts_;
   const int size_;
+  const std::size_t group_;
+  const std::string label_;
   std::vector<Process*> processes_;
   std::vector<std::unique_ptr<Direction>> directions_;          // [from * size + to]
   std::vector<std::vector<SimulatedConnection*>> connections_;  // by rank, of the joined peers
-  struct Doom {
-    int framesLeft = -1;
-    End end = End::kNone;
-  };
-  std::vector<Doom> dooms_;
-  std::vector<End> ends_;
   std::uint64_t numFrames_ = 0;
 };
 

@@ -1,23 +1,19 @@
-// A thread of the product waits in two places: the caller on the doorbell, and the progress thread on the progress
-// bell. Here the doorbell pauses the caller's fiber, and rings or the end of the sleep schedule the next resumption.
-// The product's own progress thread sleeps on its bell for ever (Bell); the process calls the engine in its place, at
-// the times that the engine names, and when the bell rings.
+// A thread of the product waits in two places: the caller on the doorbell of a group, and the progress thread on the
+// progress bell. Here the doorbell pauses the caller's fiber, and rings or the end of the sleep schedule the next
+// resumption. The product's own progress thread sleeps on its bell for ever (bell.h); the process calls the engines in
+// its place, at the times that the engines name, and when the bell rings.
 #include "tests/simulate/process.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 namespace shardwire::simulate {
 namespace {
 
 using internal::Doorbell;
 using internal::ProgressBell;
-using internal::ProgressThread;
 using internal::Wakes;
 
 // From a ring to the woken thread's next instruction.
@@ -30,133 +26,77 @@ constexpr Time kLongestIdle = 100 * kMillisecond;
 
 }  // namespace
 
-// Where the product's progress thread sleeps while the simulation does the thread's work. Kept for all simulations of
-// this program: threads start and end in real time.
-class Parking {
+class Process::Door final : public Doorbell {
  public:
-  // Returns when `isOver`.
-  void sleep() {
-    std::unique_lock lock(mutex_);
-    isParked_ = true;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return isOver_; });
+  Door(Process& process, std::size_t group) : process_(process), group_(group), bell_(process.bells_[group]) {}
+  std::uint32_t arm(Wakes whom) override {
+    bell_.armed |= static_cast<std::uint32_t>(whom);
+    bell_.armedAt = process_.time_;
+    bell_.armedAfter = process_.world_.numEvents();
+    return bell_.rings;
   }
-  void waitUntilParked() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return isParked_; });
-  }
-  void end() {
-    const std::lock_guard lock(mutex_);
-    isOver_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool isParked_ = false;
-  bool isOver_ = false;
-};
-
-class Process::Bell final : public ProgressBell {
- public:
-  std::uint32_t ticket() const override { return 0; }
-  void sleep(std::uint32_t, Deadline) override { parking_.sleep(); }
-  void ring() override {
-    if (process != nullptr) {
-      process->hasRungProgress_ = true;
-      if (!process->isLooking_) {
-        process->lookAt(process->time_ + process->world_.random().between(kShortestWake, kLongestWake));
+  void disarm() override { bell_.armed = 0; }
+  std::uint32_t ticket() const override { return bell_.rings; }
+  void sleep(std::uint32_t ticket, Deadline until) override { process_.sleepOnBell(group_, ticket, timeOf(until)); }
+  void ringSelf() override {
+    ++bell_.rings;
+    for (const auto& thread : process_.threads_) {
+      if (thread->sleepsOn == static_cast<int>(group_)) {
+        process_.wakeAt(*thread, process_.time_ + process_.drawWake());
       }
     }
   }
-  static std::shared_ptr<Bell> take();
-
-  Process* process = nullptr;
-
- private:
-  Parking parking_;
-  friend struct Threads;
-};
-
-// The bells with their parked threads, to be used again by the next simulation.
-struct Threads {
-  struct Parked {
-    std::shared_ptr<Process::Bell> bell;
-    std::shared_ptr<ProgressThread> thread;
-  };
-  std::vector<Parked> all;
-
-  ~Threads() {
-    for (Parked& each : all) {
-      each.bell->parking_.end();
-      each.thread.reset();
-    }
-  }
-};
-
-std::shared_ptr<Process::Bell> Process::Bell::take() {
-  static Threads threads;
-  for (const auto& each : threads.all) {
-    if (each.bell->process == nullptr) {
-      return each.bell;
-    }
-  }
-  auto bell = std::make_shared<Bell>();
-  threads.all.push_back({bell, ProgressThread::of(bell)});
-  bell->parking_.waitUntilParked();
-  return bell;
-}
-
-class Process::Door final : public Doorbell {
- public:
-  explicit Door(Process& process) : process_(process) {}
-  std::uint32_t arm(Wakes whom) override {
-    process_.armed_ |= static_cast<std::uint32_t>(whom);
-    process_.armedAt_ = process_.time_;
-    process_.armedAfter_ = process_.world_.numEvents();
-    return process_.rings_;
-  }
-  void disarm() override { process_.armed_ = 0; }
-  std::uint32_t ticket() const override { return process_.rings_; }
-  void sleep(std::uint32_t ticket, Deadline until) override { process_.sleepOnBell(ticket, timeOf(until)); }
-  void ringSelf() override {
-    ++process_.rings_;
-    if (process_.sleepsOnBell_) {
-      process_.wakeAt(process_.time_ + process_.world_.random().between(kShortestWake, kLongestWake));
-    }
-  }
-  std::shared_ptr<ProgressBell> progressBell() override { return process_.bell_; }
+  std::shared_ptr<ProgressBell> progressBell() override { return process_.progressBell_; }
   void leave() override {}
 
  private:
   Process& process_;
+  const std::size_t group_;
+  Bell& bell_;
 };
 
-Process::Process(World& world, Rank rank, std::function<void()> main)
-    : world_(world), rank_(rank), time_(world.now()), fiber_([this, main = std::move(main)] {
-        main();
-        engine_.reset();
-        bell_->process = nullptr;
-      }) {
-  bell_ = Bell::take();
-  bell_->process = this;
-  wakeAt(world.now() + world.random().between(0, kMillisecond));
+Process::Process(World& world, Rank rank, std::size_t numGroups)
+    : world_(world), rank_(rank), time_(world.now()), bells_(numGroups) {}
+
+void Process::addThread(std::function<void()> main) {
+  if (progressBell_ == nullptr) {
+    progressBell_ = ParkedBell::take([this] { ringProgressSoon(time_); });
+  }
+  threads_.push_back(std::make_unique<Thread>([this, main = std::move(main)] {
+    main();
+    if (++numEnded_ == threads_.size()) {
+      engines_.clear();
+      progressBell_->giveBack();
+    }
+  }));
+  wakeAt(*threads_.back(), world_.now() + world_.random().between(0, kMillisecond));
 }
 
-std::unique_ptr<Doorbell> Process::makeDoorbell() {
-  return std::make_unique<Door>(*this);
+bool Process::isOver() const {
+  return std::ranges::all_of(threads_, [](const auto& thread) { return thread->fiber.isOver(); });
+}
+
+std::unique_ptr<Doorbell> Process::makeDoorbell(std::size_t group) {
+  return std::make_unique<Door>(*this, group);
 }
 
 void Process::serve(std::weak_ptr<internal::Progressed> engine) {
-  engine_ = std::move(engine);
+  engines_.push_back(std::move(engine));
   lookAt(time_ + kLongestWake);
+}
+
+void Process::setIsWaiting(std::size_t group, std::function<bool()> isWaiting) {
+  bells_[group].isWaiting = std::move(isWaiting);
 }
 
 // ---- the threads' turns
 
 Time Process::readyAt() const {
   return std::max(time_, stoppedUntil_);
+}
+
+Time Process::drawWake() {
+  return world_.random().between(kShortestWake, kLongestWake);
 }
 
 template <typename Part>
@@ -166,31 +106,34 @@ void Process::spend(Part part) {
   part();
 }
 
-// Earlier than the caller would go on by itself, or not at all.
-void Process::wakeAt(Time when) {
-  if (when < wakeAt_) {
-    wakeAt_ = when;
-    world_.at(when, [this, number = ++wakeNumber_] { resume(number); });
+// Earlier than the thread would go on by itself, or not at all.
+void Process::wakeAt(Thread& thread, Time when) {
+  if (when < thread.wakeAt) {
+    thread.wakeAt = when;
+    world_.at(when, [this, &thread, number = ++thread.wakeNumber] { resume(thread, number); });
   }
 }
 
 void Process::pauseUntil(Time when) {
-  wakeAt_ = kNever;
-  wakeAt(when);
-  fiber_.pause();
+  Thread& mine = *current_;
+  mine.wakeAt = kNever;
+  wakeAt(mine, when);
+  mine.fiber.pause();
 }
 
-void Process::resume(std::uint64_t number) {
-  if (number != wakeNumber_ || isDead_ || isOver()) {
+void Process::resume(Thread& thread, std::uint64_t number) {
+  if (number != thread.wakeNumber || isDead_ || thread.fiber.isOver()) {
     return;
   }
   if (world_.now() < readyAt()) {
-    wakeAt_ = kNever;
-    wakeAt(readyAt());
+    thread.wakeAt = kNever;
+    wakeAt(thread, readyAt());
     return;
   }
-  sleepsOnBell_ = false;
-  spend([this] { fiber_.resume(); });
+  thread.sleepsOn = -1;
+  current_ = &thread;
+  spend([&] { thread.fiber.resume(); });
+  current_ = nullptr;
 }
 
 void Process::computeFor(Time duration) {
@@ -201,12 +144,12 @@ void Process::computeFor(Time duration) {
   }
 }
 
-void Process::sleepOnBell(std::uint32_t ticket, Time until) {
-  if (isCleared_ || rings_ != ticket || until <= time_) {
+void Process::sleepOnBell(std::size_t group, std::uint32_t ticket, Time until) {
+  if (isCleared_ || bells_[group].rings != ticket || until <= time_) {
     time_ = isCleared_ && until != kNever ? std::max(time_, until) : time_ + kPoll;
     return;
   }
-  sleepsOnBell_ = true;
+  current_->sleepsOn = static_cast<int>(group);
   pauseUntil(until);
 }
 
@@ -222,8 +165,8 @@ void Process::look(std::uint64_t number) {
     return;
   }
   nextLook_ = kNever;
-  const auto engine = engine_.lock();
-  if (engine == nullptr) {
+  std::erase_if(engines_, [](const auto& each) { return each.expired(); });
+  if (engines_.empty()) {
     return;
   }
   if (world_.now() < readyAt()) {
@@ -232,61 +175,97 @@ void Process::look(std::uint64_t number) {
   }
   hasRungProgress_ = false;
   isLooking_ = true;
-  internal::Progressed::Look next;
-  spend([&] { next = engine->lookAsLeader(); });
+  bool goesOn = false;
+  Time next = kNever;
+  spend([&] {
+    for (const auto& each : engines_) {
+      if (const auto engine = each.lock()) {
+        const internal::Progressed::Look look = engine->lookAsLeader();
+        goesOn |= look.moved;
+        next = std::min(next, timeOf(look.nextLook));
+      }
+    }
+  });
   isLooking_ = false;
-  const bool goesOn = next.moved || hasRungProgress_;
-  lookAt(goesOn ? time_ + kPoll : std::max(time_ + kPoll, std::min(timeOf(next.nextLook), time_ + kLongestIdle)));
+  goesOn |= hasRungProgress_;
+  lookAt(goesOn ? time_ + kPoll : std::max(time_ + kPoll, std::min(next, time_ + kLongestIdle)));
 }
 
 // ---- rings and faults
 
-void Process::ringIfArmed(Time since, std::uint64_t numEvents) {
-  if (armedAt_ <= since || armedAfter_ <= numEvents) {
-    ringIfArmed();
+// While the progress thread looks, a ring lets the thread look once more.
+void Process::ringProgress(Time when) {
+  hasRungProgress_ = true;
+  if (!isLooking_) {
+    lookAt(when);
   }
 }
 
-void Process::ringIfArmed() {
-  if (armed_ == 0 || isDead_) {
+void Process::ringProgressSoon(Time now) {
+  hasRungProgress_ = true;
+  if (!isLooking_) {
+    lookAt(now + drawWake());
+  }
+}
+
+void Process::ringIfArmed(std::size_t group, Time since, std::uint64_t numEvents) {
+  if (bells_[group].armedAt <= since || bells_[group].armedAfter <= numEvents) {
+    ringIfArmed(group);
+  }
+}
+
+void Process::ringIfArmed(std::size_t group) {
+  Bell& bell = bells_[group];
+  if (bell.armed == 0 || isDead_) {
     return;
   }
-  const std::uint32_t armed = std::exchange(armed_, 0);
-  const Time wakes = world_.now() + world_.random().between(kShortestWake, kLongestWake);
+  const std::uint32_t armed = std::exchange(bell.armed, 0);
+  const Time wakes = world_.now() + drawWake();
   if ((armed & static_cast<std::uint32_t>(Wakes::kSleepers)) != 0) {
-    ++rings_;
-    if (sleepsOnBell_) {
-      wakeAt(wakes);
+    ++bell.rings;
+    for (const auto& thread : threads_) {
+      if (thread->sleepsOn == static_cast<int>(group)) {
+        wakeAt(*thread, wakes);
+      }
     }
   }
   if ((armed & static_cast<std::uint32_t>(Wakes::kProgress)) != 0) {
-    hasRungProgress_ = true;
-    if (!isLooking_) {
-      lookAt(wakes);
-    }
+    ringProgress(wakes);
   }
 }
 
-// A caller that sleeps is woken by a ring, and else only by its own clock; while no caller drives, the progress thread
-// looks when rung.
-void Process::checkWakes(Time since, const std::string& frame) {
+// A caller that sleeps is woken by a ring, and else only by its own clock; while no caller drives the group, the
+// progress thread looks when rung.
+void Process::checkWakes(std::size_t group, Time since, const std::string& frame) {
+  if (isDead_ || isOver() || !missedWake_.empty()) {
+    return;
+  }
   const Time soon = std::max(world_.now(), readyAt()) + kLongestWake;
-  const bool isCallers = sleepsOnBell_ && !isDead_;
-  const bool isThreads = !sleepsOnBell_ && !isDead_ && !isOver() && isWaiting_() && wakeAt_ > soon;
-  if (missedWake_.empty() && ((isCallers && wakeAt_ > soon) || (isThreads && nextLook_ > soon))) {
-    missedWake_ = fmt::format("rank {} sleeps until {} on {}, which arrived at {}", rank_,
-                              inMilliseconds(world_.elapsed(isCallers ? wakeAt_ : nextLook_)), frame,
+  const auto sleeper =
+      std::ranges::find(threads_, static_cast<int>(group), [](const auto& thread) { return thread->sleepsOn; });
+  const bool isCallers = sleeper != threads_.end();
+  // A thread that is about to go on may poll the group.
+  const bool isThreads =
+      !isCallers && bells_[group].isWaiting() && std::ranges::none_of(threads_, [&](const auto& each) {
+        return each->sleepsOn < 0 && !each->fiber.isOver() && each->wakeAt <= soon;
+      });
+  if ((isCallers && (*sleeper)->wakeAt > soon) || (isThreads && nextLook_ > soon)) {
+    missedWake_ = fmt::format("{} {} sleeps until {} on {}, which arrived at {}", world_.rowName(), rank_,
+                              inMilliseconds(world_.elapsed(isCallers ? (*sleeper)->wakeAt : nextLook_)), frame,
                               inMilliseconds(world_.elapsed(since)));
   }
 }
 
-void Process::ringForNews() {
-  ringIfArmed();
-  if (!isDead_ && bell_->process == this) {
-    hasRungProgress_ = true;
-    if (!isLooking_) {
-      lookAt(world_.now() + world_.random().between(kShortestWake, kLongestWake));
-    }
+void Process::ringForNews(std::size_t group) {
+  ringIfArmed(group);
+  if (!isDead_ && !isOver()) {
+    ringProgressSoon(world_.now());
+  }
+}
+
+void Process::countFrame() {
+  if (framesLeft_ > 0 && --framesLeft_ == 0) {
+    end_();
   }
 }
 
@@ -304,6 +283,11 @@ void Process::act(std::function<void()> action) {
   });
 }
 
+void Process::endAfterFrames(int numFrames, std::function<void()> end) {
+  framesLeft_ = numFrames;
+  end_ = std::move(end);
+}
+
 void Process::die() {
   isDead_ = true;
 }
@@ -315,7 +299,12 @@ void Process::clear(const std::function<void()>& reset) {
   isCleared_ = true;
   spend([&] {
     reset();
-    fiber_.resume();
+    for (const auto& thread : threads_) {
+      current_ = thread.get();
+      if (!thread->fiber.isOver()) {
+        thread->fiber.resume();
+      }
+    }
   });
 }
 

@@ -1,5 +1,5 @@
-// The process of one simulated rank: the calling thread (a fiber), the progress thread (looks at the engine at the
-// times of the product's thread), the bells, and one clock for both threads. A process may be stopped for a time, and
+// A simulated process: the calling threads (fibers), the progress thread (looks at the engines of all groups at the
+// times of the product's thread), the bells, and one clock for all threads. A process may be stopped for a time, and
 // may die with any sent frame. One thread runs all processes.
 #pragma once
 
@@ -7,9 +7,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/exec/progress_thread.h"
 #include "backend/fabric/doorbell.h"
+#include "tests/simulate/bell.h"
 #include "tests/simulate/fiber.h"
 #include "tests/simulate/world.h"
 
@@ -17,63 +19,88 @@ namespace shardwire::simulate {
 
 class Process {
  public:
-  Process(World& world, Rank rank, std::function<void()> main);
+  // `rank`: the number of the process, which is the rank where there is one group. `numGroups`: of the simulation.
+  Process(World& world, Rank rank, std::size_t numGroups);
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
+  // A calling thread, which begins within a millisecond.
+  void addThread(std::function<void()> main);
 
   Rank rank() const { return rank_; }
   World& world() { return world_; }
   // The clock of the process, read without the costs of a look.
   Time time() const { return time_; }
   bool isDead() const { return isDead_; }
-  bool isOver() const { return fiber_.isOver(); }
+  // All calling threads have ended.
+  bool isOver() const;
 
-  // ---- for the calling thread
+  // ---- for the calling threads
   void computeFor(Time duration);
-  std::unique_ptr<internal::Doorbell> makeDoorbell();
-  // The engine whose progress thread this process simulates.
+  std::unique_ptr<internal::Doorbell> makeDoorbell(std::size_t group);
+  // An engine whose progress thread this process simulates.
   void serve(std::weak_ptr<internal::Progressed> engine);
 
   // ---- for the links
-  // A release of a peer arrived: rings if the bell is armed, as in the product.
-  void ringIfArmed();
+  // A release of a peer arrived: rings if the group's bell is armed, as in the product.
+  void ringIfArmed(std::size_t group);
   // A frame or a fetch arrived at `since`, and was sent when the world had planned `numEvents` events. A bell that was
   // armed afterwards, and for a time behind `since`, does not ring: the poll behind the arming finds the frame.
-  void ringIfArmed(Time since, std::uint64_t numEvents);
+  void ringIfArmed(std::size_t group, Time since, std::uint64_t numEvents);
   // A frame that every poll takes arrived at `since`, and nobody has taken the frame: if no thread is about to poll,
   // the rank missed a wake-up.
-  void checkWakes(Time since, const std::string& frame);
+  void checkWakes(std::size_t group, Time since, const std::string& frame);
   // "" or the first missed wake-up.
   const std::string& missedWake() const { return missedWake_; }
-  // `isWaiting`: whether the rank's threads must take frames. Set before the first turn.
-  void setIsWaiting(std::function<bool()> isWaiting) { isWaiting_ = std::move(isWaiting); }
+  // `isWaiting`: whether the process's threads must take frames of the group. Set before the first turn.
+  void setIsWaiting(std::size_t group, std::function<bool()> isWaiting);
   // A link to a late peer has news: rings the progress bell, too.
-  void ringForNews();
+  void ringForNews(std::size_t group);
+  // The process sends one more frame.
+  void countFrame();
 
   // ---- faults
   void stopUntil(Time when);
   // Another thread of the process runs `action`, unless the process is dead or over by then.
   void act(std::function<void()> action);
+  // `end` is called within the turn that sends this many more frames.
+  void endAfterFrames(int numFrames, std::function<void()> end);
   // From here on the process does nothing. The memory stays until clear().
   void die();
-  // Ends the calling thread of a dead process: `reset` ends all waits of the thread.
+  // Ends the calling threads of a dead process: `reset` ends all waits of the threads.
   void clear(const std::function<void()>& reset);
-
-  class Bell;
 
  private:
   class Door;
 
+  struct Thread {
+    explicit Thread(std::function<void()> main) : fiber(std::move(main)) {}
+    Fiber fiber;
+    std::uint64_t wakeNumber = 0;  // of the latest resumption asked for; earlier ones are void
+    Time wakeAt = kNever;
+    int sleepsOn = -1;  // the group of the bell on which the thread sleeps
+  };
+  // The doorbell of one group.
+  struct Bell {
+    std::uint32_t rings = 0;
+    std::uint32_t armed = 0;
+    Time armedAt = 0;
+    std::uint64_t armedAfter = 0;  // events planned before the latest arming
+    std::function<bool()> isWaiting;
+  };
+
   void pauseUntil(Time when);
-  void wakeAt(Time when);
-  void resume(std::uint64_t number);
-  void sleepOnBell(std::uint32_t ticket, Time until);
+  void wakeAt(Thread& thread, Time when);
+  void resume(Thread& thread, std::uint64_t number);
+  void sleepOnBell(std::size_t group, std::uint32_t ticket, Time until);
+  void ringProgress(Time when);
+  void ringProgressSoon(Time now);
   void lookAt(Time when);
   void look(std::uint64_t number);
   // Runs one turn of a thread, from the time of the current event on.
   template <typename Part>
   void spend(Part part);
   Time readyAt() const;
+  Time drawWake();
 
   World& world_;
   const Rank rank_;
@@ -82,21 +109,17 @@ class Process {
   const std::function<void(Time)> sleep_ = [this](Time duration) { computeFor(duration); };
   bool isDead_ = false;
   bool isCleared_ = false;
+  int framesLeft_ = -1;
+  std::function<void()> end_;
 
-  Fiber fiber_;
-  std::uint64_t wakeNumber_ = 0;  // of the latest resumption asked for; earlier ones are void
-  Time wakeAt_ = kNever;
-  bool sleepsOnBell_ = false;
-
-  std::uint32_t rings_ = 0;
-  std::uint32_t armed_ = 0;
-  Time armedAt_ = 0;
-  std::uint64_t armedAfter_ = 0;  // events planned before the latest arming
-  std::function<bool()> isWaiting_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  Thread* current_ = nullptr;  // the thread whose turn it is
+  std::size_t numEnded_ = 0;
+  std::vector<Bell> bells_;  // by group
   std::string missedWake_;
 
-  std::weak_ptr<internal::Progressed> engine_;
-  std::shared_ptr<Bell> bell_;
+  std::vector<std::weak_ptr<internal::Progressed>> engines_;
+  std::shared_ptr<ParkedBell> progressBell_;
   std::uint64_t lookNumber_ = 0;
   Time nextLook_ = kNever;
   bool isLooking_ = false;

@@ -1,6 +1,3 @@
-// run() makes the engine over the links of the network, and callAll() calls the operations in the order of the
-// schedule. endOldest() waits for the works of an operation. After the first error a rank makes no further call, waits
-// for the remaining works, and ends the group.
 #include "tests/simulate/rank.h"
 
 #include <fmt/format.h>
@@ -12,27 +9,47 @@ namespace shardwire::simulate {
 
 using internal::CommunicatorImpl;
 
-RankProgram::RankProgram(const Schedule& schedule, Rank rank, Network& network)
+RankProgram::RankProgram(const Schedule& schedule, std::size_t group, Rank rank, Network& network, Process& process)
     : schedule_(schedule),
-      rank_(rank),
       network_(network),
-      random_(testing::mix64(schedule.seed * 64 + static_cast<std::uint64_t>(rank))) {}
+      process_(process),
+      report_{.group = group, .rank = rank, .process = process.rank()} {}
 
 RankProgram::~RankProgram() = default;
 
-void RankProgram::run() {
-  auto engine = internal::Engine::create(network_.peersOf(rank_, schedule_.options), rank_, schedule_.numRanks,
-                                         schedule_.options, "g");
+void RankProgram::begin() {
+  const auto size = static_cast<int>(schedule_.groups[group()].size());
+  const std::string label = schedule_.labelOf(group());
+  auto engine = internal::Engine::create(network_.peersOf(report_.rank, schedule_.options), report_.rank, size,
+                                         schedule_.options, label.empty() ? "g" : label);
   engine_ = engine;
-  process_->serve(engine);
+  process_.serve(engine);
   group_ = std::make_unique<CommunicatorImpl>(std::move(engine), std::vector<internal::ForcedAlgorithm>());
-  if (!isReset_) {
-    callAll();
+}
+
+bool RankProgram::call(const Operation& operation) {
+  network_.note(report_.rank, "calls {}", describe(operation));
+  calls_.push_back(makeCall(operation, report_.rank, static_cast<int>(schedule_.groups[group()].size())));
+  if (const Status started = calls_.back()->start(*group_, *engine_.lock()); !started.isOk()) {
+    note(operation, started);
+    return false;
   }
+  while (calls_.size() > (operation.waitsAtOnce ? 0 : schedule_.window)) {
+    if (!endOldest()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void RankProgram::waitForAll() {
   while (!calls_.empty()) {
     endOldest();
   }
-  process_->world().note(process_->time(), rank_, "ends the group");
+}
+
+void RankProgram::end() {
+  network_.note(report_.rank, "ends the group");
   group_.reset();
   for (const auto& call : over_) {
     if (!call->isUntouched()) {
@@ -40,27 +57,6 @@ void RankProgram::run() {
     }
   }
   report_.isOver = true;
-  report_.overAt = process_->time();
-}
-
-void RankProgram::callAll() {
-  World& world = process_->world();
-  for (const Operation& operation : schedule_.operations) {
-    if (schedule_.longestPause > 0) {
-      process_->computeFor(random_.between(0, schedule_.longestPause));
-    }
-    world.note(process_->time(), rank_, "calls {}", describe(operation));
-    calls_.push_back(makeCall(operation, rank_, schedule_.numRanks));
-    if (const Status started = calls_.back()->start(*group_, *engine_.lock()); !started.isOk()) {
-      note(operation, started);
-      return;
-    }
-    while (calls_.size() > (operation.waitsAtOnce ? 0 : schedule_.window)) {
-      if (!endOldest()) {
-        return;
-      }
-    }
-  }
 }
 
 // Waits for the oldest operation and checks it.
@@ -81,7 +77,7 @@ bool RankProgram::endOldest() {
       report_.faults.push_back(fmt::format("{}: {}", describe(call->operation), wrong));
     }
   }
-  if (!process_->isDead()) {
+  if (!process_.isDead()) {
     call->overwrite();
     over_.push_back(std::move(call));
   }
@@ -89,13 +85,12 @@ bool RankProgram::endOldest() {
 }
 
 void RankProgram::note(const Operation& operation, const Status& status) {
-  process_->world().note(
-      process_->time(), rank_, "operation {}: {}", operation.number,
-      status.isOk() ? "done" : fmt::format("{}: {}", statusCodeName(status.code()), status.message()));
+  network_.note(report_.rank, "operation {}: {}", operation.number,
+                status.isOk() ? "done" : fmt::format("{}: {}", statusCodeName(status.code()), status.message()));
   if (!status.isOk() && report_.failure.isOk()) {
     report_.failure = status;
     report_.failedOperation = operation.number;
-    report_.failedAt = process_->time();
+    report_.failedAt = process_.world().elapsed(process_.time());
   }
 }
 
@@ -105,13 +100,12 @@ bool RankProgram::isWaiting() const {
 
 void RankProgram::revoke() {
   if (const auto engine = engine_.lock()) {
-    process_->world().note(process_->time(), rank_, "revokes the group");
-    engine->revoke(revocationBy(rank_));
+    network_.note(report_.rank, "revokes the group");
+    engine->revoke(revocationBy(report_.rank));
   }
 }
 
 void RankProgram::reset() {
-  isReset_ = true;
   if (const auto engine = engine_.lock()) {
     engine->abort({StatusCode::kAborted, "the simulated process died"});
   }

@@ -1,5 +1,5 @@
-// The program of one simulated rank: makes the communicator over simulated links, calls the schedule's operations in
-// order with some in flight, checks every byte of each operation that succeeded, and ends the group.
+// One rank of one group: makes the communicator over simulated links, calls operations with some in flight, checks
+// every byte of each operation that succeeded, and ends the group.
 #pragma once
 
 #include <deque>
@@ -16,26 +16,36 @@ namespace shardwire::simulate {
 
 // The result of a rank.
 struct Report {
+  std::size_t group = 0;
+  Rank rank = 0;
+  Rank process = 0;
+  bool isDead = false;
   bool isOver = false;
-  Time overAt = 0;
-  int numDone = 0;           // operations with success and the right bytes
-  Status failure;            // the first error that a call or wait returned
-  int failedOperation = -1;  // its number in the schedule
-  Time failedAt = 0;
+  int numDone = 0;                  // operations with success and the right bytes
+  Status failure;                   // the first error that a call or wait returned
+  int failedOperation = -1;         // its number in the schedule
+  Time failedAt = 0;                // since the begin
   std::vector<std::string> faults;  // wrong bytes, a wrong order, memory still held, a tensor changed after the end
 };
 
 class RankProgram {
  public:
-  RankProgram(const Schedule& schedule, Rank rank, Network& network);
+  RankProgram(const Schedule& schedule, std::size_t group, Rank rank, Network& network, Process& process);
   ~RankProgram();
-  // The process that runs run(). Set before the first turn.
-  void setProcess(Process* process) { process_ = process; }
-  void run();
+
+  // ---- for a thread of the process
+  void begin();
+  // Calls the operation, and waits for the oldest ones while too many are in flight. False: the group failed.
+  bool call(const Operation& operation);
+  // Waits for the operations in flight.
+  void waitForAll();
+  void end();
+
   // Another thread of the program revokes the group.
   void revoke();
   // The process died: all waits end with an error, and the peers get no notice.
   void reset();
+  std::size_t group() const { return report_.group; }
   const Report& report() const { return report_; }
   // Whether the rank's threads must take frames, since an operation is in flight or memory is served.
   bool isWaiting() const;
@@ -43,20 +53,16 @@ class RankProgram {
   bool isReleased() const { return engine_.expired(); }
 
  private:
-  void callAll();
   bool endOldest();
   void note(const Operation& operation, const Status& status);
 
   const Schedule& schedule_;
-  const Rank rank_;
   Network& network_;
-  Process* process_ = nullptr;
-  Random random_;
+  Process& process_;
   std::weak_ptr<internal::Engine> engine_;
   std::unique_ptr<internal::CommunicatorImpl> group_;
   std::deque<std::unique_ptr<Call>> calls_;
   std::vector<std::unique_ptr<Call>> over_;  // kept, since nobody may read or write the tensors any more
-  bool isReset_ = false;
   Report report_;
 };
 

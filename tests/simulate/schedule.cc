@@ -1,6 +1,7 @@
 // drawSchedule() draws ranks, hosts and options from the seed, then the operations, each from a separate seed, and last
-// the faults. Faults of two kinds: harmless faults only delay, and all operations must succeed; the other faults take a
-// rank or a link away, or stop a rank for longer than the timeout.
+// the faults. Some schedules have several groups, with random numbers of their own. Faults of two kinds: harmless
+// faults only delay, and all operations must succeed; the other faults take a rank or a link away, or stop a rank for
+// longer than the timeout.
 #include "tests/simulate/schedule.h"
 
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "backend/transport/lanes.h"
 
@@ -18,7 +20,7 @@ using testing::mix64;
 
 // Longer than kSilence (network.cc), after which a link counts as broken.
 constexpr Time kTimeout = 20 * kSecond;
-// Faults that all operations survive last no longer than this, all together.
+// Harmless faults last no longer than this, all together.
 constexpr Time kLongestHarmless = 400 * kMillisecond;
 // The product waits two seconds for frames behind an answer: see questions.cc.
 constexpr Time kLongestSpike = 30 * kMillisecond;
@@ -30,6 +32,7 @@ constexpr std::uint64_t kSizeSalt = 0x73697a01;
 constexpr std::uint64_t kControlSalt = 0x6374720c;
 constexpr std::uint64_t kMoreKindsSalt = 0x6b6e6420;
 constexpr std::uint64_t kRevokeSalt = 0x72766b0c;
+constexpr std::uint64_t kGroupsSalt = 0x67720047;
 
 // More ranks exchange by trees. Some seeds only, since a simulation of so many ranks takes ten times as long.
 constexpr int kFewestByTree = 17;
@@ -44,6 +47,9 @@ bool has(const std::vector<int>& numbers, int number) {
 Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule, bool hasMoreKinds) {
   Random random(seed);
   Operation operation{.number = number, .seed = seed};
+  const auto lastGroup = static_cast<std::int64_t>(schedule.groups.size()) - 1;
+  operation.group = static_cast<std::size_t>(Random(mix64(seed ^ kGroupsSalt)).between(0, lastGroup));
+  const int numRanks = static_cast<int>(schedule.groups[operation.group].size());
   operation.waitsAtOnce = random.chance(20);
   const auto draw = random.between(0, 99);
   if (Random kind(mix64(seed ^ kMoreKindsSalt)); hasMoreKinds && kind.chance(30)) {
@@ -51,12 +57,11 @@ Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule
   } else if (draw < 60) {
     const testing::CallOptionsForTest options{
         .inlineBytes = schedule.options.inlineBytes, .ringBytes = schedule.options.ringBytes, .numHuge = 0};
-    operation.call = testing::makeRandomBatch(seed, {schedule.numRanks}, options).front();
+    operation.call = testing::makeRandomBatch(seed, {numRanks}, options).front();
   } else if (draw < 85) {
     operation.kind = OperationKind::kCompiled;
     operation.specs = testing::makeRandomCase(
-        seed,
-        {.minRanks = schedule.numRanks, .maxRanks = schedule.numRanks, .maxElements = random.chance(20) ? 600 : 48});
+        seed, {.minRanks = numRanks, .maxRanks = numRanks, .maxElements = random.chance(20) ? 600 : 48});
     operation.inputs = testing::fillInputs(seed, operation.specs.specs);
     operation.expected = testing::expectedOutputs(operation.specs.specs, operation.inputs);
     operation.numRuns = static_cast<int>(random.between(1, 3));
@@ -65,7 +70,7 @@ Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule
     operation.chainElems = random.chance(30) ? random.between(500, 4000) : random.between(1, 100);
     operation.chain.resize(static_cast<std::size_t>(random.between(2, 6)));
     for (ChainStep& step : operation.chain) {
-      step = {.isSum = random.chance(50), .root = static_cast<Rank>(random.between(0, schedule.numRanks - 1))};
+      step = {.isSum = random.chance(50), .root = static_cast<Rank>(random.between(0, numRanks - 1))};
     }
   }
   return operation;
@@ -109,12 +114,91 @@ void drawOptions(Random& random, Schedule& schedule) {
   network.fullPercent = random.chance(40) ? static_cast<int>(random.between(1, 30)) : 0;
 }
 
+// Two or three groups with random members in random orders. Returns the number of operations that come in addition.
+int drawGroups(Schedule& schedule) {
+  Members all(static_cast<std::size_t>(schedule.numRanks));
+  std::iota(all.begin(), all.end(), 0);
+  schedule.groups = {all};
+  Random random(mix64(schedule.seed ^ kGroupsSalt));
+  if (!random.chance(25) || schedule.numRanks >= kFewestByTree) {
+    return 0;
+  }
+  const auto draw = [&](std::int64_t least) {
+    Members members = all;
+    random.shuffle(members);
+    members.resize(
+        static_cast<std::size_t>(random.chance(40) ? schedule.numRanks : random.between(least, schedule.numRanks)));
+    return members;
+  };
+  schedule.groups = {draw(2), draw(2)};
+  if (random.chance(35) && schedule.numRanks >= 4) {  // two disjoint groups
+    random.shuffle(all);
+    const auto cut = all.begin() + random.between(2, schedule.numRanks - 2);
+    schedule.groups = {draw(2), Members(all.begin(), cut), Members(cut, all.end())};
+  } else if (random.chance(20)) {
+    schedule.groups.push_back(draw(2));
+  }
+  schedule.hasThreads = random.chance(50);
+  if (random.chance(30)) {
+    schedule.afterFailure = AfterFailure::kStops;
+    schedule.longestStay = random.chance(50) ? 0 : random.between(0, 3 * kSecond);
+    schedule.options.grace = random.chance(30) ? std::chrono::seconds(-1) : std::chrono::milliseconds(500);
+  } else {
+    // The process ends a failed group as soon as no other call holds its thread.
+    schedule.options.grace = std::chrono::seconds(5);
+  }
+  return static_cast<int>(random.between(0, 10));
+}
+
+// A group of the process, if it has one.
+std::size_t drawGroupOf(const Schedule& schedule, Rank process) {
+  const auto begin = static_cast<std::size_t>(Random(mix64(schedule.seed + 1)).between(0, 2));
+  for (std::size_t i = 0; i < schedule.groups.size(); ++i) {
+    if (const std::size_t group = (begin + i) % schedule.groups.size(); schedule.rankIn(group, process) >= 0) {
+      return group;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
-bool Schedule::mayFail() const {
-  return std::any_of(faults.begin(), faults.end(), [](const Fault& fault) {
-    return (fault.kind != FaultKind::kStop && fault.kind != FaultKind::kHold) || fault.duration > kLongestHarmless;
-  });
+bool Schedule::hasShortControlLane() const {
+  return network.capacities[static_cast<std::size_t>(internal::Lane::kControl)] == kShortControlLane;
+}
+
+std::string Schedule::labelOf(std::size_t group) const {
+  return hasSeveralGroups() ? fmt::format("g{}", group) : "";
+}
+
+Rank Schedule::rankIn(std::size_t group, Rank process) const {
+  const Members& members = groups[group];
+  const auto found = std::ranges::find(members, process);
+  return found == members.end() ? -1 : static_cast<Rank>(found - members.begin());
+}
+
+bool Schedule::isLost(const Fault& fault, std::size_t group) const {
+  if (rankIn(group, fault.rank) < 0) {
+    return false;
+  }
+  switch (fault.kind) {
+    case FaultKind::kKill:
+    case FaultKind::kHostDies:
+      return true;
+    case FaultKind::kStop:
+      return fault.duration > kLongestHarmless;
+    case FaultKind::kCut:
+      return rankIn(group, fault.peer) >= 0;
+    case FaultKind::kRevoke:
+      return fault.group == group;
+    case FaultKind::kHold:
+      break;
+  }
+  return false;
+}
+
+bool Schedule::mayFail(std::size_t group) const {
+  return std::ranges::any_of(faults, [&](const Fault& fault) { return isLost(fault, group); });
 }
 
 Schedule drawSchedule(std::uint64_t seed, const Without& without) {
@@ -132,6 +216,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   if (Random control(mix64(seed ^ kControlSalt)); control.chance(15) && schedule.numRanks < kFewestByTree) {
     schedule.network.capacities[static_cast<std::size_t>(internal::Lane::kControl)] = kShortControlLane;
   }
+  const int numFurther = drawGroups(schedule);
   const bool hasMoreKinds = Random(mix64(seed ^ kMoreKindsSalt)).chance(20);
   Random lateness(mix64(seed ^ kLatenessSalt));
   if (lateness.chance(30)) {
@@ -139,7 +224,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   }
   schedule.longestPause = random.chance(30) ? 0 : random.between(1, random.chance(20) ? 5000 : 300) * kMicrosecond;
   schedule.window = static_cast<std::size_t>(random.between(1, 6));
-  const auto numOperations = static_cast<int>(random.between(1, 12));
+  const auto numOperations = static_cast<int>(random.between(1, 12)) + numFurther;
   for (int number = 0; number < numOperations; ++number) {
     if (!has(without.operations, number)) {
       schedule.operations.push_back(
@@ -157,6 +242,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
     faults.push_back(drawFault(revoke, static_cast<int>(faults.size()), schedule.numRanks, true));
     faults.back().kind = FaultKind::kRevoke;
     faults.back().duration = 0;
+    faults.back().group = drawGroupOf(schedule, faults.back().rank);
   }
   for (const Fault& fault : faults) {
     if (!has(without.faults, fault.number)) {
@@ -164,78 +250,6 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
     }
   }
   return schedule;
-}
-
-// ---- for people
-
-std::string revocationBy(Rank rank) {
-  return fmt::format("rank {} (simulated) revoked the group", rank);
-}
-
-std::string describe(const Operation& operation) {
-  switch (operation.kind) {
-    case OperationKind::kCollective:
-      return fmt::format("operation {}: {}", operation.number, testing::describe(operation.call));
-    case OperationKind::kCompiled:
-      return fmt::format("operation {}: compile_op of case {}, {} runs", operation.number, operation.specs.seed,
-                         operation.numRuns);
-    case OperationKind::kChain: {
-      std::string steps;
-      for (const ChainStep& step : operation.chain) {
-        steps += step.isSum ? " sum" : fmt::format(" broadcast from {}", step.root);
-      }
-      return fmt::format("operation {}: a chain over {} elements:{}", operation.number, operation.chainElems, steps);
-    }
-    case OperationKind::kRequests:
-      return fmt::format("operation {}: requests to memory of other ranks", operation.number);
-    case OperationKind::kExchange:
-      return fmt::format("operation {}: an exchange of bytes", operation.number);
-  }
-  return "";
-}
-
-std::string describe(const Fault& fault) {
-  const std::string when = fault.numFrames > 0 ? fmt::format("with its frame {}", fault.numFrames)
-                                               : fmt::format("after {}", inMilliseconds(fault.after));
-  switch (fault.kind) {
-    case FaultKind::kKill:
-      return fmt::format("fault {}: rank {} is killed {}", fault.number, fault.rank, when);
-    case FaultKind::kHostDies:
-      return fmt::format("fault {}: rank {} loses its host {}", fault.number, fault.rank, when);
-    case FaultKind::kStop:
-      return fmt::format("fault {}: rank {} stops after {} for {}", fault.number, fault.rank,
-                         inMilliseconds(fault.after), inMilliseconds(fault.duration));
-    case FaultKind::kCut:
-      return fmt::format("fault {}: the link between ranks {} and {} is cut after {}", fault.number, fault.rank,
-                         fault.peer, inMilliseconds(fault.after));
-    case FaultKind::kHold:
-      return fmt::format("fault {}: nothing passes between ranks {} and {} after {} for {}", fault.number, fault.rank,
-                         fault.peer, inMilliseconds(fault.after), inMilliseconds(fault.duration));
-    case FaultKind::kRevoke:
-      return fmt::format("fault {}: rank {} revokes the group {}", fault.number, fault.rank, when);
-  }
-  return "";
-}
-
-std::string describe(const Schedule& schedule) {
-  const NetworkOptions& network = schedule.network;
-  std::string text = fmt::format(
-      "seed {}: {} ranks on hosts {}, {} operations in flight, inline {} B, ring {} B, spin {} ns, check {}; {} % of "
-      "frames late up to {}, {} % of tensors exposed, short writes of {} B, {} % full lanes, control lane {} B{}\n",
-      schedule.seed, schedule.numRanks, fmt::join(schedule.hosts, " "), schedule.window, schedule.options.inlineBytes,
-      schedule.options.ringBytes, schedule.options.spin.count(), schedule.options.checkAll, network.spikePercent,
-      inMilliseconds(network.longestSpike), network.exposedPercent, network.shortWriteBytes, network.fullPercent,
-      network.capacities[static_cast<std::size_t>(internal::Lane::kControl)],
-      network.lateness == Lateness::kNone  ? ""
-      : network.lateness == Lateness::kAll ? ", links when first needed"
-                                           : ", links to other hosts when first needed");
-  for (const Operation& operation : schedule.operations) {
-    text += describe(operation) + "\n";
-  }
-  for (const Fault& fault : schedule.faults) {
-    text += describe(fault) + "\n";
-  }
-  return text;
 }
 
 }  // namespace shardwire::simulate

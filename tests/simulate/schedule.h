@@ -30,6 +30,7 @@ struct ChainStep {
 struct Operation {
   OperationKind kind = OperationKind::kCollective;
   int number = 0;  // in the schedule as drawn
+  std::size_t group = 0;
   std::uint64_t seed = 0;
   testing::RandomCall call;      // kCollective
   testing::RandomCase specs;     // kCompiled
@@ -50,9 +51,11 @@ enum class FaultKind : std::uint8_t {
   kRevoke,    // the rank revokes the group
 };
 
+// Ranks are numbers of processes.
 struct Fault {
   FaultKind kind = FaultKind::kKill;
-  int number = 0;  // in the schedule as drawn
+  int number = 0;         // in the schedule as drawn
+  std::size_t group = 0;  // kRevoke
   Rank rank = 0;
   Rank peer = 0;      // kCut, kHold
   Time after = 0;     // since the begin
@@ -60,10 +63,23 @@ struct Fault {
   Time duration = 0;  // kStop, kHold
 };
 
+// A group of several, by rank: the numbers of its processes.
+using Members = std::vector<Rank>;
+
+// How a program with several groups goes on after the failure of a group.
+enum class AfterFailure : std::uint8_t {
+  kGoesOn,  // the process ends the failed group, and goes on in the other groups
+  kStops,   // the process calls nothing any more, and ends its groups some time later
+};
+
 struct Schedule {
   std::uint64_t seed = 0;
-  int numRanks = 2;
-  std::vector<std::int32_t> hosts;
+  int numRanks = 2;                 // and processes
+  std::vector<std::int32_t> hosts;  // by process
+  std::vector<Members> groups;      // one group has all processes, in their order
+  bool hasThreads = false;          // each process has a thread for each of its groups, in place of one for all
+  AfterFailure afterFailure = AfterFailure::kGoesOn;
+  Time longestStay = 0;  // kStops: of a process, before it ends its groups
   Options options;
   NetworkOptions network;
   Time longestPause = 0;   // of a rank between two calls
@@ -71,8 +87,18 @@ struct Schedule {
   std::vector<Operation> operations;
   std::vector<Fault> faults;
 
-  // Whether operations may fail: a rank is lost, or stops for longer than the timeout.
-  bool mayFail() const;
+  bool hasShortControlLane() const;
+  bool hasSeveralGroups() const { return groups.size() > 1; }
+  // Of the traces: processes have other ranks in each of several groups.
+  const char* rowName() const { return hasSeveralGroups() ? "process" : "rank"; }
+  // "" where there is one group, else "g0", "g1".
+  std::string labelOf(std::size_t group) const;
+  // -1: the process is not in the group.
+  Rank rankIn(std::size_t group, Rank process) const;
+  // Whether the fault takes a rank or a link of this group away, or stops a rank for longer than the timeout.
+  bool isLost(const Fault& fault, std::size_t group) const;
+  // Whether operations of the group may fail because of a fault in the group.
+  bool mayFail(std::size_t group) const;
 };
 
 // The numbers of the operations and faults to leave out.
@@ -85,7 +111,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without = {});
 // The notice of a rank that revokes the group.
 std::string revocationBy(Rank rank);
 std::string describe(const Operation& operation);
-std::string describe(const Fault& fault);
+std::string describe(const Fault& fault, const Schedule& schedule);
 std::string describe(const Schedule& schedule);
 
 }  // namespace shardwire::simulate

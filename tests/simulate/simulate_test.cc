@@ -45,6 +45,22 @@ TEST(Simulate, PlaysASeedTheSameWayEveryTime) {
   }
 }
 
+// A group fails with an error, and another group of the same living process ends without one.
+TEST(Simulate, GroupsGoOnBesideFailedGroups) {
+  int numBeside = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const Schedule schedule = drawSchedule(seed);
+    const bool isForThis = schedule.hasSeveralGroups() && schedule.afterFailure == AfterFailure::kGoesOn;
+    const auto mayFail = [&](std::size_t group) { return schedule.mayFail(group); };
+    if (isForThis && mayFail(0) != mayFail(1)) {
+      const Outcome outcome = simulate(schedule, false);
+      EXPECT_TRUE(outcome.faults.empty()) << "seed " << seed;
+      numBeside += outcome.numBeside;
+    }
+  }
+  EXPECT_GE(numBeside, 5);
+}
+
 TEST(Simulate, LeavesOutWhatItIsTold) {
   const Schedule whole = drawSchedule(141);
   const Schedule part = drawSchedule(141, {.operations = {0, 6}, .faults = {1}});

@@ -1,12 +1,12 @@
-// One simulation: builds the ranks of a schedule, runs them until all have ended, and compares the reports with the
-// promises of the product.
+// One simulation: builds the processes of a schedule, runs them until all have ended, and compares the reports with the
+// promises of the product. Nothing may be left: no memory exposed, no frame untaken, no engine alive.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "tests/simulate/rank.h"
+#include "tests/simulate/clock.h"
 #include "tests/simulate/schedule.h"
 
 namespace shardwire::simulate {
@@ -19,16 +19,9 @@ struct Outcome {
   std::uint64_t numEvents = 0;
   std::uint64_t numFrames = 0;
   int numFailed = 0;  // ranks that ended with an error
+  int numBeside = 0;  // processes alive with an error in one group and none in another, after operations in both
 };
 
 Outcome simulate(const Schedule& schedule, bool isTraced);
-
-// The promises:
-//   every living rank ends within the timeouts;
-//   all operations succeed unless a rank or a link is lost, and then every error names this rank or link;
-//   bytes are right wherever an operation succeeded;
-//   nothing is left: no memory exposed, no frame untaken, no engine alive.
-std::vector<std::string> findFaults(const Schedule& schedule, const std::vector<Report>& reports,
-                                    const std::vector<bool>& areDead, const std::string& leftover);
 
 }  // namespace shardwire::simulate

@@ -29,7 +29,7 @@ void World::runNext() {
 
 void World::add(Time when, Rank rank, const std::string& text) {
   trace_ += rank < 0 ? fmt::format("{:>18}          {}\n", inMilliseconds(elapsed(when)), text)
-                     : fmt::format("{:>18}  rank {}  {}\n", inMilliseconds(elapsed(when)), rank, text);
+                     : fmt::format("{:>18}  {} {}  {}\n", inMilliseconds(elapsed(when)), rowName_, rank, text);
 }
 
 }  // namespace shardwire::simulate

@@ -43,7 +43,7 @@ class World {
     return true;
   }
 
-  // A line of the trace, at `when`; rank -1: nobody's.
+  // A line of the trace, at `when`; row -1: nobody's.
   template <typename... Args>
   void note(Time when, Rank rank, fmt::format_string<Args...> format, Args&&... args) {
     ++numNotes_;
@@ -52,6 +52,10 @@ class World {
     }
   }
   const std::string& trace() const { return trace_; }
+  // The rows of the trace: "rank", or "process" where processes have other ranks in each group.
+  void setRowName(const char* name) { rowName_ = name; }
+  const char* rowName() const { return rowName_; }
+  bool isTraced() const { return isTraced_; }
   std::uint64_t numNotes() const { return numNotes_; }
   std::uint64_t numEvents() const { return numEvents_; }
 
@@ -69,6 +73,7 @@ class World {
 
   Random random_;
   const bool isTraced_;
+  const char* rowName_ = "rank";
   const Time begin_;
   Time now_;
   std::priority_queue<Event> events_;

@@ -1,0 +1,99 @@
+#include "tests/simulate/faults.h"
+
+#include <algorithm>
+
+namespace shardwire::simulate {
+namespace {
+
+void endProcess(Job& job, Rank number, End end) {
+  Process& process = *job.processes[static_cast<std::size_t>(number)];
+  if (process.isDead() || process.isOver()) {
+    return;
+  }
+  job.world.note(std::max(process.time(), job.world.now()), number, "{}",
+                 end == End::kHostDied ? "loses its host" : "is killed");
+  process.die();
+  for (std::size_t group = 0; group < job.networks.size(); ++group) {
+    job.networks[group]->end(job.schedule.rankIn(group, number), end);
+  }
+}
+
+void cut(Job& job, const Fault& fault) {
+  job.world.note(job.world.now(), -1, "the link between {}s {} and {} is cut", job.world.rowName(), fault.rank,
+                 fault.peer);
+  for (std::size_t group = 0; group < job.networks.size(); ++group) {
+    job.networks[group]->cut(job.schedule.rankIn(group, fault.rank), job.schedule.rankIn(group, fault.peer));
+  }
+}
+
+void hold(Job& job, const Fault& fault) {
+  const Time until = job.world.now() + fault.duration;
+  job.world.note(job.world.now(), -1, "nothing passes between {}s {} and {} before {}", job.world.rowName(), fault.rank,
+                 fault.peer, inMilliseconds(job.world.elapsed(until)));
+  for (std::size_t group = 0; group < job.networks.size(); ++group) {
+    job.networks[group]->holdUntil(job.schedule.rankIn(group, fault.rank), job.schedule.rankIn(group, fault.peer),
+                                   until);
+  }
+}
+
+void stop(Job& job, const Fault& fault) {
+  job.world.note(job.world.now(), fault.rank, "stops for {}", inMilliseconds(fault.duration));
+  job.processes[static_cast<std::size_t>(fault.rank)]->stopUntil(job.world.now() + fault.duration);
+}
+
+void revoke(Job& job, const Fault& fault) {
+  const auto number = static_cast<std::size_t>(fault.rank);
+  if (RankProgram* const rank = job.programs[number]->rankIn(fault.group)) {
+    job.processes[number]->act([rank] { rank->revoke(); });
+  }
+}
+
+}  // namespace
+
+Job::Job(const Schedule& drawn, bool isTraced) : schedule(drawn), world(drawn.seed, isTraced) {
+  world.setRowName(drawn.rowName());
+  for (std::size_t group = 0; group < drawn.groups.size(); ++group) {
+    std::vector<std::int32_t> hosts;
+    for (const Rank member : drawn.groups[group]) {
+      hosts.push_back(drawn.hosts[static_cast<std::size_t>(member)]);
+    }
+    networks.push_back(std::make_unique<Network>(world, drawn.network, std::move(hosts), group, drawn.labelOf(group)));
+  }
+  for (Rank number = 0; number < drawn.numRanks; ++number) {
+    processes.push_back(std::make_unique<Process>(world, number, drawn.groups.size()));
+    programs.push_back(std::make_unique<Program>(drawn, *processes.back(), networks));
+  }
+  for (std::size_t group = 0; group < drawn.groups.size(); ++group) {
+    std::vector<Process*> members;
+    for (const Rank member : drawn.groups[group]) {
+      members.push_back(processes[static_cast<std::size_t>(member)].get());
+    }
+    networks[group]->setProcesses(std::move(members));
+  }
+}
+
+void scheduleFault(Job& job, const Fault& fault) {
+  const End end = fault.kind == FaultKind::kHostDies ? End::kHostDied : End::kDied;
+  const auto at = [&](auto action) {
+    job.world.at(job.world.now() + fault.after, [&job, fault, action] { action(job, fault); });
+  };
+  switch (fault.kind) {
+    case FaultKind::kKill:
+    case FaultKind::kHostDies:
+      if (fault.numFrames > 0) {
+        Process& process = *job.processes[static_cast<std::size_t>(fault.rank)];
+        return process.endAfterFrames(fault.numFrames, [&job, end, rank = fault.rank] { endProcess(job, rank, end); });
+      }
+      return at([end](Job& all, const Fault& each) { endProcess(all, each.rank, end); });
+    case FaultKind::kStop:
+      return at(stop);
+    case FaultKind::kCut:
+      return at(cut);
+    case FaultKind::kHold:
+      return at(hold);
+    case FaultKind::kRevoke:
+      return at(revoke);
+  }
+}
+
+}  // namespace shardwire::simulate

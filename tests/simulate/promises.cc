@@ -1,0 +1,177 @@
+// findFaults() goes through the reports of all ranks. isAbout() has the texts that an error about each kind of fault
+// may have, in the numbering of one group; isAboutOtherGroup() knows the texts that name the failure of another group.
+#include "tests/simulate/promises.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <regex>
+
+namespace shardwire::simulate {
+namespace {
+
+// Longer than all waits that no lost rank or link prolongs.
+constexpr Time kLongWait = 5 * kSecond;
+
+// Whether the text of an error names the rank: "rank 3", or "ranks 1, 3 to 5".
+bool names(const std::string& text, Rank rank) {
+  static const std::regex kNames("ranks? ([0-9]+(( to |, )[0-9]+)*)");
+  static const std::regex kPart("([0-9]+)( to ([0-9]+))?");
+  for (std::sregex_iterator it(text.begin(), text.end(), kNames); it != std::sregex_iterator(); ++it) {
+    const std::string list = (*it)[1].str();
+    for (std::sregex_iterator part(list.begin(), list.end(), kPart); part != std::sregex_iterator(); ++part) {
+      const Rank first = std::stoi((*part)[1].str());
+      const Rank last = (*part)[3].matched ? std::stoi((*part)[3].str()) : first;
+      if (first <= rank && rank <= last) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// compile_op ends alone at the timeout, and the group stays usable: the rank then leaves without a notice.
+bool endsAlone(const Report& report) {
+  return report.failure.code() == StatusCode::kTimeout &&
+         report.failure.message().find(" failed on rank ") == std::string::npos;
+}
+
+// A rank left without a notice. Late links: the others stay for seconds for a rank without a link, and then leave.
+bool isAboutRankThatLeft(const Status& failure, const Schedule& drawn, const Fault& fault, bool hasRankLeft) {
+  const bool isLate = drawn.network.lateness != Lateness::kNone;
+  const bool mayLeave = fault.kind == FaultKind::kStop ? hasRankLeft || isLate : hasRankLeft && isLate;
+  return mayLeave && (failure.message().find("(simulated) left the group") != std::string::npos ||
+                      failure.message().find("(simulated) left before it was joined") != std::string::npos);
+}
+
+// A group stays for seconds for room in a full lane, and then leaves without a notice to the stopped rank.
+bool isStoppedRankWithFullLane(const Report& report, const Schedule& drawn, const Fault& fault) {
+  const bool hasFullLanes = drawn.network.fullPercent > 0 || drawn.hasShortControlLane();
+  return fault.kind == FaultKind::kStop && fault.rank == report.rank && hasFullLanes &&
+         report.failure.message().find("(simulated) left the group") != std::string::npos;
+}
+
+// Whether the error is about this fault, which has the ranks of the error's group.
+bool isAbout(const Status& failure, const Schedule& drawn, const Fault& fault, bool hasRankLeft) {
+  const std::string& text = failure.message();
+  const bool isTimeout = failure.code() == StatusCode::kTimeout;
+  // Before a link is made, nobody notices the silence of the peer.
+  const bool isLate = drawn.network.lateness != Lateness::kNone;
+  switch (fault.kind) {
+    case FaultKind::kHostDies:
+      if (isLate &&
+          ((isTimeout && names(text, fault.rank)) || isAboutRankThatLeft(failure, drawn, fault, hasRankLeft))) {
+        return true;
+      }
+      [[fallthrough]];
+    case FaultKind::kKill:
+      return failure.code() == StatusCode::kPeerFailed &&
+             text.find(fmt::format("rank {} (simulated) died", fault.rank)) != std::string::npos;
+    case FaultKind::kCut:
+      return ((names(text, fault.rank) || names(text, fault.peer)) &&
+              ((isLate && isTimeout) || text.find("its network connection failed") != std::string::npos)) ||
+             isAboutRankThatLeft(failure, drawn, fault, hasRankLeft);
+    case FaultKind::kStop:
+      // The chain of waiting ranks ends at a rank without a link (docs/errors.md): the other ranks' errors go on.
+      if (isTimeout && isLate && text.find("could not be asked in time") != std::string::npos) {
+        return true;
+      }
+      return (isTimeout && names(text, fault.rank)) || isAboutRankThatLeft(failure, drawn, fault, hasRankLeft);
+    case FaultKind::kRevoke:
+      return text.find(revocationBy(fault.rank)) != std::string::npos;
+    case FaultKind::kHold:
+      return false;
+  }
+  return false;
+}
+
+// The fault with the ranks of the group.
+Fault inGroup(const Schedule& drawn, Fault fault, std::size_t group) {
+  fault.rank = drawn.rankIn(group, fault.rank);
+  fault.peer = drawn.rankIn(group, fault.peer);
+  return fault;
+}
+
+bool isAboutAny(const Status& failure, const Schedule& drawn, std::size_t group, bool hasRankLeft) {
+  return std::ranges::any_of(drawn.faults, [&](const Fault& fault) {
+    return drawn.isLost(fault, group) && isAbout(failure, drawn, inGroup(drawn, fault, group), hasRankLeft);
+  });
+}
+
+// The error gives the failure of another group as the reason.
+bool isAboutOtherGroup(const Status& failure, const Schedule& drawn) {
+  const auto begin = failure.message().find("another group of its process");
+  if (begin == std::string::npos) {
+    return false;
+  }
+  const Status reason(StatusCode::kPeerFailed, failure.message().substr(begin));
+  for (std::size_t group = 0; group < drawn.groups.size(); ++group) {
+    if (reason.message().find(fmt::format("group \"{}\"", drawn.labelOf(group))) != std::string::npos &&
+        isAboutAny(reason, drawn, group, true)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The error is about a rank whose process stopped after the failure of another group, or whose only thread was held for
+// long by another group. A process that leaves because of a death gives the death as the reason (isAboutOtherGroup).
+bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
+  const std::string& text = report.failure.message();
+  return std::ranges::any_of(reports, [&](const Report& other) {
+    const Rank rank = drawn.rankIn(report.group, other.process);
+    if (rank < 0 || other.group == report.group || other.failure.isOk()) {
+      return false;
+    }
+    const bool isHeld = !drawn.hasThreads && other.failedAt > kLongWait;
+    const bool isUntold = other.failure.code() != StatusCode::kPeerFailed;
+    const bool hasLeft = isUntold && text.find(fmt::format("rank {} (simulated) left", rank)) != std::string::npos;
+    return (isHeld && report.failure.code() == StatusCode::kTimeout && names(text, rank)) ||
+           (hasLeft && drawn.afterFailure == AfterFailure::kStops);
+  });
+}
+
+std::string findWrongError(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
+  const bool hasRankLeft = std::ranges::any_of(
+      reports, [&](const Report& other) { return other.group == report.group && endsAlone(other); });
+  const bool mayBeElsewhere = drawn.afterFailure == AfterFailure::kStops || !drawn.hasThreads;
+  const bool hasFullLane = std::ranges::any_of(drawn.faults, [&](const Fault& fault) {
+    return drawn.isLost(fault, report.group) &&
+           isStoppedRankWithFullLane(report, drawn, inGroup(drawn, fault, report.group));
+  });
+  if (hasFullLane || isAboutAny(report.failure, drawn, report.group, hasRankLeft) ||
+      (drawn.hasSeveralGroups() && mayBeElsewhere &&
+       (isAboutOtherGroup(report.failure, drawn) || isAboutBusyRank(report, drawn, reports)))) {
+    return "";
+  }
+  return fmt::format(
+      "operation {} failed, and {}: {}: {}", report.failedOperation,
+      drawn.mayFail(report.group) ? "the error names none of the lost ranks and links" : "nothing was lost",
+      statusCodeName(report.failure.code()), report.failure.message());
+}
+
+}  // namespace
+
+std::vector<std::string> findFaults(const Schedule& drawn, const std::vector<Report>& reports) {
+  std::vector<std::string> faults;
+  for (const Report& report : reports) {
+    const std::string label = drawn.labelOf(report.group);
+    const std::string who = fmt::format("{}{}rank {}", label, label.empty() ? "" : " ", report.rank);
+    for (const std::string& fault : report.faults) {
+      faults.push_back(fmt::format("{}: {}", who, fault));
+    }
+    if (report.isDead) {
+      continue;
+    }
+    if (!report.isOver) {
+      faults.push_back(fmt::format("{} has not ended", who));
+    } else if (!report.failure.isOk()) {
+      if (const std::string wrong = findWrongError(report, drawn, reports); !wrong.empty()) {
+        faults.push_back(fmt::format("{}: {}", who, wrong));
+      }
+    }
+  }
+  return faults;
+}
+
+}  // namespace shardwire::simulate
