@@ -81,6 +81,7 @@ void SimulatedConnection::commit(Lane lane, std::size_t bytes) {
   network_.note(self_, "sends {} to rank {}: {} bytes on the {} lane, {}", describeFrame(frame.bytes), peer_, bytes,
                 kLaneNames[at(lane)],
                 out_.isCut ? "lost" : "arriving at " + inMilliseconds(network_.world_.elapsed(frame.arrives)));
+  network_.recordFrame(self_, peer_, frame.arrives, fmt::format("{}, {} bytes", describeFrame(frame.bytes), bytes));
   if (!out_.isCut) {
     network_.ringAt(frame.arrives, peer_);
     if (lane == Lane::kControl) {
@@ -157,6 +158,7 @@ bool SimulatedConnection::fetch(std::uint32_t space, std::span<const MemoryRun> 
   ++count->pending;
   out_.requests.push_back({space, {runs.begin(), runs.end()}, count, arrives, {}, 0});
   network_.note(self_, "requests {} runs of rank {}'s memory {}", runs.size(), peer_, space);
+  network_.recordFrame(self_, peer_, arrives, "a request for memory");
   network_.ringAt(arrives, peer_);
   return true;
 }
@@ -242,6 +244,7 @@ void SimulatedConnection::serve(Direction::Fetch fetch) {
   fetch.arrives = std::max({arrivalOf(0), out_.heldUntil, out_.answers.empty() ? 0 : out_.answers.back().arrives});
   fetch.arrives = out_.isCut || process().isDead() ? kNever : fetch.arrives;
   network_.note(self_, "sends {} fetched bytes to rank {}", fetch.bytes.size(), peer_);
+  network_.recordFrame(self_, peer_, fetch.arrives, fmt::format("{} fetched bytes", fetch.bytes.size()));
   network_.ringAt(fetch.arrives, peer_);
   out_.answers.push_back(std::move(fetch));
 }

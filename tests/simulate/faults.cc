@@ -5,13 +5,23 @@
 namespace shardwire::simulate {
 namespace {
 
-void endProcess(Job& job, Rank number, End end) {
+void mark(Job& job, const char* kind, Time begin, Time end, const Fault& fault) {
+  if (Recording* const recording = job.world.recording()) {
+    recording->marks.push_back({kind, job.world.elapsed(begin), job.world.elapsed(end), fault.rank, fault.peer,
+                                describe(fault, job.schedule)});
+  }
+}
+
+void endProcess(Job& job, const Fault& fault) {
+  const Rank number = fault.rank;
+  const End end = fault.kind == FaultKind::kHostDies ? End::kHostDied : End::kDied;
   Process& process = *job.processes[static_cast<std::size_t>(number)];
   if (process.isDead() || process.isOver()) {
     return;
   }
-  job.world.note(std::max(process.time(), job.world.now()), number, "{}",
-                 end == End::kHostDied ? "loses its host" : "is killed");
+  const Time now = std::max(process.time(), job.world.now());
+  mark(job, "dead", now, kNever, fault);
+  job.world.note(now, number, "{}", end == End::kHostDied ? "loses its host" : "is killed");
   process.die();
   for (std::size_t group = 0; group < job.networks.size(); ++group) {
     job.networks[group]->end(job.schedule.rankIn(group, number), end);
@@ -19,6 +29,7 @@ void endProcess(Job& job, Rank number, End end) {
 }
 
 void cut(Job& job, const Fault& fault) {
+  mark(job, "cut", job.world.now(), kNever, fault);
   job.world.note(job.world.now(), -1, "the link between {}s {} and {} is cut", job.world.rowName(), fault.rank,
                  fault.peer);
   for (std::size_t group = 0; group < job.networks.size(); ++group) {
@@ -28,6 +39,7 @@ void cut(Job& job, const Fault& fault) {
 
 void hold(Job& job, const Fault& fault) {
   const Time until = job.world.now() + fault.duration;
+  mark(job, "hold", job.world.now(), until, fault);
   job.world.note(job.world.now(), -1, "nothing passes between {}s {} and {} before {}", job.world.rowName(), fault.rank,
                  fault.peer, inMilliseconds(job.world.elapsed(until)));
   for (std::size_t group = 0; group < job.networks.size(); ++group) {
@@ -37,6 +49,7 @@ void hold(Job& job, const Fault& fault) {
 }
 
 void stop(Job& job, const Fault& fault) {
+  mark(job, "stop", job.world.now(), job.world.now() + fault.duration, fault);
   job.world.note(job.world.now(), fault.rank, "stops for {}", inMilliseconds(fault.duration));
   job.processes[static_cast<std::size_t>(fault.rank)]->stopUntil(job.world.now() + fault.duration);
 }
@@ -44,6 +57,7 @@ void stop(Job& job, const Fault& fault) {
 void revoke(Job& job, const Fault& fault) {
   const auto number = static_cast<std::size_t>(fault.rank);
   if (RankProgram* const rank = job.programs[number]->rankIn(fault.group)) {
+    mark(job, "revoke", job.world.now(), job.world.now(), fault);
     job.processes[number]->act([rank] { rank->revoke(); });
   }
 }
@@ -73,7 +87,6 @@ Job::Job(const Schedule& drawn, bool isTraced) : schedule(drawn), world(drawn.se
 }
 
 void scheduleFault(Job& job, const Fault& fault) {
-  const End end = fault.kind == FaultKind::kHostDies ? End::kHostDied : End::kDied;
   const auto at = [&](auto action) {
     job.world.at(job.world.now() + fault.after, [&job, fault, action] { action(job, fault); });
   };
@@ -82,9 +95,9 @@ void scheduleFault(Job& job, const Fault& fault) {
     case FaultKind::kHostDies:
       if (fault.numFrames > 0) {
         Process& process = *job.processes[static_cast<std::size_t>(fault.rank)];
-        return process.endAfterFrames(fault.numFrames, [&job, end, rank = fault.rank] { endProcess(job, rank, end); });
+        return process.endAfterFrames(fault.numFrames, [&job, fault] { endProcess(job, fault); });
       }
-      return at([end](Job& all, const Fault& each) { endProcess(all, each.rank, end); });
+      return at(endProcess);
     case FaultKind::kStop:
       return at(stop);
     case FaultKind::kCut:

@@ -1,6 +1,6 @@
 // ./run simulate: runs seeds, prints the trace of a seed, and shrinks a failing seed. run() goes through the seeds,
-// runSeed() prints the findings, shrink() leaves operations and faults out as long as the seed fails. Exit status 1 if
-// a seed fails.
+// runSeed() prints the findings, view() writes the page that plays a run, shrink() leaves operations and faults out as
+// long as the seed fails. Exit status 1 if a seed fails.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,20 +8,24 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <fstream>
 #include <string>
 #include <vector>
 
+#include "tests/simulate/page.h"
 #include "tests/simulate/simulation.h"
 
 namespace shardwire::simulate {
 namespace {
 
 constexpr const char* kHelp =
-    "simulate [--seed S] [--seeds N] [--seconds T] [--trace] [--shrink] [--without-operations A,B] [--without-faults "
+    "simulate [--seed S] [--seeds N] [--seconds T] [--trace] [--view FILE] [--shrink] [--without-operations A,B] "
+    "[--without-faults "
     "A]\n"
     "  --seed S      the first seed (1)\n"
     "  --seeds N     so many seeds (1 with --seed, else 1000); --seconds T: until T seconds are over\n"
     "  --trace       prints who did what when, in simulated time\n"
+    "  --view FILE   writes an HTML page that plays the run of one seed, or of a seed that fails\n"
     "  --shrink      removes operations and faults from a failing seed as long as it fails\n"
     "  --without-... numbers of operations and faults to leave out, as --shrink prints them\n"
     "  --keep-going  goes on after a failing seed\n";
@@ -34,6 +38,7 @@ struct Arguments {
   bool shrinks = false;
   bool keepsGoing = false;
   bool hasSeed = false;
+  std::string page;
   Without without;
 };
 
@@ -64,6 +69,8 @@ bool read(int argc, char** argv, Arguments* arguments) {
       arguments->numSeeds = std::strtoull(value.c_str(), nullptr, 10);
     } else if (name == "--seconds") {
       arguments->seconds = std::atof(value.c_str());
+    } else if (name == "--view") {
+      arguments->page = value;
     } else if (name == "--without-operations") {
       arguments->without.operations = numbersIn(value);
     } else if (name == "--without-faults") {
@@ -116,27 +123,45 @@ std::string commandOf(std::uint64_t seed, const Without& without) {
   return text;
 }
 
+void print(std::uint64_t seed, const Without& without, const Outcome& outcome) {
+  fmt::print("seed {} FAILS:\n", seed);
+  for (const std::string& fault : outcome.faults) {
+    fmt::print("  {}\n", fault);
+  }
+  fmt::print("{}{}{} --trace\n", describe(drawSchedule(seed, without)), outcome.summary, commandOf(seed, without));
+  std::fflush(stdout);
+}
+
+void view(std::uint64_t seed, const Without& without, const std::string& path) {
+  const Schedule schedule = drawSchedule(seed, without);
+  std::ofstream file(path);
+  file << pageOf(schedule, simulate(schedule, true));
+  file.close();
+  if (!file) {
+    fmt::print(stderr, "cannot write {}\n", path);
+    std::exit(2);
+  }
+}
+
 // Whether the seed fails.
 bool runSeed(std::uint64_t seed, const Arguments& arguments, Outcome* outcome) {
-  *outcome = simulate(drawSchedule(seed, arguments.without), arguments.isTraced);
-  if (arguments.isTraced) {
-    fmt::print("{}{}{}", describe(drawSchedule(seed, arguments.without)), outcome->trace, outcome->summary);
-  }
-  if (outcome->faults.empty()) {
-    return false;
-  }
   Without without = arguments.without;
-  if (arguments.shrinks) {
+  *outcome = simulate(drawSchedule(seed, without), arguments.isTraced);
+  if (arguments.isTraced) {
+    fmt::print("{}{}{}", describe(drawSchedule(seed, without)), outcome->trace, outcome->summary);
+  }
+  const bool hasFailed = !outcome->faults.empty();
+  if (hasFailed && arguments.shrinks) {
     without = shrink(seed, without);
     *outcome = simulate(drawSchedule(seed, without), false);
   }
-  fmt::print("seed {} FAILS:\n", seed);
-  for (const std::string& fault : outcome->faults) {
-    fmt::print("  {}\n", fault);
+  if (hasFailed) {
+    print(seed, without, *outcome);
   }
-  fmt::print("{}{}{} --trace\n", describe(drawSchedule(seed, without)), outcome->summary, commandOf(seed, without));
-  std::fflush(stdout);
-  return true;
+  if (!arguments.page.empty() && (hasFailed || arguments.numSeeds == 1)) {
+    view(seed, without, arguments.page);
+  }
+  return hasFailed;
 }
 
 int run(const Arguments& arguments) {

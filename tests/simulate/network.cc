@@ -115,6 +115,14 @@ void Network::checkWakesAt(Time when, Rank from, Rank to, std::uint64_t frame) {
   });
 }
 
+void Network::recordFrame(Rank from, Rank to, Time arrives, const std::string& what) {
+  if (Recording* const recording = world_.recording()) {
+    const auto processOf = [&](Rank rank) { return processes_[static_cast<std::size_t>(rank)]->rank(); };
+    recording->frames.push_back({world_.elapsed(nowOf(from)), world_.elapsed(arrives), processOf(from), processOf(to),
+                                 fmt::format("{}{}{}", label_, label_.empty() ? "" : ": ", what)});
+  }
+}
+
 // ---- ends
 
 void Network::noteEnd(Rank from, Rank to, End end) {

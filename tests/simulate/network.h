@@ -55,6 +55,9 @@ class Network {
     }
   }
 
+  // For the page that plays the run.
+  void recordFrame(Rank from, Rank to, Time arrives, const std::string& what);
+
   // ---- faults. Ranks outside of the group do not matter here: -1
   // The rank's process ended.
   void end(Rank rank, End end);

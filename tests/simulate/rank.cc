@@ -29,6 +29,14 @@ void RankProgram::begin() {
 
 bool RankProgram::call(const Operation& operation) {
   network_.note(report_.rank, "calls {}", describe(operation));
+  if (Recording* const recording = process_.world().recording()) {
+    const std::string label = schedule_.labelOf(group());
+    recording->bars.push_back({.begin = process_.world().elapsed(process_.time()),
+                               .row = process_.rank(),
+                               .group = group(),
+                               .operation = operation.number,
+                               .text = label + (label.empty() ? "" : ": ") + describe(operation)});
+  }
   calls_.push_back(makeCall(operation, report_.rank, static_cast<int>(schedule_.groups[group()].size())));
   if (const Status started = calls_.back()->start(*group_, *engine_.lock()); !started.isOk()) {
     note(operation, started);
@@ -87,6 +95,10 @@ bool RankProgram::endOldest() {
 void RankProgram::note(const Operation& operation, const Status& status) {
   network_.note(report_.rank, "operation {}: {}", operation.number,
                 status.isOk() ? "done" : fmt::format("{}: {}", statusCodeName(status.code()), status.message()));
+  if (Recording* const recording = process_.world().recording()) {
+    recording->endBar(process_.rank(), operation.number, process_.world().elapsed(process_.time()),
+                      status.isOk() ? Recording::Outcome::kDone : Recording::Outcome::kFailed, status.message());
+  }
   if (!status.isOk() && report_.failure.isOk()) {
     report_.failure = status;
     report_.failedOperation = operation.number;

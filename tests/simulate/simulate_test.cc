@@ -3,6 +3,11 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "tests/simulate/page.h"
 #include "tests/simulate/simulation.h"
 
 namespace shardwire::simulate {
@@ -59,6 +64,46 @@ TEST(Simulate, GroupsGoOnBesideFailedGroups) {
     }
   }
   EXPECT_GE(numBeside, 5);
+}
+
+int count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(Simulate, WritesAPageThatPlaysTheRun) {
+  for (const std::uint64_t seed : {1, 27, 141}) {
+    const Schedule schedule = drawSchedule(seed);
+    const Outcome outcome = simulate(schedule, true);
+    const std::string page = pageOf(schedule, outcome);
+    EXPECT_EQ(page, pageOf(schedule, simulate(schedule, true))) << "seed " << seed;
+    EXPECT_EQ(std::ranges::count(outcome.trace, '\n'), std::ssize(outcome.recording.lines));
+    for (const Recording::Line& line : outcome.recording.lines) {
+      const std::string begin = line.text.substr(0, line.text.find_first_of("<\"\\"));
+      ASSERT_NE(page.find(fmt::format("[{}, {}, \"{}", line.at, line.row, begin)), std::string::npos) << line.text;
+    }
+    EXPECT_EQ(count(page, "{sent: "), count(outcome.trace, ": sends ") + count(outcome.trace, "  sends ") +
+                                          count(outcome.trace, ": requests ") + count(outcome.trace, "  requests ") -
+                                          count(outcome.trace, "requests a link"))
+        << "seed " << seed;
+    EXPECT_EQ(count(page, "number: "), count(outcome.trace, " calls operation "));
+    EXPECT_EQ(count(page, "outcome: \"failed\"") > 0, outcome.numFailed > 0);
+    EXPECT_EQ(count(page, "{kind: "), std::ssize(outcome.recording.marks));
+    EXPECT_EQ(count(page, "://") + count(page, "src=") + count(page, "href="), 0) << "the page needs another file";
+  }
+}
+
+TEST(Simulate, ShowsTheFaultsOnThePage) {
+  std::set<std::string> kinds;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    for (const Recording::Mark& mark : simulate(drawSchedule(seed), true).recording.marks) {
+      kinds.insert(mark.kind);
+    }
+  }
+  EXPECT_EQ(kinds, (std::set<std::string>{"cut", "dead", "hold", "revoke", "stop"}));
 }
 
 TEST(Simulate, LeavesOutWhatItIsTold) {

@@ -115,6 +115,9 @@ Outcome simulate(const Schedule& drawn, bool isTraced) {
   findLeftovers(job, reports, &outcome.faults);
   clear(job, &outcome.faults);
   outcome.trace = job.world.trace();
+  if (const Recording* const recording = job.world.recording()) {
+    outcome.recording = *recording;
+  }
   return outcome;
 }
 

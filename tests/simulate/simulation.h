@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/simulate/clock.h"
+#include "tests/simulate/recording.h"
 #include "tests/simulate/schedule.h"
 
 namespace shardwire::simulate {
@@ -14,6 +15,7 @@ namespace shardwire::simulate {
 struct Outcome {
   std::vector<std::string> faults;  // promises that were not kept; empty: all were
   std::string trace;                // empty unless asked for
+  Recording recording;              // too
   std::string summary;              // one line for each rank
   Time simulated = 0;
   std::uint64_t numEvents = 0;

@@ -28,6 +28,7 @@ void World::runNext() {
 }
 
 void World::add(Time when, Rank rank, const std::string& text) {
+  recording_.lines.push_back({elapsed(when), rank, text});
   trace_ += rank < 0 ? fmt::format("{:>18}          {}\n", inMilliseconds(elapsed(when)), text)
                      : fmt::format("{:>18}  {} {}  {}\n", inMilliseconds(elapsed(when)), rowName_, rank, text);
 }

@@ -13,6 +13,7 @@
 
 #include "shardwire/types.h"
 #include "tests/simulate/clock.h"
+#include "tests/simulate/recording.h"
 #include "tests/support/random.h"
 
 namespace shardwire::simulate {
@@ -27,7 +28,7 @@ class World {
   // The time of the event that runs now.
   Time now() const { return now_; }
   // Since the begin of this simulation.
-  Time elapsed(Time time) const { return time - begin_; }
+  Time elapsed(Time time) const { return time == kNever ? kNever : time - begin_; }
   Random& random() { return random_; }
   // Calls `action` at `when`, or now if `when` is over. Events of equal times run in the order of these calls.
   void at(Time when, std::function<void()> action);
@@ -52,6 +53,8 @@ class World {
     }
   }
   const std::string& trace() const { return trace_; }
+  // Null unless traced.
+  Recording* recording() { return isTraced_ ? &recording_ : nullptr; }
   // The rows of the trace: "rank", or "process" where processes have other ranks in each group.
   void setRowName(const char* name) { rowName_ = name; }
   const char* rowName() const { return rowName_; }
@@ -80,6 +83,7 @@ class World {
   std::uint64_t numEvents_ = 0;
   std::uint64_t numNotes_ = 0;
   std::string trace_;
+  Recording recording_;
 };
 
 }  // namespace shardwire::simulate
