@@ -176,6 +176,25 @@ def test_a_stride_that_means_nothing_is_not_looked_at(run_ranks):
     run_ranks(2, run_stride)
 
 
+def lone_elements(rank, size):
+    queue = shardwire.Queue(location=0)
+    for tensor in (torch.arange(10.0)[::2][3:4], torch.arange(10.0)[::2][:0],
+                   torch.zeros(4, 2, dtype=torch.bool)[:1, 1], torch.complex(torch.ones(4), torch.ones(4))[::2][1:]):
+        assert tensor.is_contiguous() and tensor.stride() != (1,)
+        assert torch.equal(shardwire.deserialize(shardwire.serialize(tensor)), tensor)
+        queue.put_tensor(tensor)
+        assert torch.equal(queue.get_tensor(), tensor)
+        with shardwire.publish(dist.HashStore(), "lone", {"w": tensor}) as publication:
+            publication.commit(1)
+        copied = tensor.clone()
+        shardwire.cuda_copy(tensor, copied)
+        shardwire.cuda_copy(copied, tensor)
+
+
+def test_a_lone_element_of_any_stride_becomes_bytes(run_ranks):
+    run_ranks(1, lone_elements)
+
+
 # ---- autograd is notified of writes
 
 def is_noticed(write):

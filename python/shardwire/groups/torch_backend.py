@@ -76,7 +76,9 @@ def cuda_copy(dst: torch.Tensor, src: torch.Tensor) -> None:
     sizes = [each.numel() * each.element_size() for each in (dst, src)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"cuda_copy: dst is {sizes[0]} bytes, src is {sizes[1]} bytes")
-    dst.detach().view(-1).view(torch.uint8).copy_(src.detach().view(-1).view(torch.uint8), non_blocking=True)
+    # Not view(-1), which keeps the stride of a lone element
+    to, given = (each.detach().as_strided((each.numel(),), (1,)).view(torch.uint8) for each in (dst, src))
+    to.copy_(given, non_blocking=True)
 
 
 def cpu_allocator_owns(tensor: torch.Tensor) -> bool:

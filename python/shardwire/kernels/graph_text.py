@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..plain.tensor_bytes import bytes_of
+
 
 def text_of(program: Any) -> str:
     """Every node of the graph and of nested graphs, with shapes, strides, dtypes and devices; and the values of all
@@ -35,7 +37,7 @@ def value_digest(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
     plain = value.detach().cpu().contiguous()
-    data = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
+    data = bytes_of(plain).numpy() if plain.numel() else b""
     return f"{_meta(value)} {hashlib.blake2b(data, digest_size=20).hexdigest()}"
 
 

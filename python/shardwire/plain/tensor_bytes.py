@@ -42,8 +42,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     with freed storage."""
     _C.require_memory(tensor, "the tensor")
     flat = tensor.contiguous()
-    if flat.dim() != 1:
-        flat = flat.reshape(-1)
+    if flat.dim() != 1 or flat.stride(0) != 1:  # a lone element may have any stride, which view() below refuses
+        flat = flat.as_strided((flat.numel(),), (1,))
     return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(torch.uint8)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from .. import _C
 from ..errors import InternalError
+from ..plain.tensor_bytes import bytes_of
 from .holdings import Holdings
 
 MAX_BUFFERS = 4
@@ -193,8 +194,7 @@ def _slots_of(holdings: Holdings, block_bytes: int) -> list[Slot]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(torch.uint8)
+    return bytes_of(tensor.detach().to("cpu").resolve_conj().resolve_neg())
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
