@@ -205,6 +205,29 @@ def test_float8_with_scales() -> None:
     run_ranks(3, float8)
 
 
+def lazily_negated(rank: int, direct: bool) -> None:
+    """The imaginary part of a conjugated element is one element, in C order, whose memory has the other sign."""
+    def negated(value: float) -> torch.Tensor:
+        return torch.complex(torch.zeros(1, 1), torch.full((1, 1), -value)).conj().imag
+
+    experts = Experts(2, 1, 1, 1, group=group())
+    assert experts._block.is_direct == direct
+    ids = torch.tensor([[1 - rank]])
+    tokens = torch.full((1, 1), 3.0, requires_grad=True)
+    assert experts.dispatch(negated(3.0), ids).tokens.item() == 3
+    received = experts.dispatch(tokens, ids)
+    assert experts.combine(negated(5.0), received.handle, negated(7.0)).item() == 35
+    experts.combine(received.tokens, received.handle).backward(negated(2.0))
+    assert tokens.grad is not None and tokens.grad.item() == 2
+
+
+@pytest.mark.parametrize("transports", ["", "^shm"])
+def test_lazily_negated_tensors(monkeypatch: pytest.MonkeyPatch, transports: str) -> None:
+    if transports:
+        monkeypatch.setenv("SHARDWIRE_TRANSPORTS", transports)
+    run_ranks(2, lazily_negated, not transports)
+
+
 def in_a_sub_group(rank: int) -> None:
     import torch.distributed as dist
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]

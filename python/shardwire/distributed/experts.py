@@ -175,11 +175,11 @@ class Experts:
             _check(outputs, "outputs", (handle.num_received, self.hidden), self.out_dtype)
             if weights is not None:
                 _check(weights, "topk_weights", (handle.num_tokens, self.top_k), None)
-                factors = weights.detach().to(torch.float32).contiguous()
+                factors = _plain(weights.detach().to(torch.float32))
             records = torch.is_grad_enabled()
             keeps = records and weights is not None and weights.requires_grad
             needs = keeps or (records and outputs.requires_grad)
-            given = outputs.detach().contiguous()
+            given = _plain(outputs.detach())
             self._block.give_back(slot, given, handle.table, keeps)
         except Exception as failure:  # the other ranks wait for this rank
             error = failure
@@ -211,7 +211,7 @@ class Experts:
         if weights is not None:
             _check(weights, "topk_weights", (num, self.top_k), None)
             handle.weights = weights
-        ids = topk_ids.to(torch.int64).contiguous()
+        ids = _plain(topk_ids.to(torch.int64))
         order = self._block.order[slot]
         bad = _C.experts_sort(ids, self._block.own_counts[slot], order, handle.places)
         if bad >= 0:
@@ -221,7 +221,7 @@ class Experts:
         order = order[:int(self._block.own_counts[slot].sum())]
         handle.order = order.clone()
         side = None if scales is None else scales[order.to(torch.int64) // self.top_k]
-        self._block.offer(slot, tokens.detach(), order, self.top_k, side)
+        self._block.offer(slot, tokens.detach().resolve_neg(), order, self.top_k, side)
         return handle
 
     def _sum(self, slot: int, given: torch.Tensor, handle: Handle, factors: torch.Tensor | None,
@@ -242,7 +242,7 @@ class Experts:
     def _gather_gradients(self, handle: Handle, grad: torch.Tensor) -> torch.Tensor:
         """The gradient of dispatch's tokens, from that of the received rows."""
         slot = self._block.begin()
-        given = grad.contiguous()
+        given = _plain(grad)
         self._block.give_back(slot, given, handle.table, False)
         self._block.meet(_DISPATCH_BACKWARD, handle.number, (False, False), None)
         return self._sum(slot, given, handle, None, False)
@@ -253,7 +253,7 @@ class Experts:
         side = None if factors is None else factors.view(-1)[handle.order.to(torch.int64)].view(-1, 1)
         if side is None:
             side = torch.ones(handle.order.shape[0], 1)
-        self._block.offer(slot, grad, handle.order, self.top_k, side)
+        self._block.offer(slot, grad.resolve_neg(), handle.order, self.top_k, side)
         self._block.meet(_COMBINE_BACKWARD, handle.number, (False, False), None)
         rows, scale = self._block.fetch(slot, self.out_dtype, handle.table, handle.num_received, self.top_k, 1)
         return rows.mul_(scale)
@@ -311,6 +311,11 @@ def _shares(num_experts: int, size: int, given: Sequence[int] | None) -> list[in
     if len(shares) != size or min(shares) < 0 or sum(shares) != num_experts:
         raise ValueError(f"experts_per_rank is {shares}; give {size} numbers with the sum {num_experts}")
     return shares
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """In C order, and no lazily negated view: the native loops read the memory as it is."""
+    return tensor.contiguous().resolve_neg()
 
 
 def _check(tensor: Any, name: str, shape: tuple[int | None, ...], dtype: torch.dtype | None) -> None:
