@@ -362,6 +362,23 @@ def gathers(rank: int, size: int) -> None:
                        torch.full((2 if rank == 0 else 1, 2), float(size)))
 
 
+def lazily_conjugated(rank: int) -> None:
+    """On rank 1 alone the tensors, and on all ranks the gradients, are lazily conjugated."""
+    plain = torch.complex(torch.arange(4.0), torch.ones(4))
+    mine = (plain.conj() if rank else plain).detach().requires_grad_()
+    for call in (all_gather_v, reduce_scatter_v):
+        mine.grad = None
+        got = call(mine, group=group())
+        got.backward(torch.full_like(got, 1j).conj())
+        assert torch.equal(mine.grad, torch.full_like(mine, -2j if call is all_gather_v else -1j))
+        whole = torch.cat([plain, plain.conj()]) if call is all_gather_v else torch.split(2 * plain.real + 0j, 2)[rank]
+        assert torch.equal(got, whole)
+
+
+def test_lazily_conjugated_parts() -> None:
+    run_ranks(2, lazily_conjugated)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_parts_of_different_sizes(size: int) -> None:
     run_ranks(size, gathers, size)
@@ -371,6 +388,8 @@ def wrong_parts(rank: int) -> list[Any]:
     bad = rank == 1
     return [error_of(all_gather_v, torch.ones(2, 3 + bad), group=group()),
             error_of(all_gather_v, torch.tensor(1.0) if bad else torch.ones(2), group=group()),
+            error_of(all_gather_v, torch.ones(2, device="meta" if bad else "cpu"), group=group()),
+            error_of(all_gather_v, torch.ones(2).to_sparse() if bad else torch.ones(2), group=group()),
             error_of(all_gather_v, torch.ones(2), [3, 3], group=group()),
             error_of(reduce_scatter_v, torch.ones(2), [3, 3], group=group()),
             error_of(reduce_scatter_v, torch.ones(2, requires_grad=True), [1, 1], "max", group=group())]
@@ -379,5 +398,6 @@ def wrong_parts(rank: int) -> list[Any]:
 def test_wrong_parts() -> None:
     found = run_ranks(2, wrong_parts)
     assert found[0] == found[1]
-    assert [kind for kind, _ in found[0]] == ["MismatchError", "ValueError", "ValueError", "ValueError", "ValueError"]
+    assert [kind for kind, _ in found[0]] == ["MismatchError", "ValueError", "TypeError", "TypeError", "ValueError",
+                                             "ValueError", "ValueError"]
     assert shardwire.MismatchError.__name__ == found[0][0][0]

@@ -104,7 +104,7 @@ class _ReduceScatter(torch.autograd.Function):
 
 def _gather(tensor: torch.Tensor, sizes: list[int], backend: Any) -> torch.Tensor:
     out = _runtime.empty((sum(sizes), *tensor.shape[1:]), tensor.dtype, tensor.device)
-    backend.allgather([list(out.split(sizes))], [tensor.contiguous()]).wait()
+    backend.allgather([list(out.split(sizes))], [_plain(tensor)]).wait()
     return out
 
 
@@ -113,13 +113,21 @@ def _scatter(tensor: torch.Tensor, sizes: list[int], op: str, backend: Any) -> t
     out = _runtime.empty((own, *tensor.shape[1:]), tensor.dtype, tensor.device)
     options = dist.ReduceScatterOptions()
     options.reduceOp = reduction_of(op)
-    backend.reduce_scatter([out], [list(tensor.contiguous().split(sizes))], options).wait()
+    backend.reduce_scatter([out], [list(_plain(tensor).split(sizes))], options).wait()
     return out
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Gradients of complex tensors are often lazily conjugated, which a collective refuses."""
+    return tensor.contiguous().resolve_conj().resolve_neg()
 
 
 def _check(tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor is {kind_of(tensor)}; give a torch tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        raise TypeError("tensor is sparse, quantized or on meta; give a dense tensor that has memory")
+    _C.require_memory(tensor, "tensor")
     if tensor.dim() == 0:
         raise ValueError("tensor has no dimension; give one with rows, such as tensor.view(1)")
 
