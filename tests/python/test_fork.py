@@ -82,6 +82,16 @@ def test_children_free_and_change_tensors_of_the_parents_heap(run_ranks):
     run_ranks(2, body)
 
 
+def test_a_child_takes_no_part_in_an_agreement(run_ranks):
+    def body(rank, size):
+        shardwire.reconfigure_handles()
+        text = in_child(lambda: shardwire.agree(timeout=5))
+        assert text.startswith("UnsupportedError: this process is none of the group's ranks: it was forked"), text
+        assert shardwire.agree(3)[:2] == (3, ())
+
+    run_ranks(2, body)
+
+
 def test_a_grandchild_frees_too(run_ranks):
     def body(rank, size):
         shardwire.enable_cpu_allocator()

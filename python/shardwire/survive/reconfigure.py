@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
-from ..errors import PeerFailedError, ShardwireError
+from ..errors import PeerFailedError, ShardwireError, UnsupportedError
 from ..groups.timeouts import as_timeout
 from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
                              group_object, resolve_backend, table_by_group)
@@ -49,6 +49,9 @@ class Members:
         self.store: Any = None
 
     def agree(self, flag: int, why: str, seconds: float, on_death: Callable[[str], None] = lambda _: None) -> Verdict:
+        if own_store().handle not in self.handles:
+            raise UnsupportedError("this process is none of the group's ranks: it was forked from one, and has a "
+                                   "handle of its own; call in the rank itself")
         self.round += 1
         # Each process that lives has the verdict before the last one.
         self._forget(self.round - 2)
