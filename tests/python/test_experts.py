@@ -298,13 +298,16 @@ def wrong_arguments(rank: int) -> list[Any]:
     return [error_of(Experts, 0 if bad else 4, 8, 2, 16, group=group()),
             error_of(Experts, 4, 8, 2, 17 if bad else 16, group=group()),
             error_of(Experts, 4, 8, 2, 16, torch.int64 if bad else torch.float32, group=group()),
-            error_of(Experts, 4, 8, 2, 16, experts_per_rank=[3, 2] if bad else [3, 1], group=group())]
+            error_of(Experts, 4, 8, 2, 16, experts_per_rank=[3, 2] if bad else [3, 1], group=group()),
+            error_of(Experts, 4, 1 << 40, 2, 1 << 20, group=group()),
+            error_of(Experts, 1 << 60, 8, 2, 16, group=group())]
 
 
 def test_wrong_arguments_of_one_rank() -> None:
     found = run_ranks(2, wrong_arguments)
     assert found[0] == found[1]
-    assert [kind for kind, _ in found[0]] == ["ValueError", "MismatchError", "TypeError", "ValueError"]
+    assert [kind for kind, _ in found[0]] == ["ValueError", "MismatchError", "TypeError", "ValueError",
+                                             "ValueError", "ValueError"]
     assert "max_tokens differs between ranks: 16 on rank 0, 17 on rank 1" in found[0][1][1]
 
 

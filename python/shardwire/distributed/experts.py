@@ -34,6 +34,7 @@ _SUMMED = (torch.float32, torch.bfloat16, torch.float16)
 _FLOAT8 = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
                 if hasattr(torch, name))
 _MOST_CHOICES = (1 << 31) - 1  # choices have 32-bit numbers
+_MOST_ELEMENTS = 1 << 44  # more than any memory, and no size of a block overflows
 
 
 class Handle:
@@ -102,8 +103,7 @@ class Experts:
                 if isinstance(value, bool) or not isinstance(value, int) or value < least:
                     raise ValueError(f"{name} is {kind_of(value)}; give an int of {least} or more")
                 facts[name] = value
-            if max_tokens * top_k > _MOST_CHOICES:
-                raise ValueError(f"max_tokens * top_k is {max_tokens * top_k}; at most {_MOST_CHOICES}")
+            _check_memory(num_experts, max_tokens * top_k, hidden + scale_width)
             if dtype not in _SUMMED + _FLOAT8:
                 raise TypeError(f"dtype is {dtype}; give one of {', '.join(map(str, _SUMMED + _FLOAT8))}")
             out_dtype = out_dtype or (torch.bfloat16 if dtype in _FLOAT8 else dtype)
@@ -302,6 +302,14 @@ def _anchor() -> torch.Tensor:
     """Makes a result part of the graph on ranks whose own inputs need no gradient, since all ranks take part in the
     backward exchange."""
     return torch.zeros((), requires_grad=True)
+
+
+def _check_memory(num_experts: int, choices: int, width: int) -> None:
+    if choices > _MOST_CHOICES:
+        raise ValueError(f"max_tokens * top_k is {choices}; at most {_MOST_CHOICES}")
+    needed = max(num_experts, choices * width)
+    if needed > _MOST_ELEMENTS:
+        raise ValueError(f"these numbers need memory for {needed} elements on each rank; give smaller ones")
 
 
 def _shares(num_experts: int, size: int, given: Sequence[int] | None) -> list[int]:
