@@ -226,6 +226,7 @@ void Engine::shutdown() {
     }
     state.failure.end({StatusCode::kAborted, "the group was shut down on " + facts_.label});
     state.poll();
+    state.questions.sendDueAdvice();  // to peers that were joined by this poll
   });
   driving_.removeFrom(this);
   peers_.doorbell->leave();

@@ -205,6 +205,10 @@ void Questions::sendAdvice(bool isFarewell) {
       std::for_each(waiting_.begin(), waiting_.end(), [](Waiting& each) { each.adviceDue = true; });
     }
   }
+  sendDueAdvice();
+}
+
+void Questions::sendDueAdvice() {
   for (const Rank peer : links_.joined()) {  // the other peers get the advice when joined
     bool& due = waiting_[static_cast<std::size_t>(peer)].adviceDue;
     due = due && !context_.sendControl(peer, AdviceFrame{}, bytesOf(advice_));

@@ -36,6 +36,8 @@ class Questions {
   void onAsk(Rank from, const Received<AskFrame>& frame, std::span<const std::byte> bytes);
   // Notifies the peers of a failure in another group of this process. `isFarewell`: this group ends.
   void sendAdvice(bool isFarewell = false);
+  // Sends the text of the latest sendAdvice() to the peers that did not get the text, such as peers joined since.
+  void sendDueAdvice();
   // The peer was joined just now.
   void addAdviceTo(Rank peer) { waiting_[static_cast<std::size_t>(peer)].adviceDue = !advice_.empty(); }
 
