@@ -48,11 +48,12 @@ std::string describe(const Fault& fault, const Schedule& schedule) {
       return fmt::format("fault {}: {} {} stops after {} for {}", fault.number, row, fault.rank,
                          inMilliseconds(fault.after), inMilliseconds(fault.duration));
     case FaultKind::kCut:
-      return fmt::format("fault {}: the link between {}s {} and {} is cut after {}", fault.number, row, fault.rank,
-                         fault.peer, inMilliseconds(fault.after));
+      return fmt::format("fault {}: the link between {} {} and {} is cut after {}", fault.number, schedule.rowsName(),
+                         fault.rank, fault.peer, inMilliseconds(fault.after));
     case FaultKind::kHold:
-      return fmt::format("fault {}: nothing passes between {}s {} and {} after {} for {}", fault.number, row,
-                         fault.rank, fault.peer, inMilliseconds(fault.after), inMilliseconds(fault.duration));
+      return fmt::format("fault {}: nothing passes between {} {} and {} after {} for {}", fault.number,
+                         schedule.rowsName(), fault.rank, fault.peer, inMilliseconds(fault.after),
+                         inMilliseconds(fault.duration));
     case FaultKind::kRevoke:
       return fmt::format("fault {}: {} {} revokes the group {}{}", fault.number, row, fault.rank, group, when);
   }
@@ -90,6 +91,7 @@ std::string describe(const Schedule& schedule) {
       : network.lateness == Lateness::kAll ? ", links when first needed"
                                            : ", links to other hosts when first needed");
   text += describeGroups(schedule);
+  text += schedule.makesAnew ? "after a loss the living ranks make the group anew: r1, r2\n" : "";
   for (const Operation& operation : schedule.operations) {
     const std::string label = schedule.labelOf(operation.group);
     text += label + (label.empty() ? "" : ": ") + describe(operation) + "\n";

@@ -1,6 +1,7 @@
 #include "tests/simulate/faults.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace shardwire::simulate {
 namespace {
@@ -30,7 +31,7 @@ void endProcess(Job& job, const Fault& fault) {
 
 void cut(Job& job, const Fault& fault) {
   mark(job, "cut", job.world.now(), kNever, fault);
-  job.world.note(job.world.now(), -1, "the link between {}s {} and {} is cut", job.world.rowName(), fault.rank,
+  job.world.note(job.world.now(), -1, "the link between {} {} and {} is cut", job.schedule.rowsName(), fault.rank,
                  fault.peer);
   for (std::size_t group = 0; group < job.networks.size(); ++group) {
     job.networks[group]->cut(job.schedule.rankIn(group, fault.rank), job.schedule.rankIn(group, fault.peer));
@@ -40,8 +41,8 @@ void cut(Job& job, const Fault& fault) {
 void hold(Job& job, const Fault& fault) {
   const Time until = job.world.now() + fault.duration;
   mark(job, "hold", job.world.now(), until, fault);
-  job.world.note(job.world.now(), -1, "nothing passes between {}s {} and {} before {}", job.world.rowName(), fault.rank,
-                 fault.peer, inMilliseconds(job.world.elapsed(until)));
+  job.world.note(job.world.now(), -1, "nothing passes between {} {} and {} before {}", job.schedule.rowsName(),
+                 fault.rank, fault.peer, inMilliseconds(job.world.elapsed(until)));
   for (std::size_t group = 0; group < job.networks.size(); ++group) {
     job.networks[group]->holdUntil(job.schedule.rankIn(group, fault.rank), job.schedule.rankIn(group, fault.peer),
                                    until);
@@ -64,26 +65,34 @@ void revoke(Job& job, const Fault& fault) {
 
 }  // namespace
 
-Job::Job(const Schedule& drawn, bool isTraced) : schedule(drawn), world(drawn.seed, isTraced) {
-  world.setRowName(drawn.rowName());
-  for (std::size_t group = 0; group < drawn.groups.size(); ++group) {
-    std::vector<std::int32_t> hosts;
-    for (const Rank member : drawn.groups[group]) {
-      hosts.push_back(drawn.hosts[static_cast<std::size_t>(member)]);
+Job::Job(Schedule drawn, bool isTraced) : schedule(std::move(drawn)), world(schedule.seed, isTraced) {
+  world.setRowName(schedule.rowName());
+  const std::size_t mostGroups = schedule.groups.size() + (schedule.makesAnew ? kMostMadeAnew : 0);
+  for (Rank number = 0; number < schedule.numRanks; ++number) {
+    processes.push_back(std::make_unique<Process>(world, number, mostGroups));
+    programs.push_back(std::make_unique<Program>(schedule, *processes.back(), survivors));
+  }
+  for (std::size_t group = 0; group < schedule.groups.size(); ++group) {
+    addNetwork(group);
+    for (const Rank member : schedule.groups[group]) {
+      programs[static_cast<std::size_t>(member)]->addRank(group, *networks[group]);
     }
-    networks.push_back(std::make_unique<Network>(world, drawn.network, std::move(hosts), group, drawn.labelOf(group)));
   }
-  for (Rank number = 0; number < drawn.numRanks; ++number) {
-    processes.push_back(std::make_unique<Process>(world, number, drawn.groups.size()));
-    programs.push_back(std::make_unique<Program>(drawn, *processes.back(), networks));
+  for (const auto& program : programs) {
+    program->begin();
   }
-  for (std::size_t group = 0; group < drawn.groups.size(); ++group) {
-    std::vector<Process*> members;
-    for (const Rank member : drawn.groups[group]) {
-      members.push_back(processes[static_cast<std::size_t>(member)].get());
-    }
-    networks[group]->setProcesses(std::move(members));
+}
+
+void Job::addNetwork(std::size_t group) {
+  std::vector<std::int32_t> hosts;
+  std::vector<Process*> members;
+  for (const Rank member : schedule.groups[group]) {
+    hosts.push_back(schedule.hosts[static_cast<std::size_t>(member)]);
+    members.push_back(processes[static_cast<std::size_t>(member)].get());
   }
+  networks.push_back(
+      std::make_unique<Network>(world, schedule.network, std::move(hosts), group, schedule.labelOf(group)));
+  networks.back()->setProcesses(std::move(members));
 }
 
 void scheduleFault(Job& job, const Fault& fault) {

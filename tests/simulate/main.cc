@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -133,11 +132,7 @@ void print(std::uint64_t seed, const Without& without, const Outcome& outcome) {
 }
 
 void view(std::uint64_t seed, const Without& without, const std::string& path) {
-  const Schedule schedule = drawSchedule(seed, without);
-  std::ofstream file(path);
-  file << pageOf(schedule, simulate(schedule, true));
-  file.close();
-  if (!file) {
+  if (!writePage(drawSchedule(seed, without), path)) {
     fmt::print(stderr, "cannot write {}\n", path);
     std::exit(2);
   }

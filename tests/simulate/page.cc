@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 
 #include "tests/simulate/page_script.h"
 
@@ -40,11 +41,15 @@ std::string listOf(const char* name, const Items& items, Text text) {
 }
 
 std::string dataOf(const Schedule& schedule, const Outcome& outcome) {
+  std::size_t numGroups = 1;
+  for (const Recording::Bar& bar : outcome.recording.bars) {
+    numGroups = std::max(numGroups, bar.group + 1);
+  }
   constexpr std::array kOutcomes = {"under way", "done", "failed"};
   const Recording& all = outcome.recording;
   std::string out =
       fmt::format("const data = {{\nseed: {}, rows: {}, rowName: {}, groups: {}, end: {},\n", schedule.seed,
-                  schedule.numRanks, quoted(schedule.rowName()), schedule.groups.size(), outcome.simulated);
+                  schedule.numRanks, quoted(schedule.rowName()), numGroups, outcome.simulated);
   out += fmt::format("schedule: {},\nsummary: {},\n", quoted(describe(schedule)), quoted(outcome.summary));
   out += listOf("wrong", outcome.faults, quoted);
   out += listOf("bars", all.bars, [&](const Recording::Bar& bar) {
@@ -67,6 +72,13 @@ std::string dataOf(const Schedule& schedule, const Outcome& outcome) {
 }
 
 }  // namespace
+
+bool writePage(const Schedule& schedule, const std::string& path) {
+  std::ofstream file(path);
+  file << pageOf(schedule, simulate(schedule, true));
+  file.close();
+  return !file.fail();
+}
 
 void Recording::endBar(Rank row, int operation, Time end, Outcome outcome, const std::string& error) {
   const auto found = std::ranges::find_if(

@@ -10,5 +10,7 @@ namespace shardwire::simulate {
 
 // `outcome`: of a traced simulation of this schedule. The same text every time.
 std::string pageOf(const Schedule& schedule, const Outcome& outcome);
+// Runs the schedule. False: the file cannot be written.
+bool writePage(const Schedule& schedule, const std::string& path);
 
 }  // namespace shardwire::simulate

@@ -1,25 +1,25 @@
 #include "tests/simulate/program.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace shardwire::simulate {
 
-Program::Program(const Schedule& schedule, Process& process, const std::vector<std::unique_ptr<Network>>& networks)
-    : schedule_(schedule), process_(process) {
+void Program::addRank(std::size_t group, Network& network) {
+  const Rank rank = schedule_.rankIn(group, process_.rank());
+  ranks_.push_back(std::make_unique<RankProgram>(schedule_, group, rank, network, process_));
+  process_.setIsWaiting(group, [one = ranks_.back().get()] { return one->isWaiting(); });
+}
+
+void Program::begin() {
   Ranks all;
-  for (std::size_t group = 0; group < networks.size(); ++group) {
-    if (const Rank rank = schedule.rankIn(group, process.rank()); rank >= 0) {
-      ranks_.push_back(std::make_unique<RankProgram>(schedule, group, rank, *networks[group], process));
-      all.push_back(ranks_.back().get());
-      process.setIsWaiting(group, [one = all.back()] { return one->isWaiting(); });
-    }
+  std::ranges::transform(ranks_, std::back_inserter(all), [](const auto& each) { return each.get(); });
+  const std::uint64_t seed = testing::mix64(schedule_.seed * 64 + static_cast<std::uint64_t>(process_.rank()));
+  if (!schedule_.hasThreads && !all.empty()) {
+    process_.addThread([this, all, seed] { run(all, seed); });
   }
-  const std::uint64_t seed = testing::mix64(schedule.seed * 64 + static_cast<std::uint64_t>(process.rank()));
-  if (!schedule.hasThreads && !all.empty()) {
-    process.addThread([this, all, seed] { run(all, seed); });
-  }
-  for (std::size_t i = 0; schedule.hasThreads && i < all.size(); ++i) {
-    process.addThread([this, one = all[i], seed = seed + i] { run({one}, seed); });
+  for (std::size_t i = 0; schedule_.hasThreads && i < all.size(); ++i) {
+    process_.addThread([this, one = all[i], seed = seed + i] { run({one}, seed); });
   }
 }
 
@@ -34,7 +34,7 @@ void Program::run(const Ranks& ranks, std::uint64_t seed) {
     rank->begin();
   }
   if (!isReset_) {
-    callAll(ranks, random);
+    callAll(ranks, schedule_.operations, random);
   }
   for (RankProgram* const rank : ranks) {
     if (!rank->report().isOver) {
@@ -49,10 +49,29 @@ void Program::run(const Ranks& ranks, std::uint64_t seed) {
       rank->end();
     }
   }
+  RankProgram* last = schedule_.makesAnew ? ranks.front() : nullptr;
+  while (last != nullptr && (last = goOnAfter(*last, random)) != nullptr) {
+    last->begin();
+    callAll({last}, survivors_.operationsOf(last->group()), random);
+    if (!last->report().isOver) {
+      last->waitForAll();
+      last->end();
+    }
+  }
 }
 
-void Program::callAll(const Ranks& ranks, Random& random) {
-  for (const Operation& operation : schedule_.operations) {
+RankProgram* Program::goOnAfter(const RankProgram& rank, Random& random) {
+  const std::size_t group = rank.group();
+  survivors_.arrive(group, process_.rank(), !rank.report().failure.isOk());
+  for (Time pause = kMillisecond; !isReset_ && survivors_.isOpen(group); pause = std::min(2 * pause, kSecond)) {
+    process_.computeFor(random.between(pause / 2, pause));
+  }
+  const int next = isReset_ ? -1 : survivors_.next(group);
+  return next < 0 ? nullptr : rankIn(static_cast<std::size_t>(next));
+}
+
+void Program::callAll(const Ranks& ranks, const std::vector<Operation>& operations, Random& random) {
+  for (const Operation& operation : operations) {
     const auto found = std::ranges::find(ranks, operation.group, [](const auto& each) { return each->group(); });
     if (found == ranks.end() || (*found)->report().isOver) {
       continue;

@@ -12,6 +12,8 @@ namespace {
 
 // Longer than all waits that no lost rank or link prolongs.
 constexpr Time kLongWait = 5 * kSecond;
+// Of errors that give the failure of another group as the reason.
+constexpr const char* kOtherGroup = "another group of its process";
 
 // Whether the text of an error names the rank: "rank 3", or "ranks 1, 3 to 5".
 bool names(const std::string& text, Rank rank) {
@@ -46,8 +48,7 @@ bool isAboutRankThatLeft(const Status& failure, const Schedule& drawn, const Fau
 
 // A group stays for seconds for room in a full lane, and then leaves without a notice to the stopped rank.
 bool isStoppedRankWithFullLane(const Report& report, const Schedule& drawn, const Fault& fault) {
-  const bool hasFullLanes = drawn.network.fullPercent > 0 || drawn.hasShortControlLane();
-  return fault.kind == FaultKind::kStop && fault.rank == report.rank && hasFullLanes &&
+  return fault.kind == FaultKind::kStop && fault.rank == report.rank && drawn.hasFullLanes() &&
          report.failure.message().find("(simulated) left the group") != std::string::npos;
 }
 
@@ -104,7 +105,7 @@ bool isAboutAny(const Status& failure, const Schedule& drawn, std::size_t group,
 
 // The error gives the failure of another group as the reason.
 bool isAboutOtherGroup(const Status& failure, const Schedule& drawn) {
-  const auto begin = failure.message().find("another group of its process");
+  const auto begin = failure.message().find(kOtherGroup);
   if (begin == std::string::npos) {
     return false;
   }
@@ -119,7 +120,8 @@ bool isAboutOtherGroup(const Status& failure, const Schedule& drawn) {
 }
 
 // The error is about a rank whose process stopped after the failure of another group, or whose only thread was held for
-// long by another group. A process that leaves because of a death gives the death as the reason (isAboutOtherGroup).
+// long by another group. A process that leaves because of a death gives the death as the reason
+// (isAboutOtherGroup), except to a peer whose lane is full in this moment.
 bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
   const std::string& text = report.failure.message();
   return std::ranges::any_of(reports, [&](const Report& other) {
@@ -128,7 +130,7 @@ bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vec
       return false;
     }
     const bool isHeld = !drawn.hasThreads && other.failedAt > kLongWait;
-    const bool isUntold = other.failure.code() != StatusCode::kPeerFailed;
+    const bool isUntold = other.failure.code() != StatusCode::kPeerFailed || drawn.hasFullLanes();
     const bool hasLeft = isUntold && text.find(fmt::format("rank {} (simulated) left", rank)) != std::string::npos;
     return (isHeld && report.failure.code() == StatusCode::kTimeout && names(text, rank)) ||
            (hasLeft && drawn.afterFailure == AfterFailure::kStops);
@@ -143,6 +145,10 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
     return drawn.isLost(fault, report.group) &&
            isStoppedRankWithFullLane(report, drawn, inGroup(drawn, fault, report.group));
   });
+  const bool isOnlyGroup = !drawn.hasSeveralGroups() && !drawn.makesAnew;
+  if (isOnlyGroup && report.failure.message().find(kOtherGroup) != std::string::npos) {
+    return "the error names another group, and there is none: " + report.failure.message();
+  }
   if (hasFullLane || isAboutAny(report.failure, drawn, report.group, hasRankLeft) ||
       (drawn.hasSeveralGroups() && mayBeElsewhere &&
        (isAboutOtherGroup(report.failure, drawn) || isAboutBusyRank(report, drawn, reports)))) {

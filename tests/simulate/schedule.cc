@@ -33,6 +33,7 @@ constexpr std::uint64_t kControlSalt = 0x6374720c;
 constexpr std::uint64_t kMoreKindsSalt = 0x6b6e6420;
 constexpr std::uint64_t kRevokeSalt = 0x72766b0c;
 constexpr std::uint64_t kGroupsSalt = 0x67720047;
+constexpr std::uint64_t kAnewSalt = 0x726d013b;
 
 // More ranks exchange by trees. Some seeds only, since a simulation of so many ranks takes ten times as long.
 constexpr int kFewestByTree = 17;
@@ -44,12 +45,12 @@ bool has(const std::vector<int>& numbers, int number) {
   return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
 }
 
-Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule, bool hasMoreKinds) {
+Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule, std::size_t group,
+                        bool hasMoreKinds) {
   Random random(seed);
   Operation operation{.number = number, .seed = seed};
-  const auto lastGroup = static_cast<std::int64_t>(schedule.groups.size()) - 1;
-  operation.group = static_cast<std::size_t>(Random(mix64(seed ^ kGroupsSalt)).between(0, lastGroup));
-  const int numRanks = static_cast<int>(schedule.groups[operation.group].size());
+  operation.group = group;
+  const int numRanks = static_cast<int>(schedule.groups[group].size());
   operation.waitsAtOnce = random.chance(20);
   const auto draw = random.between(0, 99);
   if (Random kind(mix64(seed ^ kMoreKindsSalt)); hasMoreKinds && kind.chance(30)) {
@@ -163,11 +164,15 @@ std::size_t drawGroupOf(const Schedule& schedule, Rank process) {
 
 }  // namespace
 
-bool Schedule::hasShortControlLane() const {
-  return network.capacities[static_cast<std::size_t>(internal::Lane::kControl)] == kShortControlLane;
+bool Schedule::hasFullLanes() const {
+  return network.fullPercent > 0 ||
+         network.capacities[static_cast<std::size_t>(internal::Lane::kControl)] == kShortControlLane;
 }
 
 std::string Schedule::labelOf(std::size_t group) const {
+  if (makesAnew) {
+    return group == 0 ? "" : fmt::format("r{}", group);
+  }
   return hasSeveralGroups() ? fmt::format("g{}", group) : "";
 }
 
@@ -201,6 +206,16 @@ bool Schedule::mayFail(std::size_t group) const {
   return std::ranges::any_of(faults, [&](const Fault& fault) { return isLost(fault, group); });
 }
 
+std::vector<Operation> drawOperationsAnew(const Schedule& schedule, std::size_t group) {
+  Random random(mix64(schedule.seed ^ kAnewSalt) + group);
+  std::vector<Operation> operations(static_cast<std::size_t>(random.between(1, 5)));
+  for (int number = 100 * static_cast<int>(group); Operation & each : operations) {
+    const std::uint64_t own = random.bits();
+    each = drawOperation(own, number++, schedule, group, random.chance(20));
+  }
+  return operations;
+}
+
 Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   Random random(mix64(seed ^ 0x7363686564));
   Schedule schedule{.seed = seed};
@@ -227,8 +242,10 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   const auto numOperations = static_cast<int>(random.between(1, 12)) + numFurther;
   for (int number = 0; number < numOperations; ++number) {
     if (!has(without.operations, number)) {
+      const std::uint64_t own = mix64(seed * 1000 + static_cast<std::uint64_t>(number));
+      const auto group = Random(mix64(own ^ kGroupsSalt)).between(0, std::ssize(schedule.groups) - 1);
       schedule.operations.push_back(
-          drawOperation(mix64(seed * 1000 + static_cast<std::uint64_t>(number)), number, schedule, hasMoreKinds));
+          drawOperation(own, number, schedule, static_cast<std::size_t>(group), hasMoreKinds));
     }
   }
   std::vector<Fault> faults;
@@ -249,6 +266,10 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
       schedule.faults.push_back(fault);
     }
   }
+  // A cut link would be cut in the new group, too.
+  const bool isCut = std::ranges::any_of(faults, [](const Fault& fault) { return fault.kind == FaultKind::kCut; });
+  schedule.makesAnew = Random(mix64(seed ^ kAnewSalt)).chance(20) && schedule.groups.size() == 1 && !isCut &&
+                       schedule.numRanks < kFewestByTree;
   return schedule;
 }
 

@@ -72,6 +72,9 @@ enum class AfterFailure : std::uint8_t {
   kStops,   // the process calls nothing any more, and ends its groups some time later
 };
 
+// Groups that the living processes make anew, one after the other.
+inline constexpr std::size_t kMostMadeAnew = 2;
+
 struct Schedule {
   std::uint64_t seed = 0;
   int numRanks = 2;                 // and processes
@@ -86,12 +89,15 @@ struct Schedule {
   std::size_t window = 1;  // operations that a rank has in flight
   std::vector<Operation> operations;
   std::vector<Fault> faults;
+  bool makesAnew = false;  // after a loss the living processes make the group anew
 
-  bool hasShortControlLane() const;
-  bool hasSeveralGroups() const { return groups.size() > 1; }
+  // Whether a lane may have no room for a frame.
+  bool hasFullLanes() const;
+  bool hasSeveralGroups() const { return groups.size() > 1 && !makesAnew; }
   // Of the traces: processes have other ranks in each of several groups.
   const char* rowName() const { return hasSeveralGroups() ? "process" : "rank"; }
-  // "" where there is one group, else "g0", "g1".
+  const char* rowsName() const { return hasSeveralGroups() ? "processes" : "ranks"; }
+  // "" of the only group, else "g0", "g1"; "r1", "r2": made anew.
   std::string labelOf(std::size_t group) const;
   // -1: the process is not in the group.
   Rank rankIn(std::size_t group, Rank process) const;
@@ -108,6 +114,8 @@ struct Without {
 };
 
 Schedule drawSchedule(std::uint64_t seed, const Without& without = {});
+// The operations of a group that was made anew.
+std::vector<Operation> drawOperationsAnew(const Schedule& schedule, std::size_t group);
 // The notice of a rank that revokes the group.
 std::string revocationBy(Rank rank);
 std::string describe(const Operation& operation);

@@ -2,10 +2,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "tests/simulate/page.h"
 #include "tests/simulate/simulation.h"
@@ -38,7 +42,8 @@ TEST(Simulate, KeepsThePromisesWhereItDidNot) {
   expectKept(12671);  // a recv from any rank waited until the timeout after the only other rank had died
   expectKept(10981);  // a late message was written into the tensor of a failed recv
   expectKept(45);     // a get read words that the caller had put later
-  expectKept(49690);  // a peer that was joined while the group ended did not get the death in another group as the reason
+  expectKept(
+      49690);  // a peer that was joined while the group ended did not get the death in another group as the reason
 }
 
 TEST(Simulate, PlaysASeedTheSameWayEveryTime) {
@@ -95,6 +100,29 @@ TEST(Simulate, WritesAPageThatPlaysTheRun) {
     EXPECT_EQ(count(page, "{kind: "), std::ssize(outcome.recording.marks));
     EXPECT_EQ(count(page, "://") + count(page, "src=") + count(page, "href="), 0) << "the page needs another file";
   }
+}
+
+TEST(Simulate, WritesThePageToAFile) {
+  const std::string path = ::testing::TempDir() + fmt::format("simulate_page_{}.html", ::getpid());
+  ASSERT_TRUE(writePage(drawSchedule(1), path));
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  EXPECT_EQ(text, pageOf(drawSchedule(1), simulate(drawSchedule(1), true)));
+  ::unlink(path.c_str());
+  EXPECT_FALSE(writePage(drawSchedule(1), ::testing::TempDir()));
+}
+
+// The group without the dead goes on in the processes of the failed group.
+TEST(Simulate, GroupsAreMadeAnewAfterALoss) {
+  int numMade = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    if (Schedule schedule = drawSchedule(seed); schedule.makesAnew && schedule.mayFail(0)) {
+      const Outcome outcome = simulate(std::move(schedule), false);
+      EXPECT_TRUE(outcome.faults.empty()) << "seed " << seed;
+      numMade += outcome.numMadeAnew;
+    }
+  }
+  EXPECT_GE(numMade, 10);
 }
 
 TEST(Simulate, ShowsTheFaultsOnThePage) {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tests/simulate/faults.h"
 #include "tests/simulate/promises.h"
@@ -58,11 +59,23 @@ int countBeside(const std::vector<Report>& reports, int numProcesses) {
   return count;
 }
 
-// Finds remains in the links of the groups without losses.
+int countMadeAnew(const Schedule& drawn, const std::vector<Report>& reports) {
+  int count = 0;
+  for (std::size_t group = 1; drawn.makesAnew && group < drawn.groups.size(); ++group) {
+    const bool isWhole = std::ranges::all_of(reports, [&](const Report& one) {
+      return one.group != group || (one.isOver && one.failure.isOk() && one.numDone > 0);
+    });
+    count += isWhole ? 1 : 0;
+  }
+  return count;
+}
+
+// Finds remains in the links of the groups without losses. A process that stops leaves operations of others uncalled.
 void findLeftovers(const Job& job, const std::vector<Report>& reports, std::vector<std::string>* faults) {
   for (std::size_t group = 0; group < job.networks.size(); ++group) {
     const bool isWhole = !job.schedule.mayFail(group) && std::ranges::all_of(reports, [&](const Report& one) {
-      return one.group != group || (one.isOver && one.failure.isOk());
+      const bool matters = one.group == group || job.schedule.afterFailure == AfterFailure::kStops;
+      return !matters || (one.isOver && one.failure.isOk());
     });
     if (const std::string left = isWhole ? job.networks[group]->findLeftover() : ""; !left.empty()) {
       faults->push_back(left);
@@ -92,8 +105,9 @@ void clear(Job& job, std::vector<std::string>* faults) {
 
 }  // namespace
 
-Outcome simulate(const Schedule& drawn, bool isTraced) {
-  Job job(drawn, isTraced);
+Outcome simulate(Schedule schedule, bool isTraced) {
+  Job job(std::move(schedule), isTraced);
+  const Schedule& drawn = job.schedule;
   for (const Fault& fault : drawn.faults) {
     scheduleFault(job, fault);
   }
@@ -110,6 +124,7 @@ Outcome simulate(const Schedule& drawn, bool isTraced) {
   for (const auto& network : job.networks) {
     outcome.numFrames += network->numFrames();
   }
+  outcome.numMadeAnew = countMadeAnew(drawn, reports);
   outcome.numBeside = countBeside(reports, drawn.numRanks);
   outcome.faults = findFaults(drawn, reports);
   findLeftovers(job, reports, &outcome.faults);

@@ -20,10 +20,11 @@ struct Outcome {
   Time simulated = 0;
   std::uint64_t numEvents = 0;
   std::uint64_t numFrames = 0;
-  int numFailed = 0;  // ranks that ended with an error
-  int numBeside = 0;  // processes alive with an error in one group and none in another, after operations in both
+  int numFailed = 0;    // ranks that ended with an error
+  int numMadeAnew = 0;  // groups, without an error
+  int numBeside = 0;    // processes alive with an error in one group and none in another, after operations in both
 };
 
-Outcome simulate(const Schedule& schedule, bool isTraced);
+Outcome simulate(Schedule schedule, bool isTraced);
 
 }  // namespace shardwire::simulate
