@@ -130,7 +130,7 @@ bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vec
       return false;
     }
     const bool isHeld = !drawn.hasThreads && other.failedAt > kLongWait;
-    const bool isUntold = other.failure.code() != StatusCode::kPeerFailed || drawn.hasFullLanes();
+    const bool isUntold = other.failure.code() != StatusCode::kPeerFailed || drawn.network.fullPercent > 0;
     const bool hasLeft = isUntold && text.find(fmt::format("rank {} (simulated) left", rank)) != std::string::npos;
     return (isHeld && report.failure.code() == StatusCode::kTimeout && names(text, rank)) ||
            (hasLeft && drawn.afterFailure == AfterFailure::kStops);
