@@ -137,6 +137,14 @@ bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vec
   });
 }
 
+// A rank waited in vain for a rank that another group held: compile_op ended alone at the timeout, and the rank left.
+bool isAboutRankThatWaited(const Report& report, const std::vector<Report>& reports) {
+  return std::ranges::any_of(reports, [&](const Report& other) {
+    return other.group == report.group && endsAlone(other) &&
+           report.failure.message().find(fmt::format("rank {} (simulated) left", other.rank)) != std::string::npos;
+  });
+}
+
 std::string findWrongError(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
   const bool hasRankLeft = std::ranges::any_of(
       reports, [&](const Report& other) { return other.group == report.group && endsAlone(other); });
@@ -151,7 +159,8 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
   }
   if (hasFullLane || isAboutAny(report.failure, drawn, report.group, hasRankLeft) ||
       (drawn.hasSeveralGroups() && mayBeElsewhere &&
-       (isAboutOtherGroup(report.failure, drawn) || isAboutBusyRank(report, drawn, reports)))) {
+       (isAboutOtherGroup(report.failure, drawn) || isAboutBusyRank(report, drawn, reports) ||
+        isAboutRankThatWaited(report, reports)))) {
     return "";
   }
   return fmt::format(
