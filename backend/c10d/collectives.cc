@@ -2,8 +2,7 @@
 // out of c10d's lists, get the host's view of each from HostTensors, check shapes and dtypes, and start() one operation
 // of the communicator.
 #include <c10/core/GradMode.h>
-
-#include <sstream>
+#include <fmt/ranges.h>
 
 #include "backend/c10d/issue.h"
 #include "backend/c10d/tensor_list_memory.h"
@@ -55,10 +54,10 @@ std::vector<TensorView> viewsLike(const std::vector<at::Tensor>& tensors, const 
 void checkOneShape(const std::vector<at::Tensor>& list, const char* name) {
   for (std::size_t i = 1; i < list.size(); ++i) {
     if (list[i].sizes() != list[0].sizes()) {
-      std::ostringstream shapes;
-      shapes << "output[0] has shape " << list[0].sizes() << " but output[" << i << "] " << list[i].sizes();
       refuseCall(StatusCode::kInvalidArgument,
-                 "{}: {}, which are as many elements; outputs of one size must have one shape", name, shapes.str());
+                 "{}: output[0] has shape [{}] but output[{}] [{}], which are as many elements; outputs of one size "
+                 "must have one shape",
+                 name, fmt::join(list[0].sizes(), ", "), i, fmt::join(list[i].sizes(), ", "));
     }
   }
 }

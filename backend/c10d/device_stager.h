@@ -76,11 +76,12 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
     std::size_t drainTwin = 0;               // all twins before this one are queued
     bool completed = false;
     bool isIdle() const { return loading.empty() && draining.empty(); }
+    bool awaitsEvents() const { return (!completed && !before.empty()) || !isIdle(); }
   };
 
   DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail);
   void kick();
-  void waitForNews(int naps) SW_REQUIRES(mutex_);
+  void waitForNews(Clock::time_point moved) SW_REQUIRES(mutex_);
   void takeArrived() SW_REQUIRES(mutex_);
   void run();
   bool stepAll();

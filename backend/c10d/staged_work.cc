@@ -6,11 +6,20 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <thread>
+
 #include "backend/base/interruptible_wait.h"
 #include "backend/base/user_call.h"
 #include "backend/c10d/staged_tensors.h"
 
 namespace shardwire::internal {
+
+namespace {
+
+// The last copy of a short operation takes less; a sleeping thread wakes up later.
+constexpr std::chrono::microseconds kPolling(30);
+
+}  // namespace
 
 StagedWork::StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
                        std::shared_ptr<void> keepAlive, std::vector<c10::Stream> streams)
@@ -52,6 +61,9 @@ Status StagedWork::wait(Deadline deadline) {
 
 Status StagedWork::waitHere(Deadline deadline) {
   constexpr const char* kWhat = "the operation that is in flight between the host and a device";
+  for (const Clock::time_point until = Clock::now() + kPolling; !isDone() && Clock::now() < until;) {
+    std::this_thread::yield();
+  }
   InterruptibleWait slices(deadline);
   while (!waitSlice(slices.sliceEnd())) {
     SW_RETURN_IF_ERROR(owner_.check(kWhat));

@@ -17,10 +17,10 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <span>
-#include <sstream>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -59,15 +59,17 @@ using Times = std::array<Duration::rep, kCount>;
 
 template <std::size_t kCount>
 std::optional<Times<kCount>> parseTimes(const std::string& text) {
-  std::istringstream in(text);
+  const char* const last = text.data() + text.size();
+  const char* at = text.data();
   Times<kCount> times{};
   for (Duration::rep& time : times) {
-    if (!(in >> time) || time <= 0) {
+    const auto [end, error] = std::from_chars(at, last, time);
+    if (error != std::errc() || time <= 0 || end == last) {
       return std::nullopt;
     }
+    at = end + 1;  // one space between two times, and a newline behind the last time
   }
-  std::string rest;
-  return in >> rest ? std::nullopt : std::optional(times);
+  return at == last ? std::optional(times) : std::nullopt;
 }
 
 std::string fileName(std::string_view what) {

@@ -1,11 +1,15 @@
 #include "backend/memory/huge_pages.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-#include <fstream>
-#include <string>
+#include <algorithm>
+#include <array>
+#include <string_view>
 
+#include "backend/base/fd.h"
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
 
@@ -23,9 +27,10 @@ constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 bool HugePages::areOnDemand() {
   // The file reads "always within_size advise [never] deny force". No such file: a kernel without huge pages for shared
   // memory.
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  std::string text;
-  std::getline(file, text);
+  const Fd file(::open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC));
+  std::array<char, 128> bytes{};
+  const ssize_t read = file.isOpen() ? ::read(file.get(), bytes.data(), bytes.size()) : 0;
+  const std::string_view text(bytes.data(), static_cast<std::size_t>(std::max<ssize_t>(read, 0)));
   return text.find('[') != std::string::npos && text.find("[never]") == std::string::npos &&
          text.find("[deny]") == std::string::npos;
 }

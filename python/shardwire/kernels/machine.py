@@ -42,10 +42,16 @@ def compiles(settings: dict[str, Any], device: str) -> dict[str, Any]:
         found["flags"] = [os.environ.get(name, "")
                           for name in ("CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ATEN_CPU_CAPABILITY")]
     if device != "cpu":
-        module = getattr(torch, device, None)
-        found["device"] = [str(getattr(module, call)()) for call in ("get_device_name", "get_device_capability")
-                           if hasattr(module, call)]
+        found["device"] = accelerator(device)
     return found
+
+
+def accelerator(device: str) -> list[str]:
+    """Name and capability of this process's current device of a kind other than "cpu", as far as torch has them.
+    Code for one capability may not run on another."""
+    module = getattr(torch, device, None)
+    return [str(getattr(module, call)()) for call in ("get_device_name", "get_device_capability")
+            if hasattr(module, call)]
 
 
 def _digest_of_settings(config: Any) -> str:

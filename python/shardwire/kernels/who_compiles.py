@@ -66,6 +66,8 @@ class Request:
                                                  f"{list(form.strides)}" for form in self.forms},
                  **identity(self.identity_of), "additional_compiler_args": json.dumps(self.settings, sort_keys=True),
                  "use_cached_if_exists": str(self.use_cached)}
+        about.update({f"this rank's {kind} device": ", ".join(machine.accelerator(kind))
+                      for kind in {form.device for form in self.forms} - {"cpu"}})
         return {"the number of tensors": str(len(self.forms)), **about,
                 **{f"this machine's {what}": value for what, value in machine.loads().items()}}
 
