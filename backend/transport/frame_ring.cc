@@ -12,10 +12,10 @@ namespace {
 constexpr std::size_t kHeaderBytes = sizeof(RingHeader);
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kLine = 64;
-// Up to this length, frames use the beginning of the ring again and again. All frames of short runs and eager messages
-// are as short as this (Options::inlineBytes and a head). Longer frames go through the whole ring, whose pages are new
-// to the process in the first round.
-constexpr std::size_t kShortFrame = 8256;
+// Frames of up to this length begin anew at `rewindFrom` where the ranks exchange frames. Other frames begin anew at
+// kLongWay times `rewindFrom`: a new page costs more than a KiB of copying, and in the first round all pages are new.
+constexpr std::size_t kExchangedFrame = 33024;
+constexpr std::size_t kLongWay = 4;
 // Up to this length, the lines of the next frame are fetched from the reader's cache while the writer waits for an
 // answer. More lines than these would hold up what the writer does next; in an exchange, the writer does nothing next.
 constexpr std::size_t kFetchedFrame = 2304;
@@ -45,12 +45,12 @@ bool RingWriter::readReleased() {
   return !broken_;
 }
 
-// The reader's cache line is fetched only once for each page. Frames of several KiB use the beginning again only in an
-// exchange: a broadcast of 4 KiB after the other takes twice as long in lines that the reader has just read.
+// The reader's cache line is fetched only once for each page. Frames of several KiB use the first pages again only in
+// an exchange: a broadcast of 4 KiB after the other takes twice as long in lines that the reader has just read.
 bool RingWriter::canRewind(std::size_t position, std::size_t frameBytes) {
   const bool beginsPage = (position - 1) / kPage != (position + frameBytes - 1) / kPage;
-  const std::size_t longest = isAnswered_ ? kShortFrame : kFetchedFrame;
-  return rewindFrom_ != 0 && frameBytes <= longest && position >= rewindFrom_ && beginsPage && readReleased() &&
+  const std::size_t from = frameBytes <= (isAnswered_ ? kExchangedFrame : kFetchedFrame) ? 1 : kLongWay;
+  return rewindFrom_ != 0 && beginsPage && position >= std::max(from * rewindFrom_, frameBytes) && readReleased() &&
          released_ == written_;
 }
 

@@ -44,8 +44,9 @@ class RingWriter {
   RingWriter() = default;
   // `capacity` is a power of two, at least 64; `data` is 8-byte aligned. The ring is new: nothing written yet.
   // `rewindFrom`: a frame of up to 2 KiB that would begin a page behind this position goes to the beginning of the ring
-  // if the reader has released everything. A frame of up to 8 KiB does so, too, if noteAnswer() was called in this
-  // round. So a ring of short frames has few pages, and few page faults. At least 2 KiB; 0: never.
+  // if the reader has released everything. A frame of up to 32 KiB does so, too, if noteAnswer() was called in this
+  // round, and all other frames do so behind four times this position. So most rings have few pages, and few page
+  // faults. At least 2 KiB; 0: never.
   RingWriter(RingWords* words, std::byte* data, std::size_t capacity, std::size_t rewindFrom = 0)
       : words_(words), data_(data), capacity_(capacity), rewindFrom_(rewindFrom) {}
 
