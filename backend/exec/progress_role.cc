@@ -7,7 +7,9 @@ bool ProgressRole::enterCallbacks(std::uint64_t* turn) {
   inCallbacks_ = true;
   since_ = Clock::now();
   *turn = ++turn_;
-  changed_.notifyOne();
+  if (!isWatched_) {
+    changed_.notifyOne();
+  }
   return numFollowers_ == 0;
 }
 
@@ -31,22 +33,38 @@ bool ProgressRole::follow() {
 // Waits until one call of callbacks has kept the leader for too long (true), or for the end.
 bool ProgressRole::takeOver() {
   while (!stopped_) {
-    if (!inCallbacks_) {
+    if (!inCallbacks_ || isWatched_) {
       changed_.wait(mutex_);
       continue;
     }
-    const std::uint64_t seen = turn_;
-    const Clock::time_point patience = since_ + kCallbackPatience;
-    while (!stopped_ && inCallbacks_ && turn_ == seen) {
-      if (Clock::now() >= patience) {
-        ++turn_;
-        inCallbacks_ = false;
-        return true;
-      }
-      changed_.waitUntil(mutex_, patience);
+    isWatched_ = true;
+    const bool leads = watch();
+    isWatched_ = false;
+    if (leads) {
+      return true;
     }
   }
   return false;
+}
+
+// Looks again after each patience until no callback began meanwhile: the leader of many short callbacks need not wake
+// this thread for each of them.
+bool ProgressRole::watch() {
+  for (;;) {
+    const std::uint64_t seen = turn_;
+    const Clock::time_point until = (inCallbacks_ ? since_ : Clock::now()) + kCallbackPatience;
+    while (!stopped_ && Clock::now() < until) {
+      changed_.waitUntil(mutex_, until);
+    }
+    if (stopped_ || (!inCallbacks_ && turn_ == seen)) {
+      return false;
+    }
+    if (inCallbacks_ && Clock::now() >= since_ + kCallbackPatience) {
+      ++turn_;
+      inCallbacks_ = false;
+      return true;
+    }
+  }
 }
 
 void ProgressRole::stop() {

@@ -11,8 +11,8 @@
 
 namespace shardwire::internal {
 
-// The longest time that callbacks may keep the leader before another thread goes on. Callbacks start in the order of
-// completion in any case.
+// The time that callbacks may keep the leader before another thread goes on, twice as long at most. Callbacks start in
+// the order of completion in any case.
 inline constexpr Duration kCallbackPatience = std::chrono::milliseconds(1);
 
 class ProgressRole {
@@ -28,6 +28,7 @@ class ProgressRole {
 
  private:
   bool takeOver() SW_REQUIRES(mutex_);
+  bool watch() SW_REQUIRES(mutex_);
 
   Mutex mutex_;
   ConditionVariable changed_;
@@ -35,6 +36,7 @@ class ProgressRole {
   bool inCallbacks_ SW_GUARDED_BY(mutex_) = false;
   Clock::time_point since_ SW_GUARDED_BY(mutex_){};
   int numFollowers_ SW_GUARDED_BY(mutex_) = 0;
+  bool isWatched_ SW_GUARDED_BY(mutex_) = false;  // a follower measures the time of the callbacks
   bool stopped_ SW_GUARDED_BY(mutex_) = false;
 };
 

@@ -1,0 +1,65 @@
+#include "backend/exec/progress_role.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+namespace shardwire::internal {
+namespace {
+
+// A role with one follower, which stops following when it leads.
+class ProgressRoleTest : public testing::Test {
+ protected:
+  ~ProgressRoleTest() override {
+    role_.stop();
+    follower_.join();
+  }
+
+  // Runs callbacks for `time`; whether this thread still leads.
+  bool runCallbacks(Duration time) {
+    std::uint64_t turn = 0;
+    role_.enterCallbacks(&turn);
+    const auto until = Clock::now() + time;
+    while (Clock::now() < until && !leads_.load()) {
+      std::this_thread::yield();
+    }
+    return role_.leaveCallbacks(turn);
+  }
+
+  ProgressRole role_;
+  std::atomic<bool> leads_ = false;
+  std::thread follower_{[this] { leads_ = role_.follow(); }};
+};
+
+TEST_F(ProgressRoleTest, AFollowerTakesTheLeadDuringALongCallback) {
+  EXPECT_FALSE(runCallbacks(std::chrono::seconds(20)));
+  EXPECT_TRUE(leads_.load());
+}
+
+// The follower measures the long callback although it watched short ones before, of which it was not notified. (On a
+// busy machine a short one may be long.)
+TEST_F(ProgressRoleTest, ALongCallbackAfterManyShortOnes) {
+  const auto until = Clock::now() + 5 * kCallbackPatience;
+  while (Clock::now() < until && runCallbacks(Duration(0))) {
+  }
+  runCallbacks(std::chrono::seconds(20));
+  EXPECT_TRUE(leads_.load());
+}
+
+TEST_F(ProgressRoleTest, ALongCallbackAfterAPause) {
+  runCallbacks(Duration(0));
+  std::this_thread::sleep_for(10 * kCallbackPatience);
+  runCallbacks(std::chrono::seconds(20));
+  EXPECT_TRUE(leads_.load());
+}
+
+TEST_F(ProgressRoleTest, TheEndStopsAFollowerThatWatches) {
+  runCallbacks(Duration(0));
+  role_.stop();
+  follower_.join();
+  follower_ = std::thread([] {});
+}
+
+}  // namespace
+}  // namespace shardwire::internal
