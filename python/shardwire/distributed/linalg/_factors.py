@@ -4,9 +4,11 @@ Every rank holds whole columns. So pivots are found, and rows swapped, without c
 factorizes it alone (torch's LAPACK), and sends it once to all ranks. LU with partial pivoting: P A = L U. Cholesky:
 A = L L^H. For each panel, in the order of the columns:
 
-    1. all ranks receive the panel, and swap the rows that it names;
-    2. the owner of the next panel updates the next panel, factorizes it, and starts to send it;
-    3. all ranks update their other columns to the right, while the next panel is on its way.
+    1. all ranks receive the panel, with the rows to be swapped;
+    2. the owner of the next panel swaps and updates the next panel, factorizes it, and starts to send it;
+    3. all ranks swap and update their other columns to the right, while the next panel is on its way.
+
+The columns to the left get all swaps of the panels behind them at the end, in one pass.
 
 Systems are solved by blocks of rows. By columns (L, and U): each rank adds up what its columns contribute; a block's
 owner gets the sum from all ranks, solves the block, and goes on with its columns. By rows (L^H): a block's owner sends
@@ -96,8 +98,11 @@ class Factors:
     def _factorize_panel(self, message: _Message, block: torch.Tensor) -> None:
         raise NotImplementedError
 
-    def _receive(self, panel: int, message: _Message) -> None:
-        """Takes what the panel says about rows."""
+    def _receive(self, message: _Message, first: int) -> None:
+        """Takes what a panel, whose first row is ``first``, says about rows."""
+
+    def _finish(self) -> None:
+        """After the last panel."""
 
     def _update(self, panel: int, message: _Message, begin: int, end: int) -> None:
         raise NotImplementedError
@@ -123,7 +128,7 @@ class Factors:
             failed = int(message.failed)
             if failed:
                 return panels.span(panel).start + failed
-            self._receive(panel, message)
+            self._receive(message, panels.span(panel).start)
             if panels.is_mine(panel):
                 self._columns[panels.span(panel).start:, panels.place(panel)] = message.factors
             begin, former = panels.after(panel), message
@@ -134,6 +139,7 @@ class Factors:
                 message, work = self._send(panel + 1)
             if begin < self._columns.shape[1]:
                 self._update(panel, former, begin, self._columns.shape[1])
+        self._finish()
         self._buffers = []
         return 0
 
@@ -204,24 +210,38 @@ class LU(Factors):
     def __init__(self, backend: Any, panels: Panels, columns: torch.Tensor) -> None:
         super().__init__(backend, panels, columns)
         self._order = torch.arange(panels.n, device=columns.device)  # row i of P A is row order[i] of A
+        # Of each panel: the rows that get another row, and that other row.
+        self._swaps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _factorize_panel(self, message: _Message, block: torch.Tensor) -> None:
         torch.linalg.lu_factor_ex(block, out=(message.factors, message.pivots, message.failed))
 
-    def _receive(self, panel: int, message: _Message) -> None:
-        begin, moved = self._panels.span(panel).start, dict[int, int]()
+    def _receive(self, message: _Message, first: int) -> None:
+        moved = dict[int, int]()
         for row, pivot in enumerate(message.pivots.tolist()):
             if row != pivot - 1:
                 moved[row], moved[pivot - 1] = moved.get(pivot - 1, pivot - 1), moved.get(row, row)
-        if moved:
-            there, here = (torch.tensor(list(rows), device=self._order.device) + begin
-                           for rows in (moved.keys(), moved.values()))
-            for each in (self._columns, self._order):
-                each.index_copy_(0, there, each.index_select(0, here))
+        there, here = (torch.tensor(list(rows), dtype=torch.int64, device=self._order.device) + first
+                       for rows in (moved.keys(), moved.values()))
+        self._swaps.append((there, here))
+
+    def _finish(self) -> None:
+        rows = order = self._order
+        for panel, (there, here) in reversed(list(enumerate(self._swaps))):
+            if self._panels.is_mine(panel):
+                end = self._panels.span(panel).stop
+                below = self._columns.t()[self._panels.place(panel), end:]
+                below.copy_(below.index_select(1, order[end:] - end))
+            order = rows.index_copy(0, there, here)[order]
+        self._order = order
 
     def _update(self, panel: int, message: _Message, begin: int, end: int) -> None:
         rows = self._panels.span(panel)
         width = rows.stop - rows.start
+        # Element by element along each column, whose elements are neighbours in memory.
+        there, here = (each.expand(end - begin, -1) for each in self._swaps[panel])
+        transposed = self._columns[:, begin:end].t()
+        transposed.scatter_(1, there, transposed.gather(1, here))
         upper = self._columns[rows, begin:end]
         # Transposed, a matrix in C order is in LAPACK's order.
         upper.copy_(torch.linalg.solve_triangular(message.factors[:width].t(), upper.t(), upper=True, left=False,
