@@ -531,6 +531,41 @@ def closing(rank):
     return got
 
 
+def give_up_often(rank):
+    """Rank 0: what each of three threads got, with waits that mostly end before an entry comes."""
+    q = Queue(group(), 0)
+    if rank == 1:
+        for number in range(400):
+            q.put(number)
+            time.sleep(0.0005)
+        q.close()
+        return None
+    got = [[] for _ in range(3)]
+
+    def take(mine, seed):
+        rng = random.Random(seed)
+        while True:
+            try:
+                mine.append(q.get(timeout=rng.random() * 0.004))
+            except standard.Empty:
+                continue
+            except shardwire.ClosedError:
+                return
+    others = [threading.Thread(target=take, args=(got[number], number)) for number in range(2)]
+    for other in others:
+        other.start()
+    take(got[2], 2)
+    for other in others:
+        other.join()
+    return got
+
+
+def test_getters_that_give_up_while_entries_come_lose_nothing():
+    got = run_ranks(2, give_up_often)[0]
+    assert sorted(number for mine in got for number in mine) == list(range(400))
+    assert all(mine == sorted(mine) for mine in got)
+
+
 def test_close_lets_getters_drain():
     assert run_ranks(2, closing) == [0, list(range(20))]
 

@@ -1,6 +1,6 @@
 """The contents of one queue on the holder's rank: entries, getters waiting for an entry, putters waiting for room.
-Plain state without threads: the hub calls the functions from one thread at a time, and a callback notifies each served
-getter or putter.
+Plain state without threads: the hub calls the functions from one thread at a time (but for add_getter), and a callback
+notifies each served getter or putter.
 
 Getters are served in the order of arrival, local or not. The same holds for putters waiting for room. The entries of
 one putter become visible in the order of sending. An entry handed out but not taken (the getter died or gave up) goes
@@ -127,7 +127,7 @@ class HeldQueue:
         # Before the getters: a getter may end the process with the entry, and the answer would be lost.
         for putting in visible:
             putting.end(READY)
-        self._serve()
+        self.serve()
 
     def give_up(self, putting: Putting) -> None:
         """A putter died or gave up before the put was visible."""
@@ -152,11 +152,18 @@ class HeldQueue:
             self.getters.append(getter)
         else:
             self.watchers.append(getter)
-        self._serve()
+        self.serve()
         if not may_wait and self.forget(getter):
             getter.serve(None, NOTHING)
 
-    def _serve(self) -> None:
+    def add_getter(self, getter: Getter) -> bool:
+        """Adds a getter that waits and takes an entry. One step, which nothing can interrupt: on any thread. Returns
+        whether the hub must call serve() now."""
+        self.getters.append(getter)
+        return bool(self.entries or self.closed or self.failure or self.revoked)
+
+    def serve(self) -> None:
+        """Hands out entries, or the reason why none will come."""
         while self.entries and self.getters:
             entry, getter = self.entries.popleft(), self.getters.popleft()
             getter.serve(entry, READY)
@@ -168,10 +175,8 @@ class HeldQueue:
         waiting, self.watchers = self.watchers, []
         for watcher in waiting:
             watcher.serve(None, why)
-        if why != READY:
-            waiting, self.getters = list(self.getters), deque()
-            for getter in waiting:
-                getter.serve(None, why)
+        while why != READY and self.getters:
+            self.getters.popleft().serve(None, why)
 
     def forget(self, getter: Getter) -> bool:
         """Ends the getter's wait. Returns whether the getter was still waiting."""
@@ -185,12 +190,12 @@ class HeldQueue:
         """Entries handed out and not taken go back to their places in the order."""
         for entry in entries:
             bisect.insort(self.entries, entry)
-        self._serve()
+        self.serve()
 
     def fail(self, failure: str) -> None:
         """A putter died: getters with an empty queue get the failure, since the missing entries are unknown."""
         self.failure = self.failure or failure
-        self._serve()
+        self.serve()
 
     def close(self) -> None:
         """Nothing more can be put; entries in the queue can still be taken."""
@@ -198,7 +203,7 @@ class HeldQueue:
         waiting, self.for_room = list(self.for_room), deque()
         for putting in waiting:
             putting.end(OVER)
-        self._serve()
+        self.serve()
 
     def revoke(self, notice: str) -> None:
         """Ends everything: all waits, now and later, end with the notice."""
@@ -209,4 +214,4 @@ class HeldQueue:
         self.in_order.clear()
         for putting in waiting:
             putting.end(OVER)
-        self._serve()
+        self.serve()

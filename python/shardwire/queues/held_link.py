@@ -72,7 +72,7 @@ class HeldLink:
             if tensor.numel() >= _DRIVEN_FROM and not work.is_completed():
                 self.hub.drive(work)
         except Exception as error:
-            self._end(error)
+            self.hub.post(partial(self._end, error))
 
     def _listen(self) -> None:
         self._receive(self.frame.tensor, wire.REQUESTS, self._on_frame)
@@ -96,12 +96,11 @@ class HeldLink:
             return
         try:
             message = wire.decode(self.frame, rest)
+            self._listen()  # before a getter is served, which would wait for this thread to release Python's lock
             self._answers[message.op](message)
         # Not a message of a user's end: the following bytes cannot be understood
         except Exception as error:
             self._end(error)
-            return
-        self._listen()
 
     def _queue(self, message: wire.Message) -> HeldQueue:
         return self.hub.held_by_number[message.queue]

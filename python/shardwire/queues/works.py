@@ -53,7 +53,10 @@ class LocalGet:
         self._came()
 
     def start(self, block: bool) -> None:
-        self.hub.post(lambda: self.held.get(self._getter, block))
+        if not block:
+            self.hub.post(lambda: self.held.get(self._getter, False))
+        elif self.held.add_getter(self._getter):
+            self.hub.post(self.held.serve)
 
     def forget(self) -> bool:
         """Ends the wait. Returns whether the getter was still waiting."""
