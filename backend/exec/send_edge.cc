@@ -125,12 +125,11 @@ Reach SendEdge::chooseReach(std::size_t slot, RemoteAddress* address) {
 }
 
 bool SendEdge::isStagedSooner(std::size_t slot, const ReadLimits& limits) const {
-  if (!run_.context().hasCorePerRank) {
-    return false;
+  if (edge_.bytes < limits.minCombinedBytes && isCombined(slot)) {
+    return true;
   }
   const bool isOneWay = 2 * edgeBytes(run_.plan.receives) < edge_.bytes && edgeBytes(run_.plan.sends) < 2 * edge_.bytes;
-  return edge_.bytes > limits.maxEdgeBytes || (limits.stagesOneWay && isOneWay) ||
-         (edge_.bytes < limits.minCombinedBytes && isCombined(slot));
+  return run_.context().hasCorePerRank && (edge_.bytes > limits.maxEdgeBytes || (limits.stagesOneWay && isOneWay));
 }
 
 bool SendEdge::isWorthReading(std::size_t slot, std::uint32_t numItems, std::size_t minRunBytes) const {

@@ -93,9 +93,10 @@ struct ReadLimits {
   std::size_t minRunBytes = 0;   // a tensor with shorter contiguous runs, on average, is staged
   // kFetch: if the destination runs are shorter than this, a box is fetched as one piece and then unpacked.
   std::size_t minLocalRunBytes = 0;
-  // kCopy, where each rank has a core. Staging takes one copy more than reading, but the sender's core makes this copy
-  // while the receiver's core works.
-  std::size_t minCombinedBytes = 0;     // inputs of a shorter edge that the peer combines are staged
+  // kCopy. Staging takes one copy more than reading, but the sender's core makes this copy while the receiver's core
+  // works, and the peer combines straight from the ring.
+  std::size_t minCombinedBytes = 0;  // inputs of a shorter edge that the peer combines are staged
+  // Likewise, where each rank has a core:
   std::size_t maxEdgeBytes = kNone;     // a longer edge is staged
   bool stagesOneWay = false;            // likewise an edge without as many bytes that come back meanwhile
   std::size_t maxMessageBytes = kNone;  // a longer message (send, recv) is staged

@@ -318,7 +318,7 @@ TEST(PlanRun, StagesWhatFlowsOneWayAndWhatIsCombined) {
   const auto both = sumPlans(500);  // as many bytes each way
   EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes, .stagesOneWay = true}));
   EXPECT_TRUE(isStaged(both, {.minCombinedBytes = bytes + 9}));
-  EXPECT_FALSE(isStaged(both, {.minCombinedBytes = bytes + 9}, false));
+  EXPECT_TRUE(isStaged(both, {.minCombinedBytes = bytes + 9}, false));
   EXPECT_TRUE(isStaged(both, {.maxEdgeBytes = bytes}));
   EXPECT_FALSE(isStaged(both, {.maxEdgeBytes = bytes}, false));
   EXPECT_FALSE(isStaged(both, {.maxEdgeBytes = bytes + 9}));
