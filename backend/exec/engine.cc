@@ -226,8 +226,8 @@ void Engine::shutdown() {
     }
     state.failure.end({StatusCode::kAborted, "the group was shut down on " + facts_.label});
     state.poll();
-    state.questions.sendDueAdvice();  // to peers that were joined by this poll
   });
+  stayForRoom();
   driving_.removeFrom(this);
   peers_.doorbell->leave();
   // An object that still holds the engine, say a compiled op in Python, must not keep the links open: over a wire the
@@ -255,6 +255,18 @@ void Engine::stayForLatePeers() {
   };
   while (!driving_.locked(mayLeave)) {
     std::this_thread::sleep_for(kStayNap);
+  }
+}
+
+// Peers that were joined by the last poll, and peers with a full lane, still get the death in another group.
+void Engine::stayForRoom() {
+  const auto mayLeave = [](GroupState& state) {
+    state.questions.sendDueAdvice();
+    return !state.questions.isAdviceDue();
+  };
+  for (Duration stayed{}; stayed < kStaysFor && !driving_.locked(mayLeave); stayed += kStayNap) {
+    std::this_thread::sleep_for(kStayNap);
+    driving_.locked([](GroupState& state) { state.poll(); });
   }
 }
 

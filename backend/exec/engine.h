@@ -76,6 +76,7 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   // Another group of this process failed: notifies the peers of this group. Never waits.
   void onProcessFailure();
   void stayForLatePeers();
+  void stayForRoom();
   // The key of this group in the process's list of failures.
   ProcessGroup failureKey() const;
 

@@ -208,6 +208,12 @@ void Questions::sendAdvice(bool isFarewell) {
   sendDueAdvice();
 }
 
+bool Questions::isAdviceDue() const {
+  return !advice_.empty() && std::ranges::any_of(links_.joined(), [this](Rank peer) {
+    return !links_.isGone(peer) && waiting_[static_cast<std::size_t>(peer)].adviceDue;
+  });
+}
+
 void Questions::sendDueAdvice() {
   for (const Rank peer : links_.joined()) {  // the other peers get the advice when joined
     bool& due = waiting_[static_cast<std::size_t>(peer)].adviceDue;

@@ -38,6 +38,8 @@ class Questions {
   void sendAdvice(bool isFarewell = false);
   // Sends the text of the latest sendAdvice() to the peers that did not get the text, such as peers joined since.
   void sendDueAdvice();
+  // Some joined peer has no room for the text.
+  bool isAdviceDue() const;
   // The peer was joined just now.
   void addAdviceTo(Rank peer) { waiting_[static_cast<std::size_t>(peer)].adviceDue = !advice_.empty(); }
 

@@ -103,25 +103,9 @@ bool isAboutAny(const Status& failure, const Schedule& drawn, std::size_t group,
   });
 }
 
-// The error gives the failure of another group as the reason.
-bool isAboutOtherGroup(const Status& failure, const Schedule& drawn) {
-  const auto begin = failure.message().find(kOtherGroup);
-  if (begin == std::string::npos) {
-    return false;
-  }
-  const Status reason(StatusCode::kPeerFailed, failure.message().substr(begin));
-  for (std::size_t group = 0; group < drawn.groups.size(); ++group) {
-    if (reason.message().find(fmt::format("group \"{}\"", drawn.labelOf(group))) != std::string::npos &&
-        isAboutAny(reason, drawn, group, true)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 // The error is about a rank whose process stopped after the failure of another group, or whose only thread was held for
 // long by another group. A process that leaves because of a death gives the death as the reason
-// (isAboutOtherGroup), except to a peer whose lane is full in this moment.
+// (isAboutOtherGroup).
 bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
   const std::string& text = report.failure.message();
   return std::ranges::any_of(reports, [&](const Report& other) {
@@ -130,11 +114,28 @@ bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vec
       return false;
     }
     const bool isHeld = !drawn.hasThreads && other.failedAt > kLongWait;
-    const bool isUntold = other.failure.code() != StatusCode::kPeerFailed || drawn.network.fullPercent > 0;
+    const bool isUntold = other.failure.code() != StatusCode::kPeerFailed;
     const bool hasLeft = isUntold && text.find(fmt::format("rank {} (simulated) left", rank)) != std::string::npos;
     return (isHeld && report.failure.code() == StatusCode::kTimeout && names(text, rank)) ||
            (hasLeft && drawn.afterFailure == AfterFailure::kStops);
   });
+}
+
+// The error gives the failure of another group as the reason, and that failure is about a loss or a busy rank.
+bool isAboutOtherGroup(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
+  const auto begin = report.failure.message().find(kOtherGroup);
+  if (begin == std::string::npos) {
+    return false;
+  }
+  const Status reason(StatusCode::kPeerFailed, report.failure.message().substr(begin));
+  for (std::size_t group = 0; group < drawn.groups.size(); ++group) {
+    if (reason.message().find(fmt::format("group \"{}\"", drawn.labelOf(group))) != std::string::npos &&
+        (isAboutAny(reason, drawn, group, true) ||
+         isAboutBusyRank({.group = group, .failure = reason}, drawn, reports))) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // A rank waited in vain for a rank that another group held: compile_op ended alone at the timeout, and the rank left.
@@ -159,7 +160,7 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
   }
   if (hasFullLane || isAboutAny(report.failure, drawn, report.group, hasRankLeft) ||
       (drawn.hasSeveralGroups() && mayBeElsewhere &&
-       (isAboutOtherGroup(report.failure, drawn) || isAboutBusyRank(report, drawn, reports) ||
+       (isAboutOtherGroup(report, drawn, reports) || isAboutBusyRank(report, drawn, reports) ||
         isAboutRankThatWaited(report, reports)))) {
     return "";
   }
