@@ -122,7 +122,9 @@ std::string Questions::answersAbout(const Activity& activity) const {
     const bool isDirect = i < chain.numDirect;
     const Rank peer = chain.ranks[i];
     const Waiting& known = waiting_[static_cast<std::size_t>(peer)];
-    if (const std::string_view answer = answerAbout(activity, known, isDirect); answer.empty()) {
+    if (links_.isGone(peer)) {  // a recv from any rank waits on for the other ranks
+      text += fmt::format("; {}", links_.whyGone(peer).message());
+    } else if (const std::string_view answer = answerAbout(activity, known, isDirect); answer.empty()) {
       (isDirect || hadTime(activity, known) ? silent : unasked).push_back(peer);
     } else if (isDirect || showsAll || known.awaited.empty()) {
       text += fmt::format("; rank {} {}", peer, answer);

@@ -67,10 +67,8 @@ bool isAbout(const Status& failure, const Schedule& drawn, const Fault& fault, b
       [[fallthrough]];
     case FaultKind::kKill:
       // A recv from any rank waits as long as one of the other ranks lives.
-      if (isTimeout && names(text, fault.rank) && text.find("from any rank") != std::string::npos) {
-        return true;
-      }
-      return failure.code() == StatusCode::kPeerFailed &&
+      return (failure.code() == StatusCode::kPeerFailed ||
+              (isTimeout && text.find("from any rank") != std::string::npos)) &&
              text.find(fmt::format("rank {} (simulated) died", fault.rank)) != std::string::npos;
     case FaultKind::kCut:
       return ((names(text, fault.rank) || names(text, fault.peer)) &&

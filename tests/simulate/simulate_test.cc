@@ -43,6 +43,7 @@ TEST(Simulate, KeepsThePromisesWhereItDidNot) {
   expectKept(10981);  // a late message was written into the tensor of a failed recv
   expectKept(45);     // a get read words that the caller had put later
   expectKept(55010);  // a lane was full while a healthy group ended: the peer lost the death in another group
+  expectKept(48561);  // a recv from any rank timed out, and its error did not name the dead rank
   expectKept(
       49690);  // a peer that was joined while the group ended did not get the death in another group as the reason
 }
