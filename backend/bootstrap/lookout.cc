@@ -2,10 +2,17 @@
 // the job was started anew, whether another rank wrote a failure to the board, whether a rank with a published address
 // died (LifeWatch), and whether another group of this process knows that a rank without an address is gone. The first
 // finding ends the making of the group, and stays. agreeOnFailure() writes this rank's reason for the others, and waits
-// until all ranks report one reason.
+// until all ranks report one reason. A rank in a long handshake notes the peer in the store: the errors of ranks
+// waiting for this rank name the peer, too (whomTheyAwait).
 #include "backend/bootstrap/lookout.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "backend/bootstrap/roster.h"
 
@@ -18,6 +25,14 @@ constexpr Duration kReasonWithin = std::chrono::seconds(1);
 // The longest time for a text to reach the store, if a rank wrote the text just before exiting.
 constexpr Duration kWrittenWithin = std::chrono::milliseconds(200);
 constexpr Duration kPause = std::chrono::milliseconds(20);
+// A longer handshake is noted in the store.
+constexpr Duration kNotesAfter = std::chrono::milliseconds(500);
+// The ranks about which one rank asks for its error.
+constexpr std::size_t kMostAsked = 16;
+
+std::string awaitedKey(Rank rank) {
+  return addressKey(rank) + "/awaits";
+}
 
 }  // namespace
 
@@ -42,7 +57,49 @@ Status Lookout::look() {
   } else {
     ended_ = whyAbsent();
   }
+  if (ended_.isOk()) {
+    noteAwaited();
+  }
   return ended_;
+}
+
+// Ranks may wait for this rank while this rank waits for another rank: their errors name the other rank, too.
+void Lookout::noteAwaited() {
+  const auto now = Clock::now();
+  const auto write = [&](const std::string& value) { (void)group_.store.set(awaitedKey(group_.rank), value); };
+  if (group_.busyWith != awaited_) {
+    if (std::exchange(isNoted_, false)) {
+      write("");
+    }
+    awaited_ = group_.busyWith;
+    awaitedSince_ = now;
+  } else if (awaited_ >= 0 && !isNoted_ && now - awaitedSince_ >= kNotesAfter) {
+    isNoted_ = true;
+    write(fmt::format("{}", awaited_));
+  }
+}
+
+// For the error of a timeout: "; rank 3 waits for rank 2 (pid 12 on host b)".
+std::string Lookout::whomTheyAwait() {
+  std::vector<Rank> ranks;
+  for (Rank rank = 0; rank < group_.worldSize && ranks.size() < kMostAsked; ++rank) {
+    if (rank != group_.rank && !group_.isJoined(rank)) {
+      ranks.push_back(rank);
+    }
+  }
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size() && i < kMostAsked; ++i) {
+    const auto note = group_.store.get(awaitedKey(ranks[i]), Clock::now());
+    Rank next = -1;
+    if (note.isOk() && std::from_chars(note->data(), note->data() + note->size(), next).ec == std::errc() &&
+        next >= 0 && next < group_.worldSize && next != group_.rank) {
+      text += fmt::format("; rank {} waits for {}", ranks[i], group_.nameOf(next));
+      if (std::ranges::find(ranks, next) == ranks.end()) {
+        ranks.push_back(next);
+      }
+    }
+  }
+  return text;
 }
 
 // A rank without a published address has no sign of life here. Another group of this process may know that the rank
@@ -108,10 +165,12 @@ void Lookout::joined(Rank peer) {
   }
 }
 
-Status Lookout::agreeOnFailure(const Status& mine) {
+Status Lookout::agreeOnFailure(const Status& why) {
   if (group_.worldSize == 1) {
-    return mine;
+    return why;
   }
+  const bool isLate = why.code() == StatusCode::kTimeout && group_.knowsAll && !group_.storeFailed;
+  const Status mine = isLate ? Status{why.code(), why.message() + whomTheyAwait()} : why;
   if (isInterrupted()) {
     // An interrupted rank reports the interrupt, whatever failed on other ranks: the caller was interrupted and must
     // learn of the interrupt. The other ranks learn that this rank gave up.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "backend/base/interruptible_wait.h"
 #include "backend/base/wait_limit.h"
@@ -43,11 +44,13 @@ class Lookout {
 
   // Writes for the other ranks why this rank could not make the group, and returns the first failure, which all ranks
   // report.
-  Status agreeOnFailure(const Status& mine);
+  Status agreeOnFailure(const Status& why);
 
  private:
   std::optional<Rank> deadRank();
   Status whyAbsent() const;
+  void noteAwaited();
+  std::string whomTheyAwait();
   Status diedError(Rank rank) const;
 
   Gathering& group_;
@@ -58,6 +61,10 @@ class Lookout {
   Deadline nextLook_;
   Status ended_;  // the result of look() once the making has ended
   bool isOutdated_ = false;
+  // The peer in a handshake with this rank as of the last look, since when, and whether the store has a note of it.
+  Rank awaited_ = -1;
+  Deadline awaitedSince_{};
+  bool isNoted_ = false;
   std::optional<LifeWatch> lifeWatch_;
 };
 
