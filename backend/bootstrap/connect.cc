@@ -21,7 +21,6 @@
 #include "backend/bootstrap/roster.h"
 #include "backend/bootstrap/store_rounds.h"
 #include "backend/bootstrap/summary.h"
-#include "backend/fabric/rank_doorbell.h"
 #include "backend/transport/wire_doorbell.h"
 
 namespace shardwire::internal {
@@ -115,7 +114,7 @@ Status asTimeout(const Status& failure, Deadline deadline) {
 // One rank's way through the bootstrap.
 Status gather(Gathering& group, Lookout& lookout) {
   SW_RETURN_IF_ERROR(publishAddress(group));
-  group.peers.doorbell = std::make_unique<RankDoorbell>(group.own.fabric, group.own.bell);
+  group.peers.doorbell = group.machine.makeDoorbell(group.own);
   if (group.worldSize == 1) {
     return finish(group, {});
   }
@@ -132,8 +131,8 @@ Status gather(Gathering& group, Lookout& lookout) {
 }
 
 // Nothing: the job was restarted meanwhile, and this rank has to begin again.
-std::optional<Result<Peers>> connectOnce(Store& store, Rank rank, int worldSize, const Options& options,
-                                         Deadline deadline) {
+std::optional<Result<Peers>> connectOnce(Machine& machine, Store& store, Rank rank, int worldSize,
+                                         const Options& options, Deadline deadline) {
   const auto attempt =
       worldSize > 1 && options.storeIsKept ? findAttempt(store, rank, deadline) : Result<Attempt>(Attempt{});
   if (!attempt.isOk()) {
@@ -145,7 +144,7 @@ std::optional<Result<Peers>> connectOnce(Store& store, Rank rank, int worldSize,
     return asTimeout(round.status(), deadline);
   }
   RoundStore ofRound(ofAttempt, *round);
-  Gathering group{ofRound, store, *attempt, *round, rank, worldSize, deadline};
+  Gathering group{machine, ofRound, store, *attempt, *round, rank, worldSize, deadline};
   const std::size_t size = Gathering::index(worldSize);
   group.addresses.resize(size);
   group.isRead.resize(size);
@@ -170,12 +169,17 @@ std::optional<Result<Peers>> connectOnce(Store& store, Rank rank, int worldSize,
 
 Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options& options, Deadline deadline,
                            const std::string& groupName) {
+  return connectPeers(thisMachine(), store, rank, worldSize, options, deadline, groupName);
+}
+
+Result<Peers> connectPeers(Machine& machine, Store& store, Rank rank, int worldSize, const Options& options,
+                           Deadline deadline, const std::string& groupName) {
   if (worldSize < 1 || rank < 0 || rank >= worldSize) {
     return Status{StatusCode::kInvalidArgument, fmt::format("rank {} of {} does not exist", rank, worldSize)};
   }
   std::optional<Result<Peers>> peers;
   while (!peers.has_value()) {
-    peers = connectOnce(store, rank, worldSize, options, deadline);
+    peers = connectOnce(machine, store, rank, worldSize, options, deadline);
   }
   if (!peers->isOk()) {
     return Status{peers->status().code(),

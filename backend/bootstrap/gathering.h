@@ -9,6 +9,7 @@
 
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/check_addresses.h"
+#include "backend/bootstrap/machine.h"
 #include "backend/bootstrap/own_ends.h"
 #include "backend/bootstrap/peers.h"
 #include "backend/bootstrap/store_attempts.h"
@@ -30,6 +31,7 @@ struct Gathering {
                                       : own.endpoints[static_cast<std::size_t>(half.kind)]->isMet(*half.connection);
   }
 
+  Machine& machine;
   Store& store;     // the store with the keys of this attempt and round
   Store& whole;     // the store with the keys of all attempts
   Attempt attempt;  // store_attempts.h

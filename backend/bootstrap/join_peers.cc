@@ -174,7 +174,7 @@ Result<std::unique_ptr<Connection>> PeerJoiner::connect(Link link, TransportKind
 
 Result<std::unique_ptr<Connection>> PeerJoiner::dialBy(TransportKind kind, Rank peer) {
   while (true) {
-    auto link = group_.own.rankLinks.dial(peer, kind, lookout_.limit());
+    auto link = group_.machine.dial(group_.own, peer, kind, lookout_.limit());
     SW_RETURN_IF_ERROR(link.status());
     auto connection = connect(std::move(*link), kind, peer, true);
     if (connection.status().code() != StatusCode::kTimeout || lookout_.limit().isOver()) {
@@ -317,7 +317,7 @@ Status PeerJoiner::acceptHigher() {
       return missingError(missing);
     }
     const std::uint32_t ticket = bell.arm(Wakes::kSleepers);
-    auto callers = group_.own.rankLinks.callers();
+    auto callers = group_.machine.callers(group_.own);
     SW_RETURN_IF_ERROR(callers.status());
     SW_RETURN_IF_ERROR(lookout_.look());
     if (callers->empty()) {

@@ -37,14 +37,15 @@ class LifeWatch {
  public:
   // `interfaces`: the interfaces of this host that may be used.
   LifeWatch(const RankAddress& self, std::vector<InterfaceAddress> interfaces);
+  virtual ~LifeWatch() = default;
   // Checks the sign of a rank; the first check dials. True: the rank is dead, or gone. False: the rank lives, or its
   // state is not known: the host is out of reach, or a firewall refuses connections in its name. A rank watched over
   // TCP counts as dead only if the rank answered before.
-  bool isDead(Rank rank, const RankAddress& address);
+  virtual bool isDead(Rank rank, const RankAddress& address);
   // Whether the rank's sign refused every connection. A firewall may do this, too.
-  bool refuses(Rank rank) const;
+  virtual bool refuses(Rank rank) const;
   // Ends the watch of a rank.
-  void forget(Rank rank) { watched_.erase(rank); }
+  virtual void forget(Rank rank) { watched_.erase(rank); }
 
  private:
   struct Watched {

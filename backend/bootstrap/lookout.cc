@@ -118,12 +118,8 @@ Status Lookout::whyAbsent() const {
 // Ranks already joined to this rank are not checked: such ranks may have finished, and exited normally. Rank 0 comes
 // first: when the store ends with rank 0, the other ranks end too, and cannot say why.
 std::optional<Rank> Lookout::deadRank() {
-  if (!lifeWatch_) {
-    const auto all = group_.own.fabric == nullptr
-                         ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
-                         : group_.own.fabric->interfaces(networkNamespace());
-    lifeWatch_.emplace(group_.own.address, all.isOk() ? chooseInterfaces(*all, group_.peers.options->socketIfname)
-                                                      : std::vector<InterfaceAddress>());
+  if (lifeWatch_ == nullptr) {
+    lifeWatch_ = group_.machine.watch(group_.own, *group_.peers.options);
   }
   int numWatched = 0;
   for (Rank i = 0; i < group_.worldSize && numWatched < kMostWatched; ++i) {
@@ -160,7 +156,7 @@ Status Lookout::diedError(Rank rank) const {
 }
 
 void Lookout::joined(Rank peer) {
-  if (lifeWatch_) {
+  if (lifeWatch_ != nullptr) {
     lifeWatch_->forget(peer);
   }
 }

@@ -2,6 +2,7 @@
 // whether a rank died. Also how all ranks agree on one reason when the group is not made. One thread.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -40,7 +41,7 @@ class Lookout {
   // Ends the watch of the peer.
   void joined(Rank peer);
   // See LifeWatch.
-  bool refuses(Rank peer) const { return lifeWatch_.has_value() && lifeWatch_->refuses(peer); }
+  bool refuses(Rank peer) const { return lifeWatch_ != nullptr && lifeWatch_->refuses(peer); }
 
   // Writes for the other ranks why this rank could not make the group, and returns the first failure, which all ranks
   // report.
@@ -65,7 +66,7 @@ class Lookout {
   Rank awaited_ = -1;
   Deadline awaitedSince_{};
   bool isNoted_ = false;
-  std::optional<LifeWatch> lifeWatch_;
+  std::unique_ptr<LifeWatch> lifeWatch_;  // null: nobody was watched so far
 };
 
 }  // namespace shardwire::internal

@@ -177,7 +177,7 @@ Status awaitRoster(Gathering& group, Lookout& lookout) {
 }  // namespace
 
 Status publishAddress(Gathering& group) {
-  const Status prepared = group.own.prepare(group.rank, group.worldSize, *group.peers.options);
+  const Status prepared = group.machine.prepare(group.own, group.rank, group.worldSize, *group.peers.options);
   if (group.worldSize > 1) {
     // After a failure the address has the reason, for the other ranks.
     group.published = encodeAddress(group.own.address);

@@ -1,6 +1,7 @@
 #include "tests/simulate/clock.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sched.h>
 #include <time.h>
 
@@ -48,6 +49,8 @@ int realYield() noexcept __asm__("__real_sched_yield");
 int wrappedYield() noexcept __asm__("__wrap_sched_yield");
 int realSleep(const timespec* time, timespec* left) noexcept __asm__("__real_nanosleep");
 int wrappedSleep(const timespec* time, timespec* left) noexcept __asm__("__wrap_nanosleep");
+int realPoll(pollfd* entries, nfds_t count, const timespec* time, const sigset_t* mask) __asm__("__real_ppoll");
+int wrappedPoll(pollfd* entries, nfds_t count, const timespec* time, const sigset_t* mask) __asm__("__wrap_ppoll");
 int realAffinity(pid_t pid, std::size_t size, cpu_set_t* cores) noexcept __asm__("__real_sched_getaffinity");
 int wrappedAffinity(pid_t pid, std::size_t size, cpu_set_t* cores) noexcept __asm__("__wrap_sched_getaffinity");
 
@@ -66,6 +69,15 @@ int wrappedYield() noexcept {
 int wrappedSleep(const timespec* time, timespec* left) noexcept {
   if (current == nullptr) {
     return realSleep(time, left);
+  }
+  (*currentSleep)(time->tv_sec * kSecond + time->tv_nsec);
+  return 0;
+}
+
+// A wait for no descriptor is a sleep.
+int wrappedPoll(pollfd* entries, nfds_t count, const timespec* time, const sigset_t* mask) {
+  if (current == nullptr || count > 0 || time == nullptr) {
+    return realPoll(entries, count, time, mask);
   }
   (*currentSleep)(time->tv_sec * kSecond + time->tv_nsec);
   return 0;

@@ -20,8 +20,9 @@ def git(*words, at=ROOT):
 
 
 def seed_of(patch):
-    """The seed that finds the defect: named in the first line of the patch."""
-    return re.match(r"Seed (\d+)\.", patch.read_text(encoding="utf-8")).group(1)
+    """The seed that finds the defect, and whether it is one of joins: named in the first line of the patch."""
+    found = re.match(r"(Seed|Join seed) (\d+)\.", patch.read_text(encoding="utf-8"))
+    return found[2], found[1] != "Seed"
 
 
 MOST_SEEDS = 40000  # of a search
@@ -31,7 +32,9 @@ def find(patch, searches):
     git("checkout", "-f", "--detach", subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, text=True,
                                                      capture_output=True).stdout.strip(), at=TREE)
     git("apply", str(patch), at=TREE)
-    seeds = ["--seed", "1", "--seeds", str(MOST_SEEDS)] if searches else ["--seed", seed_of(patch)]
+    seed, joins = seed_of(patch)
+    seeds = ["--seed", "1", "--seeds", str(MOST_SEEDS)] if searches else ["--seed", seed]
+    seeds += ["--joins"] if joins else []
     ran = subprocess.run([TREE / "run", "simulate", *seeds], cwd=TREE, capture_output=True, text=True)
     found = re.search(r"seed (\d+) FAILS:\n(.*)", ran.stdout) if ran.returncode == 1 else None
     by = f"found by seed {found[1]}" if found else f"NOT FOUND by {' '.join(seeds)}"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/simulate/join_simulation.h"
 #include "tests/simulate/page.h"
 #include "tests/simulate/simulation.h"
 
@@ -27,6 +28,7 @@ constexpr const char* kHelp =
     "  --view FILE   writes an HTML page that plays the run of one seed, or of a seed that fails\n"
     "  --shrink      removes operations and faults from a failing seed as long as it fails\n"
     "  --without-... numbers of operations and faults to leave out, as --shrink prints them\n"
+    "  --joins       the seeds draw processes that join groups\n"
     "  --keep-going  goes on after a failing seed\n";
 
 struct Arguments {
@@ -36,6 +38,7 @@ struct Arguments {
   bool isTraced = false;
   bool shrinks = false;
   bool keepsGoing = false;
+  bool joins = false;
   bool hasSeed = false;
   std::string page;
   Without without;
@@ -57,6 +60,8 @@ bool read(int argc, char** argv, Arguments* arguments) {
       arguments->isTraced = true;
     } else if (name == "--shrink") {
       arguments->shrinks = true;
+    } else if (name == "--joins") {
+      arguments->joins = true;
     } else if (name == "--keep-going") {
       arguments->keepsGoing = true;
     } else if (i + 1 == argc) {
@@ -138,6 +143,20 @@ void view(std::uint64_t seed, const Without& without, const std::string& path) {
   }
 }
 
+bool runJoins(std::uint64_t seed, const Arguments& arguments, Outcome* outcome) {
+  const JoinSchedule schedule = drawJoins(seed);
+  *outcome = simulateJoins(schedule, arguments.isTraced);
+  const bool hasFailed = !outcome->faults.empty();
+  if (hasFailed) {
+    fmt::print("seed {} FAILS:\n  {}\n", seed, fmt::join(outcome->faults, "\n  "));
+  }
+  if (hasFailed || arguments.isTraced) {
+    fmt::print("{}{}{}./run simulate --joins --seed {} --trace\n", describe(schedule), outcome->trace, outcome->summary,
+               seed);
+  }
+  return hasFailed;
+}
+
 // Whether the seed fails.
 bool runSeed(std::uint64_t seed, const Arguments& arguments, Outcome* outcome) {
   Without without = arguments.without;
@@ -169,7 +188,7 @@ int run(const Arguments& arguments) {
   std::uint64_t numFrames = 0;
   Time simulated = 0;
   for (std::uint64_t i = 0; i < arguments.numSeeds && (arguments.seconds == 0 || spent() < arguments.seconds); ++i) {
-    const bool hasFailed = runSeed(arguments.seed + i, arguments, &outcome);
+    const bool hasFailed = (arguments.joins ? runJoins : runSeed)(arguments.seed + i, arguments, &outcome);
     ++numRun;
     numFailing += hasFailed ? 1 : 0;
     numWithError += outcome.numFailed > 0 ? 1 : 0;

@@ -181,6 +181,10 @@ void Network::holdUntil(Rank a, Rank b, Time until) {
   }
 }
 
+bool Network::hasConnections() const {
+  return std::ranges::any_of(connections_, [](const auto& each) { return !each.empty(); });
+}
+
 std::string Network::findLeftover() const {
   for (Rank from = 0; from < size_; ++from) {
     for (Rank to = 0; to < size_; ++to) {

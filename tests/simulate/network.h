@@ -66,11 +66,15 @@ class Network {
   // Nothing arrives between the two before `until`.
   void holdUntil(Rank a, Rank b, Time until);
 
+  // Of all ranks, so far.
+  bool hasConnections() const;
   // "" if the ranks of a group without failures left nothing in the links, else the first remains.
   std::string findLeftover() const;
   std::uint64_t numFrames() const { return numFrames_; }
 
  private:
+  friend class JoinEndpoint;
+  friend class JoinMachine;
   friend class SimulatedConnection;
   friend class SimulatedLateLinks;
   friend class SimulatedWire;

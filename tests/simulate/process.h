@@ -31,6 +31,8 @@ class Process {
   // The clock of the process, read without the costs of a look.
   Time time() const { return time_; }
   bool isDead() const { return isDead_; }
+  // Before this time the process does nothing.
+  Time stoppedUntil() const { return stoppedUntil_; }
   // All calling threads have ended.
   bool isOver() const;
 

@@ -15,23 +15,6 @@ constexpr Time kLongWait = 5 * kSecond;
 // Of errors that give the failure of another group as the reason.
 constexpr const char* kOtherGroup = "another group of its process";
 
-// Whether the text of an error names the rank: "rank 3", or "ranks 1, 3 to 5".
-bool names(const std::string& text, Rank rank) {
-  static const std::regex kNames("ranks? ([0-9]+(( to |, )[0-9]+)*)");
-  static const std::regex kPart("([0-9]+)( to ([0-9]+))?");
-  for (std::sregex_iterator it(text.begin(), text.end(), kNames); it != std::sregex_iterator(); ++it) {
-    const std::string list = (*it)[1].str();
-    for (std::sregex_iterator part(list.begin(), list.end(), kPart); part != std::sregex_iterator(); ++part) {
-      const Rank first = std::stoi((*part)[1].str());
-      const Rank last = (*part)[3].matched ? std::stoi((*part)[3].str()) : first;
-      if (first <= rank && rank <= last) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
 // compile_op ends alone at the timeout, and the group stays usable: the rank then leaves without a notice.
 bool endsAlone(const Report& report) {
   return report.failure.code() == StatusCode::kTimeout &&
@@ -169,6 +152,22 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
 }
 
 }  // namespace
+
+bool names(const std::string& text, Rank rank) {
+  static const std::regex kNames("ranks? ([0-9]+(( to |, )[0-9]+)*)");
+  static const std::regex kPart("([0-9]+)( to ([0-9]+))?");
+  for (std::sregex_iterator it(text.begin(), text.end(), kNames); it != std::sregex_iterator(); ++it) {
+    const std::string list = (*it)[1].str();
+    for (std::sregex_iterator part(list.begin(), list.end(), kPart); part != std::sregex_iterator(); ++part) {
+      const Rank first = std::stoi((*part)[1].str());
+      const Rank last = (*part)[3].matched ? std::stoi((*part)[3].str()) : first;
+      if (first <= rank && rank <= last) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
 
 std::vector<std::string> findFaults(const Schedule& drawn, const std::vector<Report>& reports) {
   std::vector<std::string> faults;

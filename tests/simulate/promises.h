@@ -9,6 +9,9 @@
 
 namespace shardwire::simulate {
 
+// Whether the text of an error names the rank: "rank 3", or "ranks 1, 3 to 5".
+bool names(const std::string& text, Rank rank);
+
 // The promises:
 //   every living rank ends within the timeouts;
 //   all operations of a group succeed unless a rank or a link of the group is lost, and then every error names this

@@ -1,0 +1,178 @@
+// A thread of the process makes its groups in the order of the schedule. make() prepares the report and the machine of
+// one group, join() calls the bootstrap, and call() sums a tensor and waits for all ranks. After an error in a group
+// the thread makes no further group. In nested groups the inner group's bootstrap asks the
+// outer group which ranks are gone.
+#include "tests/simulate/join_program.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/bootstrap/connect.h"
+#include "backend/bootstrap/store_rounds.h"
+
+namespace shardwire::simulate {
+
+using namespace internal;
+
+struct JoinProgram::Made {
+  JoinReport* report;
+  JoinMachine* machine;
+  std::unique_ptr<CommunicatorImpl> group;
+};
+
+JoinProgram::JoinProgram(JoinWorld& shared, Process& process) : shared_(shared), process_(process) {
+  for (std::size_t number = 0; number < shared.numGroups(); ++number) {
+    process.setIsWaiting(number, [] { return false; });
+  }
+}
+
+void JoinProgram::begin() {
+  const JoinSchedule& schedule = shared_.schedule;
+  if (schedule.order == JoinOrder::kNested) {
+    return process_.addThread([this] { runNested(); });
+  }
+  for (std::size_t group = 0; group < schedule.groups.size(); ++group) {
+    if (schedule.rankIn(group, process_.rank()) >= 0) {
+      process_.addThread([this, group] { run(group); });
+    }
+  }
+}
+
+void JoinProgram::run(std::size_t group) {
+  process_.computeFor(shared_.schedule.comesAt[static_cast<std::size_t>(process_.rank())]);
+  bool goesOn = !process_.isDead();
+  for (int round = 0; goesOn && round < shared_.schedule.numRounds; ++round) {
+    auto made = make(group, round, nullptr);
+    goesOn = made != nullptr;
+    if (goesOn) {
+      call(*made);
+      goesOn = made->report->worked.isOk() && !process_.isDead();
+      end(std::move(made));
+    }
+  }
+}
+
+void JoinProgram::runNested() {
+  process_.computeFor(shared_.schedule.comesAt[static_cast<std::size_t>(process_.rank())]);
+  auto outer = process_.isDead() ? nullptr : make(0, 0, nullptr);
+  if (outer == nullptr) {
+    return;
+  }
+  call(*outer);
+  if (shared_.schedule.rankIn(1, process_.rank()) >= 0 && outer->report->worked.isOk() && !process_.isDead()) {
+    if (auto inner = make(1, 0, outer->group.get())) {
+      call(*inner);
+      end(std::move(inner));
+    }
+  }
+  end(std::move(outer));
+}
+
+bool JoinProgram::has(JoinFaultKind kind, std::size_t group) const {
+  return std::ranges::any_of(shared_.schedule.faults, [&](const JoinFault& fault) {
+    return fault.kind == kind && fault.process == process_.rank() && fault.group == group;
+  });
+}
+
+void JoinProgram::note(const JoinReport& report, const char* what, const Status& status) {
+  shared_.world.note(process_.time(), process_.rank(), "{} rank {} {}{}", shared_.schedule.labelOf(report.group),
+                     report.rank, what,
+                     status.isOk() ? "" : fmt::format(": {}: {}", statusCodeName(status.code()), status.message()));
+}
+
+Result<Peers> JoinProgram::join(JoinReport& report, JoinMachine& machine, const Communicator* outer) {
+  const JoinSchedule& schedule = shared_.schedule;
+  const Members& members = schedule.groups[report.group];
+  Options options = schedule.options;
+  if (outer != nullptr) {
+    options.statusOfAbsent = [this, outer, &members](Rank rank) {
+      return outer->peerStatus(shared_.schedule.rankIn(0, members[static_cast<std::size_t>(rank)]));
+    };
+  }
+  const auto size = static_cast<int>(members.size());
+  const bool isWrong = has(JoinFaultKind::kWrongSize, report.group);
+  const Time deadline = process_.time() + schedule.timeout;
+  SimulatedStore store(shared_.store, process_, fmt::format("{}/", report.group), deadline);
+  report.begin = process_.time();
+  note(report, "comes", Status::ok());
+  auto peers = connectPeers(machine, store, report.rank, isWrong ? size + 1 : size, options,
+                            Deadline(std::chrono::nanoseconds(deadline)), schedule.labelOf(report.group));
+  report.made = process_.time();
+  note(report, peers.isOk() ? "has joined" : "has not joined", peers.status());
+  return peers;
+}
+
+std::unique_ptr<JoinProgram::Made> JoinProgram::make(std::size_t group, int round, const Communicator* outer) {
+  const JoinSchedule& schedule = shared_.schedule;
+  if (has(JoinFaultKind::kAbsent, group)) {
+    return nullptr;
+  }
+  Random random(testing::mix64(schedule.seed * 64 + static_cast<std::uint64_t>(process_.rank())) + group);
+  process_.computeFor(random.between(0, schedule.longestPause));
+  const std::size_t number = shared_.numberOf(group, round);
+  Network& network = *shared_.networks[number];
+  JoinReport& report = *reports_.emplace_back(std::make_unique<JoinReport>());
+  report.group = group;
+  report.round = round;
+  report.process = process_.rank();
+  report.rank = schedule.rankIn(group, process_.rank());
+  JoinMachine& machine = *machines_.emplace_back(std::make_unique<JoinMachine>(
+      shared_.ends, network, process_, number, schedule.hosts[static_cast<std::size_t>(process_.rank())],
+      has(JoinFaultKind::kCannotStart, group)));
+  auto peers = join(report, machine, outer);
+  report.joined = peers.status();
+  if (!peers.isOk()) {
+    machine.close();
+    report.isOver = true;
+    return nullptr;
+  }
+  std::vector<std::int32_t> hosts;
+  for (const Rank member : schedule.groups[group]) {
+    hosts.push_back(schedule.hosts[static_cast<std::size_t>(member)]);
+  }
+  machine.complete(*peers, hosts);
+  auto engine = Engine::create(std::move(*peers), report.rank, static_cast<int>(hosts.size()), schedule.options,
+                               schedule.labelOf(group));
+  engines_.push_back(engine);
+  process_.serve(engine);
+  return std::make_unique<Made>(
+      Made{&report, &machine, std::make_unique<CommunicatorImpl>(std::move(engine), std::vector<ForcedAlgorithm>())});
+}
+
+void JoinProgram::call(Made& made) {
+  JoinReport& report = *made.report;
+  const auto size = static_cast<std::int64_t>(shared_.schedule.groups[report.group].size());
+  std::vector<std::int64_t> values(5, report.rank + 1);
+  auto sum = made.group->allReduce(TensorView::contiguous(values.data(), DType::kInt64, {std::ssize(values)}),
+                                   ReduceOp::kSum, {});
+  report.worked = sum.isOk() ? (*sum)->wait() : sum.status();
+  if (report.worked.isOk()) {
+    report.hasWrongBytes = values != std::vector<std::int64_t>(5, size * (size + 1) / 2);
+    auto last = made.group->barrier({});
+    report.worked = last.isOk() ? (*last)->wait() : last.status();
+  }
+  note(report, report.worked.isOk() ? "is done" : "has failed", report.worked);
+}
+
+void JoinProgram::end(std::unique_ptr<Made> made) {
+  made->group.reset();
+  made->machine->close();
+  made->report->isOver = true;
+  internal::noteEndOfGroup();
+}
+
+void JoinProgram::reset() {
+  for (const auto& each : engines_) {
+    if (const auto engine = each.lock()) {
+      engine->abort({StatusCode::kAborted, "the simulated process died"});
+    }
+  }
+}
+
+bool JoinProgram::hasEngine() const {
+  return std::ranges::any_of(engines_, [](const auto& each) { return !each.expired(); });
+}
+
+}  // namespace shardwire::simulate

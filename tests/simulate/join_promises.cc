@@ -1,0 +1,163 @@
+// findJoinFaults() goes through the reports of the living ranks. A rank with a failure in one group may be missing in
+// another group, or in the next round, and counts as lost there (lostIn). A joined rank may see the end of a rank
+// without success in joining, and then the error of the operation names this rank. After the end of the store ranks
+// cannot agree on one reason, and take each other for dead.
+#include "tests/simulate/join_promises.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tests/simulate/promises.h"
+
+namespace shardwire::simulate {
+namespace {
+
+// From a visible loss to the end of the making: a look, the reason of a peer, and the answers of the store.
+constexpr Time kSoon = 3 * kSecond;
+
+Time mostStoreTime(const JoinSchedule& drawn) {
+  return (4 * drawn.numRanks + 30) * drawn.longestStoreDelay;
+}
+
+// All short stops, and all long delays of links.
+Time harmlessTime(const JoinSchedule& drawn, std::size_t group) {
+  Time time = mostStoreTime(drawn) + (drawn.network.spikePercent > 0 ? 20 * drawn.network.longestSpike : 0);
+  for (const JoinFault& fault : drawn.faults) {
+    time += fault.kind == JoinFaultKind::kStop && !drawn.isLost(fault, group) ? fault.duration : 0;
+  }
+  return time;
+}
+
+bool hasStoreEnded(const JoinSchedule& drawn) {
+  return std::ranges::any_of(drawn.faults, [](const auto& each) { return each.kind == JoinFaultKind::kStoreEnds; });
+}
+
+// Ranks missing in the group of this report, perhaps.
+std::set<Rank> lostIn(const JoinSchedule& drawn, const JoinReport& of, const std::vector<JoinReport>& reports) {
+  std::set<Rank> lost;
+  for (const JoinFault& fault : drawn.faults) {
+    if (fault.kind != JoinFaultKind::kStoreEnds && drawn.isLost(fault, of.group)) {
+      lost.insert(drawn.rankIn(of.group, fault.process));
+    }
+  }
+  for (const JoinReport& each : reports) {
+    const bool isElsewhere = each.group != of.group || each.round < of.round;
+    const bool isBefore = isElsewhere && drawn.order != JoinOrder::kAtOnce;
+    if (const Rank rank = drawn.rankIn(of.group, each.process);
+        rank >= 0 && isBefore && !(each.joined.isOk() && each.worked.isOk())) {
+      lost.insert(rank);
+    }
+  }
+  return lost;
+}
+
+bool namesAny(const std::string& text, const std::set<Rank>& ranks) {
+  return std::ranges::any_of(ranks, [&](Rank rank) { return names(text, rank); });
+}
+
+std::string findWrongJoin(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
+  const std::string& text = report.joined.message();
+  const Time waited = report.made - report.begin;
+  Time stops = 0;
+  for (const JoinFault& fault : drawn.faults) {
+    stops += fault.kind == JoinFaultKind::kStop && fault.process == report.process ? fault.duration : 0;
+  }
+  if (waited > drawn.timeout + kSoon + harmlessTime(drawn, report.group) + stops) {
+    return fmt::format("the error came after {}", inMilliseconds(waited));
+  }
+  const bool isAboutStore = text.find("simulated store") != std::string::npos;
+  if (isAboutStore && !hasStoreEnded(drawn) && report.joined.code() != StatusCode::kTimeout) {
+    return "a silent store is no timeout";
+  }
+  if (hasStoreEnded(drawn) || isAboutStore || namesAny(text, lostIn(drawn, report, reports))) {
+    return "";
+  }
+  return "the error names no lost rank";
+}
+
+std::string findWrongWork(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
+  std::set<Rank> lost = lostIn(drawn, report, reports);
+  for (const JoinReport& each : reports) {
+    if (each.group == report.group && each.round == report.round && !each.joined.isOk()) {
+      lost.insert(each.rank);
+    }
+  }
+  return namesAny(report.worked.message(), lost) ? "" : "the error of an operation names no lost rank";
+}
+
+// Whether the rank can know that the process is dead: from the published address, or from the outer group.
+bool canKnow(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports, Rank process,
+             const JoinDeath& death) {
+  const bool hasCome = std::ranges::any_of(reports, [&](const JoinReport& each) {
+    return each.process == process && each.group == report.group && each.begin != kNever;
+  });
+  if (drawn.order == JoinOrder::kNested && report.group == 1) {
+    return !hasCome && !drawn.isLazy;
+  }
+  const auto hostOf = [&](Rank each) { return drawn.hosts[static_cast<std::size_t>(each)]; };
+  return drawn.groups.size() == 1 && report.round == 0 && death.isPublished &&
+         hostOf(process) == hostOf(report.process);
+}
+
+// A rank dies: the others end soon. Of many ranks, rank 0 alone looks at all addresses.
+std::string findLateEnd(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports,
+                        const std::vector<JoinDeath>& deaths) {
+  const auto isLost = [&](const JoinFault& fault) { return drawn.isLost(fault, report.group); };
+  const auto fault = std::ranges::find_if(drawn.faults, isLost);
+  if (std::ranges::count_if(drawn.faults, isLost) != 1 || fault->kind != JoinFaultKind::kKill ||
+      !canKnow(report, drawn, reports, fault->process, deaths[static_cast<std::size_t>(fault->process)])) {
+    return "";
+  }
+  Time begin = std::max(deaths[static_cast<std::size_t>(fault->process)].at, report.begin);
+  for (const JoinReport& each : reports) {
+    begin = each.group == report.group && each.rank == 0 ? std::max(begin, each.begin) : begin;
+  }
+  const Time late = report.made - begin - harmlessTime(drawn, report.group);
+  return late > kSoon ? fmt::format("the error came {} after the death", inMilliseconds(late)) : "";
+}
+
+std::string findWrong(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports,
+                      const std::vector<JoinDeath>& deaths) {
+  if (report.hasWrongBytes) {
+    return "wrong bytes";
+  }
+  if (!report.isOver) {
+    return "has not ended";
+  }
+  const bool mayFail = drawn.mayFail(report.group);
+  if (report.joined.isOk() && report.worked.isOk()) {
+    Time last = report.begin;
+    for (const JoinReport& each : reports) {
+      last = each.group == report.group && each.round == report.round ? std::max(last, each.begin) : last;
+    }
+    const Time late = report.made - last - harmlessTime(drawn, report.group);
+    return !mayFail && late > kSecond ? fmt::format("joined {} after the last rank came", inMilliseconds(late)) : "";
+  }
+  const Status& why = report.joined.isOk() ? report.worked : report.joined;
+  std::string wrong = !mayFail               ? "nothing was lost"
+                      : report.joined.isOk() ? findWrongWork(report, drawn, reports)
+                                             : findWrongJoin(report, drawn, reports);
+  if (wrong.empty() && !report.joined.isOk()) {
+    wrong = findLateEnd(report, drawn, reports, deaths);
+  }
+  return wrong.empty() ? "" : fmt::format("{}: {}: {}", wrong, statusCodeName(why.code()), why.message());
+}
+
+}  // namespace
+
+std::vector<std::string> findJoinFaults(const JoinWorld& shared, const std::vector<JoinReport>& reports,
+                                        const std::vector<JoinDeath>& deaths) {
+  std::vector<std::string> faults;
+  for (const JoinReport& report : reports) {
+    const bool isDead = deaths[static_cast<std::size_t>(report.process)].at != kNever;
+    if (const std::string wrong = isDead ? "" : findWrong(report, shared.schedule, reports, deaths); !wrong.empty()) {
+      faults.push_back(fmt::format("{} round {} rank {}: {}", shared.schedule.labelOf(report.group), report.round,
+                                   report.rank, wrong));
+    }
+  }
+  return faults;
+}
+
+}  // namespace shardwire::simulate

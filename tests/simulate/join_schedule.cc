@@ -1,0 +1,165 @@
+// drawJoins() draws the processes, hosts and times from the seed, then the groups, and last the faults. Half of the
+// seeds have no fault that takes something away: then every rank must join. Late ranks come within the timeout. The
+// faults of one kind only delay (a short stop); each of the others must show in the errors of the ranks that wait.
+// describe() gives the text at the head of a trace.
+#include "tests/simulate/join_schedule.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "backend/transport/lanes.h"
+
+namespace shardwire::simulate {
+namespace {
+
+constexpr int kMostRanks = 9;
+
+JoinFault drawFault(Random& random, const JoinSchedule& schedule) {
+  constexpr std::array kKinds = {JoinFaultKind::kKill,      JoinFaultKind::kKill,        JoinFaultKind::kKill,
+                                 JoinFaultKind::kHostDies,  JoinFaultKind::kStop,        JoinFaultKind::kAbsent,
+                                 JoinFaultKind::kWrongSize, JoinFaultKind::kCannotStart, JoinFaultKind::kStoreSilent,
+                                 JoinFaultKind::kStoreEnds};
+  JoinFault fault{.kind = kKinds[static_cast<std::size_t>(random.between(0, std::ssize(kKinds) - 1))]};
+  fault.group = static_cast<std::size_t>(random.between(0, std::ssize(schedule.groups) - 1));
+  const Members& members = schedule.groups[fault.group];
+  fault.process = members[static_cast<std::size_t>(random.between(0, std::ssize(members) - 1))];
+  const Time latest = random.chance(50) ? 5 * kMillisecond : random.chance(70) ? kSecond : schedule.timeout;
+  fault.after = random.between(0, latest);
+  if (random.chance(60)) {  // while the process joins
+    fault.after = schedule.comesAt[static_cast<std::size_t>(fault.process)] + random.between(0, 3 * kMillisecond);
+  }
+  fault.duration = fault.kind == JoinFaultKind::kStop ? random.between(2, 3) * schedule.timeout : 0;
+  fault.numRequests = static_cast<int>(random.between(0, random.chance(70) ? 12 : 60));
+  return fault;
+}
+
+void drawGroups(Random& random, JoinSchedule& schedule) {
+  Members all(static_cast<std::size_t>(schedule.numRanks));
+  std::iota(all.begin(), all.end(), 0);
+  schedule.groups = {all};
+  if (random.chance(50) || schedule.numRanks < 3) {
+    schedule.numRounds = random.chance(60) ? static_cast<int>(random.between(2, 4)) : 1;
+    return;
+  }
+  schedule.order = random.chance(50) ? JoinOrder::kAtOnce : JoinOrder::kNested;
+  random.shuffle(all);
+  all.resize(static_cast<std::size_t>(random.between(2, schedule.numRanks)));
+  schedule.groups.push_back(all);
+}
+
+}  // namespace
+
+Rank JoinSchedule::rankIn(std::size_t group, Rank process) const {
+  const auto found = std::ranges::find(groups[group], process);
+  return found == groups[group].end() ? -1 : static_cast<Rank>(found - groups[group].begin());
+}
+
+bool JoinSchedule::isLost(const JoinFault& fault, std::size_t group) const {
+  switch (fault.kind) {
+    case JoinFaultKind::kStoreEnds:
+      return true;
+    case JoinFaultKind::kAbsent:
+    case JoinFaultKind::kWrongSize:
+    case JoinFaultKind::kCannotStart:
+      // A rank that fails in the first group comes to no other.
+      return rankIn(group, fault.process) >= 0 && (fault.group == group || order == JoinOrder::kNested);
+    case JoinFaultKind::kStop:
+      return rankIn(group, fault.process) >= 0 && fault.duration > timeout / 4;
+    default:
+      return rankIn(group, fault.process) >= 0;
+  }
+}
+
+bool JoinSchedule::mayFail(std::size_t group) const {
+  return std::ranges::any_of(faults, [&](const JoinFault& fault) { return isLost(fault, group); });
+}
+
+JoinSchedule drawJoins(std::uint64_t seed) {
+  Random random(testing::mix64(seed ^ 0x6a6f696e73));
+  JoinSchedule schedule{.seed = seed};
+  schedule.numRanks = static_cast<int>(random.between(2, random.chance(30) ? kMostRanks : 5));
+  schedule.isLazy = random.chance(25);
+  const auto numHosts = schedule.isLazy ? 1 : random.between(1, schedule.numRanks);
+  schedule.timeout = random.between(2 * kSecond, random.chance(50) ? 5 * kSecond : 30 * kSecond);
+  const Time latest = random.chance(50) ? 10 * kMillisecond : schedule.timeout / 3;
+  for (Rank process = 0; process < schedule.numRanks; ++process) {
+    schedule.hosts.push_back(static_cast<std::int32_t>(random.between(0, numHosts - 1)));
+    schedule.comesAt.push_back(random.chance(70) ? random.between(0, 2 * kMillisecond) : random.between(0, latest));
+  }
+  schedule.longestPause = random.chance(50) ? 0 : random.between(kMicrosecond, 300 * kMillisecond);
+  schedule.longestStoreDelay = random.chance(80) ? 300 * kMicrosecond : random.between(kMillisecond, 60 * kMillisecond);
+  Options& options = schedule.options;
+  options.timeout = std::chrono::seconds(10);
+  options.links = schedule.isLazy ? LinksWhen::kLazy : LinksWhen::kEager;
+  options.ringBytes = 16384;
+  schedule.network.capacities = internal::laneCapacities(options);
+  schedule.network.lateness = schedule.isLazy ? Lateness::kAll : Lateness::kNone;
+  schedule.network.spikePercent = random.chance(30) ? static_cast<int>(random.between(1, 30)) : 0;
+  schedule.network.longestSpike = 20 * kMillisecond;
+  drawGroups(random, schedule);
+  for (auto left = random.chance(30) ? random.between(1, 2) : 0; left > 0; --left) {
+    schedule.faults.push_back(drawFault(random, schedule));
+    schedule.faults.back().kind = JoinFaultKind::kStop;
+    schedule.faults.back().duration = random.between(kMillisecond, schedule.timeout / 8);
+  }
+  for (auto left = random.chance(50) ? (random.chance(15) ? 2 : 1) : 0; left > 0; --left) {
+    schedule.faults.push_back(drawFault(random, schedule));
+  }
+  return schedule;
+}
+
+namespace {
+
+std::string describe(const JoinFault& fault, const JoinSchedule& schedule) {
+  const std::string label = schedule.labelOf(fault.group);
+  switch (fault.kind) {
+    case JoinFaultKind::kKill:
+      return fmt::format("process {} is killed after {}", fault.process, inMilliseconds(fault.after));
+    case JoinFaultKind::kHostDies:
+      return fmt::format("process {} loses its host after {}", fault.process, inMilliseconds(fault.after));
+    case JoinFaultKind::kStop:
+      return fmt::format("process {} stops after {} for {}", fault.process, inMilliseconds(fault.after),
+                         inMilliseconds(fault.duration));
+    case JoinFaultKind::kAbsent:
+      return fmt::format("process {} never comes to {}", fault.process, label);
+    case JoinFaultKind::kWrongSize:
+      return fmt::format("process {} comes to {} with another world size", fault.process, label);
+    case JoinFaultKind::kCannotStart:
+      return fmt::format("process {} cannot make its ends in {}", fault.process, label);
+    case JoinFaultKind::kStoreSilent:
+      return fmt::format("the store answers {} requests of process {}", fault.numRequests, fault.process);
+    case JoinFaultKind::kStoreEnds:
+      return fmt::format("the store ends after {}", inMilliseconds(fault.after));
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string describe(const JoinSchedule& schedule) {
+  constexpr std::array kOrders = {"made one after the other", "made at once", "nested"};
+  std::string text = fmt::format(
+      "joins of seed {}: {} processes on hosts {}, groups {}, {} rounds, timeout {}, links {}; answers of the store "
+      "within {}\n",
+      schedule.seed, schedule.numRanks, fmt::join(schedule.hosts, " "),
+      kOrders[static_cast<std::size_t>(schedule.order)], schedule.numRounds, inMilliseconds(schedule.timeout),
+      schedule.isLazy ? "when first needed" : "at once", inMilliseconds(schedule.longestStoreDelay));
+  for (std::size_t group = 0; group < schedule.groups.size(); ++group) {
+    text += fmt::format("group {}: processes {} by rank\n", schedule.labelOf(group),
+                        fmt::join(schedule.groups[group], " "));
+  }
+  for (Rank process = 0; process < schedule.numRanks; ++process) {
+    text += fmt::format("process {} comes after {}\n", process,
+                        inMilliseconds(schedule.comesAt[static_cast<std::size_t>(process)]));
+  }
+  for (const JoinFault& fault : schedule.faults) {
+    text += describe(fault, schedule) + "\n";
+  }
+  return text;
+}
+
+}  // namespace shardwire::simulate

@@ -1,0 +1,64 @@
+// The contents of one simulation of joins, drawn from a seed: processes, groups, their orders, and faults.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/simulate/schedule.h"
+
+namespace shardwire::simulate {
+
+enum class JoinFaultKind : std::uint8_t {
+  kKill,         // the process dies
+  kHostDies,     // the process's host falls silent
+  kStop,         // the process does nothing for a time
+  kAbsent,       // the process never comes to the group
+  kWrongSize,    // the process comes with another world size
+  kCannotStart,  // the rank cannot make its own ends
+  kStoreSilent,  // the store does not answer the process from some request on
+  kStoreEnds,    // the store ends for all processes
+};
+
+struct JoinFault {
+  JoinFaultKind kind = JoinFaultKind::kKill;
+  Rank process = 0;
+  std::size_t group = 0;  // kAbsent, kWrongSize, kCannotStart
+  Time after = 0;         // since the begin
+  Time duration = 0;      // kStop
+  int numRequests = 0;    // kStoreSilent: so many are answered
+};
+
+enum class JoinOrder : std::uint8_t {
+  kOneAfterAnother,  // a group is made, ended, and made again with the same store
+  kAtOnce,           // a thread of each process makes each group
+  kNested,           // a group of some ranks is made while the group of all is there
+};
+
+struct JoinSchedule {
+  std::uint64_t seed = 0;
+  int numRanks = 2;  // and processes
+  std::vector<std::int32_t> hosts;
+  std::vector<Members> groups;  // the first has all processes
+  JoinOrder order = JoinOrder::kOneAfterAnother;
+  int numRounds = 1;  // kOneAfterAnother: how often the group is made
+  bool isLazy = false;
+  Time timeout = 0;            // of the making of a group
+  std::vector<Time> comesAt;   // by process
+  Time longestPause = 0;       // before each group
+  Time longestStoreDelay = 0;  // of an answer
+  Options options;
+  NetworkOptions network;
+  std::vector<JoinFault> faults;
+
+  Rank rankIn(std::size_t group, Rank process) const;
+  // Whether the group may fail because of the fault.
+  bool isLost(const JoinFault& fault, std::size_t group) const;
+  bool mayFail(std::size_t group) const;
+  std::string labelOf(std::size_t group) const { return "g" + std::to_string(group); }
+};
+
+JoinSchedule drawJoins(std::uint64_t seed);
+std::string describe(const JoinSchedule& schedule);
+
+}  // namespace shardwire::simulate

@@ -1,0 +1,168 @@
+// simulateJoins() makes the processes and, for each group, the links; the ranks join by connectPeers(). The faults
+// happen at their times. When every process has ended or died, findJoinFaults() compares the reports with the promises.
+// The threads of dead processes are ended last: then no connection and no engine may be left.
+#include "tests/simulate/join_simulation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/bootstrap/store_rounds.h"
+#include "tests/simulate/join_promises.h"
+
+namespace shardwire::simulate {
+namespace {
+
+// No schedule lasts longer.
+constexpr Time kJoinLimit = 600 * kSecond;
+
+struct JoinJob {
+  JoinWorld shared;
+  std::vector<std::unique_ptr<Process>> processes{};
+  std::vector<std::unique_ptr<JoinProgram>> programs{};
+  std::vector<JoinDeath> deaths{};
+};
+
+void makeAll(JoinJob& job) {
+  JoinWorld& shared = job.shared;
+  const JoinSchedule& drawn = shared.schedule;
+  internal::noteEndOfGroup();  // in every simulation, whatever ran before in this program
+  shared.store.longestDelay = drawn.longestStoreDelay;
+  job.deaths.resize(static_cast<std::size_t>(drawn.numRanks));
+  for (Rank number = 0; number < drawn.numRanks; ++number) {
+    job.processes.push_back(std::make_unique<Process>(shared.world, number, shared.numGroups()));
+  }
+  for (std::size_t number = 0; number < shared.numGroups(); ++number) {
+    const std::size_t group = number / static_cast<std::size_t>(drawn.numRounds);
+    std::vector<std::int32_t> hosts;
+    std::vector<Process*> members;
+    for (const Rank member : drawn.groups[group]) {
+      hosts.push_back(drawn.hosts[static_cast<std::size_t>(member)]);
+      members.push_back(job.processes[static_cast<std::size_t>(member)].get());
+    }
+    shared.networks.push_back(
+        std::make_unique<Network>(shared.world, drawn.network, std::move(hosts), number, drawn.labelOf(group)));
+    shared.networks.back()->setProcesses(std::move(members));
+  }
+  for (const auto& process : job.processes) {
+    job.programs.push_back(std::make_unique<JoinProgram>(shared, *process));
+    job.programs.back()->begin();
+  }
+}
+
+void endProcess(JoinJob& job, const JoinFault& fault) {
+  JoinWorld& shared = job.shared;
+  Process& process = *job.processes[static_cast<std::size_t>(fault.process)];
+  if (process.isDead() || process.isOver()) {
+    return;
+  }
+  const bool isHost = fault.kind == JoinFaultKind::kHostDies;
+  const Time now = std::max(process.time(), shared.world.now());
+  shared.world.note(now, fault.process, "{}", isHost ? "loses its host" : "is killed");
+  JoinDeath& death = job.deaths[static_cast<std::size_t>(fault.process)];
+  death.at = now;
+  process.die();
+  for (auto& [name, end] : shared.ends.byName) {
+    if (end->process == &process) {
+      end->isSilent = isHost;
+      death.isPublished |= std::ranges::any_of(
+          shared.store.entries, [&](const auto& entry) { return entry.second.find(name) != std::string::npos; });
+    }
+  }
+  for (std::size_t number = 0; number < shared.numGroups(); ++number) {
+    const std::size_t group = number / static_cast<std::size_t>(shared.schedule.numRounds);
+    shared.networks[number]->end(shared.schedule.rankIn(group, fault.process), isHost ? End::kHostDied : End::kDied);
+  }
+}
+
+void scheduleFault(JoinJob& job, const JoinFault& fault) {
+  World& world = job.shared.world;
+  const Time when = world.now() + fault.after;
+  switch (fault.kind) {
+    case JoinFaultKind::kKill:
+    case JoinFaultKind::kHostDies:
+      return world.at(when, [&job, fault] { endProcess(job, fault); });
+    case JoinFaultKind::kStop:
+      return world.at(when, [&job, fault] {
+        job.shared.world.note(job.shared.world.now(), fault.process, "stops for {}", inMilliseconds(fault.duration));
+        job.processes[static_cast<std::size_t>(fault.process)]->stopUntil(job.shared.world.now() + fault.duration);
+      });
+    case JoinFaultKind::kStoreSilent:
+      job.shared.store.numAnswered[fault.process] = fault.numRequests;
+      return;
+    case JoinFaultKind::kStoreEnds:
+      return world.at(when, [&job] {
+        job.shared.world.note(job.shared.world.now(), -1, "the store ends");
+        job.shared.store.hasEnded = true;
+      });
+    default:
+      return;  // the program of the process follows the fault
+  }
+}
+
+std::string summaryOf(const JoinWorld& shared, const JoinReport& report, bool isDead) {
+  const auto text = [](const char* what, const Status& status) {
+    return status.isOk() ? std::string()
+                         : fmt::format(", {}: {}: {}", what, statusCodeName(status.code()), status.message());
+  };
+  return fmt::format("process {}, {} round {} rank {}: {}came {}, made {}{}{}\n", report.process,
+                     shared.schedule.labelOf(report.group), report.round, report.rank, isDead ? "dead, " : "",
+                     inMilliseconds(shared.world.elapsed(report.begin)),
+                     report.made == kNever ? "never" : inMilliseconds(shared.world.elapsed(report.made)),
+                     text("not joined", report.joined), text("failed", report.worked));
+}
+
+// Ends the threads of dead processes. Afterwards nothing may be left.
+void clear(JoinJob& job, std::vector<std::string>* faults) {
+  for (std::size_t number = 0; number < job.processes.size(); ++number) {
+    Process& process = *job.processes[number];
+    if (!process.isOver()) {
+      process.die();
+      process.clear([&] { job.programs[number]->reset(); });
+    }
+    if (job.programs[number]->hasEngine()) {
+      faults->push_back(fmt::format("an engine of process {} is still there", number));
+    }
+  }
+  for (const auto& network : job.shared.networks) {
+    if (network->hasConnections()) {
+      faults->push_back("a connection is still there");
+    }
+  }
+}
+
+}  // namespace
+
+Outcome simulateJoins(const JoinSchedule& schedule, bool isTraced) {
+  JoinJob job{{.schedule = schedule, .world = World(schedule.seed, isTraced)}};
+  World& world = job.shared.world;
+  world.setRowName("process");
+  makeAll(job);
+  for (const JoinFault& fault : schedule.faults) {
+    scheduleFault(job, fault);
+  }
+  const Time begin = world.now();
+  const auto isOver = [](const auto& process) { return process->isOver() || process->isDead(); };
+  world.run(begin + kJoinLimit, [&] { return std::ranges::all_of(job.processes, isOver); });
+
+  Outcome outcome{.simulated = world.now() - begin, .numEvents = world.numEvents()};
+  std::vector<JoinReport> reports;
+  for (const auto& program : job.programs) {
+    std::ranges::transform(program->reports(), std::back_inserter(reports), [](const auto& each) { return *each; });
+  }
+  for (const JoinReport& report : reports) {
+    outcome.numFailed += report.joined.isOk() && report.worked.isOk() ? 0 : 1;
+    outcome.summary += summaryOf(job.shared, report, job.deaths[static_cast<std::size_t>(report.process)].at != kNever);
+  }
+  for (const auto& network : job.shared.networks) {
+    outcome.numFrames += network->numFrames();
+  }
+  outcome.faults = findJoinFaults(job.shared, reports, job.deaths);
+  outcome.faults.insert(outcome.faults.end(), job.shared.ends.faults.begin(), job.shared.ends.faults.end());
+  clear(job, &outcome.faults);
+  outcome.trace = world.trace();
+  return outcome;
+}
+
+}  // namespace shardwire::simulate
