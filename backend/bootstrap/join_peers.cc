@@ -318,7 +318,9 @@ Status PeerJoiner::acceptHigher() {
     }
     const std::uint32_t ticket = bell.arm(Wakes::kSleepers);
     auto callers = group_.machine.callers(group_.own);
-    SW_RETURN_IF_ERROR(callers.status());
+    if (const Status& why = callers.status(); !why.isOk()) {
+      return {why.code(), fmt::format("rank {} cannot answer the other ranks: {}", group_.rank, why.message())};
+    }
     SW_RETURN_IF_ERROR(lookout_.look());
     if (callers->empty()) {
       bell.sleep(ticket, std::min(group_.deadline, Clock::now() + Lookout::kLookEvery));

@@ -20,7 +20,7 @@ def git(*words, at=ROOT):
 
 
 def seed_of(patch):
-    """The seed that finds the defect, and whether it is one of joins: named in the first line of the patch."""
+    """The seed for the defect, and whether the seed is for --joins: named in the first line of the patch."""
     found = re.match(r"(Seed|Join seed) (\d+)\.", patch.read_text(encoding="utf-8"))
     return found[2], found[1] != "Seed"
 
