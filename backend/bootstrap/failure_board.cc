@@ -25,6 +25,7 @@ std::optional<Status> decodeFailure(std::string_view bytes) {
 
 std::optional<Status> FailureBoard::read() {
   const auto bytes = store_.get(kFailureKey, Clock::now());  // with a deadline in the past, get() looks once
+  whyUnread_ = bytes.status().code() == StatusCode::kTimeout ? Status::ok() : bytes.status();
   return bytes.isOk() ? decodeFailure(*bytes) : std::nullopt;
 }
 

@@ -16,10 +16,13 @@ class FailureBoard {
   explicit FailureBoard(Store& store) : store_(store) {}
   // The failure in the store now, without waiting; nothing also when the store does not answer.
   std::optional<Status> read();
+  // Why the latest read() found nothing; ok: the store has no failure.
+  const Status& whyUnread() const { return whyUnread_; }
   void write(const Status& failure);
 
  private:
   Store& store_;
+  Status whyUnread_;
 };
 
 std::string encodeFailure(const Status& failure);

@@ -36,7 +36,8 @@ std::string awaitedKey(Rank rank) {
 
 }  // namespace
 
-// Called again and again during every wait of this rank.
+// Called again and again during every wait of this rank. After the deadline the other ranks have given up, and seem
+// dead: a store may have answered so late.
 Status Lookout::look() {
   if (ended_.isOk() && (interruptible_.isInterrupted() || isInterrupted())) {
     ended_ = interruptedStatus("making the group");
@@ -52,7 +53,7 @@ Status Lookout::look() {
     return ended_;
   } else if (const auto failure = board_.read()) {
     ended_ = *failure;
-  } else if (const auto dead = deadRank()) {
+  } else if (const auto dead = deadRank(); dead && Clock::now() < group_.deadline) {
     ended_ = diedError(*dead);
   } else {
     ended_ = whyAbsent();
@@ -161,6 +162,16 @@ void Lookout::joined(Rank peer) {
   }
 }
 
+// Where the store does not answer, the reason of another rank may be missing.
+Status Lookout::verdictOn(std::optional<Rank> dead, const Status& mine) const {
+  const Status verdict = dead ? diedError(*dead) : mine;
+  const Status& unread = board_.whyUnread();
+  return unread.isOk() || group_.storeFailed
+             ? verdict
+             : Status{verdict.code(), fmt::format("{}; the reasons of other ranks could not be read: {}",
+                                                  verdict.message(), unread.message())};
+}
+
 Status Lookout::agreeOnFailure(const Status& why) {
   if (group_.worldSize == 1) {
     return why;
@@ -199,7 +210,7 @@ Status Lookout::agreeOnFailure(const Status& why) {
       if (const auto failure = board_.read()) {
         return *failure;
       }
-      const Status verdict = dead ? diedError(*dead) : mine;
+      const Status verdict = verdictOn(dead, mine);
       board_.write(verdict);
       return verdict;
     }

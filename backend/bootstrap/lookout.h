@@ -53,6 +53,7 @@ class Lookout {
   void noteAwaited();
   std::string whomTheyAwait();
   Status diedError(Rank rank) const;
+  Status verdictOn(std::optional<Rank> dead, const Status& mine) const;
 
   Gathering& group_;
   FailureBoard board_;

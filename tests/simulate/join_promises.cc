@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <set>
 
+#include "backend/bootstrap/roster.h"
 #include "tests/simulate/promises.h"
 
 namespace shardwire::simulate {
@@ -41,6 +42,9 @@ std::set<Rank> lostIn(const JoinSchedule& drawn, const JoinReport& of, const std
     if (fault.kind != JoinFaultKind::kStoreEnds && drawn.isLost(fault, of.group)) {
       lost.insert(drawn.rankIn(of.group, fault.process));
     }
+    if (fault.kind == JoinFaultKind::kWrongSize) {
+      lost.insert(static_cast<Rank>(drawn.groups[of.group].size()));  // the rank that is too many
+    }
   }
   for (const JoinReport& each : reports) {
     const bool isElsewhere = each.group != of.group || each.round < of.round;
@@ -68,10 +72,12 @@ std::string findWrongJoin(const JoinReport& report, const JoinSchedule& drawn, c
     return fmt::format("the error came after {}", inMilliseconds(waited));
   }
   const bool isAboutStore = text.find("simulated store") != std::string::npos;
-  if (isAboutStore && !hasStoreEnded(drawn) && report.joined.code() != StatusCode::kTimeout) {
+  const bool isStoreReason = text.find("made: the simulated store") != std::string::npos;
+  if (isStoreReason && !hasStoreEnded(drawn) && report.joined.code() == StatusCode::kSystem) {
     return "a silent store is no timeout";
   }
-  if (hasStoreEnded(drawn) || isAboutStore || namesAny(text, lostIn(drawn, report, reports))) {
+  // A rank that was stopped beyond its timeout finds the other ranks gone.
+  if (stops > drawn.timeout || hasStoreEnded(drawn) || isAboutStore || namesAny(text, lostIn(drawn, report, reports))) {
     return "";
   }
   return "the error names no lost rank";
@@ -97,8 +103,9 @@ bool canKnow(const JoinReport& report, const JoinSchedule& drawn, const std::vec
     return !hasCome && !drawn.isLazy;
   }
   const auto hostOf = [&](Rank each) { return drawn.hosts[static_cast<std::size_t>(each)]; };
-  return drawn.groups.size() == 1 && report.round == 0 && death.isPublished &&
-         hostOf(process) == hostOf(report.process);
+  const bool isReadByFirst = drawn.numRanks > internal::kFewAddresses && process != 0;
+  const Rank reader = isReadByFirst ? 0 : report.process;
+  return drawn.groups.size() == 1 && report.round == 0 && death.isPublished && hostOf(process) == hostOf(reader);
 }
 
 // A rank dies: the others end soon. Of many ranks, rank 0 alone looks at all addresses.
