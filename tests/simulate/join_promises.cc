@@ -105,7 +105,8 @@ bool canKnow(const JoinReport& report, const JoinSchedule& drawn, const std::vec
   const auto hostOf = [&](Rank each) { return drawn.hosts[static_cast<std::size_t>(each)]; };
   const bool isReadByFirst = drawn.numRanks > internal::kFewAddresses && process != 0;
   const Rank reader = isReadByFirst ? 0 : report.process;
-  return drawn.groups.size() == 1 && report.round == 0 && death.isPublished && hostOf(process) == hostOf(reader);
+  return drawn.groups.size() == 1 && report.round == 0 && death.isPublished && hostOf(process) == hostOf(reader) &&
+         hostOf(process) == hostOf(report.process);
 }
 
 // A rank dies: the others end soon. Of many ranks, rank 0 alone looks at all addresses.
