@@ -61,6 +61,7 @@ const std::vector<Fault> kFaults = {
     {"NoAddressesForMemory", SystemCall::kMapFile, {ENOMEM}, When::kJoin, Expected::kError, "shm"},
     {"NoSockets", SystemCall::kSocket, {EMFILE}, When::kJoin, Expected::kError, "shm tcp"},
     {"NoSocketsInTheSystem", SystemCall::kSocket, {ENFILE}, When::kJoin, Expected::kError, "shm tcp"},
+    {"SomeSocketsFail", SystemCall::kSocket, {EMFILE, 30}, When::kJoin, Expected::kEither, "shm tcp"},
     {"AcceptsWithoutDescriptors", SystemCall::kAccept, {EMFILE, 100, 5}, When::kJoin, Expected::kEither, "shm tcp"},
     {"AbortedAccepts", SystemCall::kAccept, {ECONNABORTED, 100, 2}, When::kJoin, Expected::kRightBytes, "shm tcp"},
     {"NoEventfd", SystemCall::kEventfd, {EMFILE}, When::kJoin, Expected::kError, "shm tcp"},
