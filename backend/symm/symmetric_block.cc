@@ -404,7 +404,7 @@ void SymmetricBlock::leaveOrder() {
   }
 }
 
-Status SymmetricBlock::free(std::optional<Duration> timeout) {
+Status SymmetricBlock::free(std::optional<Duration> timeout, const std::string& localError) {
   SW_RETURN_IF_ERROR(owner_.check(groupLabel_));
   const std::shared_ptr<Engine> engine = engine_.lock();
   if (engine == nullptr) {
@@ -413,6 +413,8 @@ Status SymmetricBlock::free(std::optional<Duration> timeout) {
   ExchangeRequest mine{.what = "symmetric free", .text = name_};
   if (isFreed()) {
     mine.error = Status(StatusCode::kInvalidArgument, fmt::format("{} was freed before", name_));
+  } else if (!localError.empty()) {
+    mine.error = Status(StatusCode::kInvalidArgument, localError);
   }
   SW_RETURN_IF_ERROR(exchangeAll(*engine, mine, timeout).status());
   isFreed_.store(true, std::memory_order_relaxed);

@@ -66,7 +66,7 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   Status barrier(int channel, std::optional<Duration> timeout, bool givesWay) override;
   Status enterOrder() override;
   void leaveOrder() override;
-  Status free(std::optional<Duration> timeout) override;
+  Status free(std::optional<Duration> timeout, const std::string& localError) override;
   bool isFreed() const override { return isFreed_.load(std::memory_order_relaxed); }
 
  private:

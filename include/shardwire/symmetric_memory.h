@@ -133,8 +133,9 @@ class SHARDWIRE_EXPORT SymmetricMemory {
   // destination ranks. So stores to many ranks have one order everywhere.
   virtual Status enterOrder() = 0;
   virtual void leaveOrder() = 0;
-  // Collective: the block must not be used afterwards. The memory stays as long as a reference exists.
-  virtual Status free(std::optional<Duration> timeout) = 0;
+  // Collective: the block must not be used afterwards. The memory stays as long as a reference exists. localError: an
+  // error of this rank's caller, which all ranks return; then the block stays usable.
+  virtual Status free(std::optional<Duration> timeout, const std::string& localError = {}) = 0;
   virtual bool isFreed() const = 0;
 
  protected:

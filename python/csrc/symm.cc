@@ -217,10 +217,10 @@ void bindMemory(py::module_& module) {
   module.def("symm_peer", &internal::peerTensor, py::arg("tensor"), py::arg("rank"));
   module.def(
       "symm_free",
-      [](const at::Tensor& tensor, Seconds timeout) {
-        throwUnlessOk(blockOf(tensor, "free")->free(durationOf(timeout)));
+      [](const at::Tensor& tensor, Seconds timeout, const std::string& error) {
+        throwUnlessOk(blockOf(tensor, "free")->free(durationOf(timeout), error));
       },
-      py::arg("tensor"), py::arg("timeout") = py::none(), released);
+      py::arg("tensor"), py::arg("timeout"), py::arg("error"), released);
   module.def(
       "symm_is_freed", [](const at::Tensor& tensor) { return blockOf(tensor, "is_freed")->isFreed(); },
       py::arg("tensor"));

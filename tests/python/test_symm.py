@@ -143,10 +143,13 @@ def foreign_body(rank):
     for wrong in (torch.zeros(3), 3):
         kind, text = raised(lambda: symm.free(wrong if rank else ours, group=group()))
         assert kind is ValueError and "does not lie in symmetric memory" in text, text
+    for wrong in (-1, "soon"):
+        kind, text = raised(lambda: symm.free(ours, timeout=wrong if rank else 20))
+        assert kind is ValueError and "rank 1: timeout is" in text, text
     symm.free(ours, group=group())
 
 
-def test_a_foreign_tensor_of_one_rank_is_an_error_of_free_on_all():
+def test_a_wrong_argument_of_one_rank_is_an_error_of_free_on_all():
     run_ranks(2, foreign_body, timeout=20)
 
 

@@ -106,13 +106,18 @@ def free(tensor: torch.Tensor, timeout: float | timedelta | None = None, group: 
         is not symmetric, so that the other ranks are notified.
 
     Raises MismatchError on all ranks where the ranks free different tensors; ValueError on all ranks where a rank frees
-    a tensor a second time, or gives a tensor that is not symmetric.
+    a tensor a second time, gives a tensor that is not symmetric, or a timeout that is no time.
     """
-    seconds = seconds_of(timeout)
+    seconds, error = None, ""
+    try:
+        seconds = seconds_of(timeout)
+    except (TypeError, ValueError) as failure:  # the other ranks wait for this rank
+        error = str(failure)
     if isinstance(tensor, torch.Tensor) and _C.symm_place(tensor) is not None:
-        _C.symm_free(tensor, seconds)
+        _C.symm_free(tensor, seconds, error)
         return
-    error = "the tensor does not lie in symmetric memory: give one that shardwire.symm.empty() made on all ranks"
+    error = error or ("the tensor does not lie in symmetric memory: give one that shardwire.symm.empty() made on all "
+                      "ranks")
     try:
         backend = backend_of(group)
     except (TypeError, ValueError):
