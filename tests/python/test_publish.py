@@ -131,6 +131,7 @@ def reader(rank: int, url: str, ranks: int) -> int:
     assert kind == "TimeoutError" and "a version after 3" in text, text
     assert (raised(lambda: sub.fetch(-3))[0] == raised(lambda: sub.fetch(timeout=60 if rank else -1))[0] == "ValueError"
             and raised(lambda: sub.fetch("new"))[0] == "TypeError")  # type: ignore[arg-type]
+    assert "rank 0: RuntimeError: Bool" in raised(lambda: sub.fetch(newer=torch.ones(2 - rank % 2)))[1]
     assert sub.version == 3, "nothing moved, so the target is what it was"
     assert sub.fetch(3) == 3
     sub.close()
@@ -821,7 +822,6 @@ def test_the_publishers_store_ends_while_the_subscribers_join(tmp_path: Path) ->
         (tmp_path / "ended").touch()
         start(1, publisher, url, 1)
         assert readers.results() == [3, 3]
-
 
 
 def test_random_kills(tmp_path: Path) -> None:

@@ -164,6 +164,10 @@ def older_forms(rank: int, communicator: bool) -> None:
             in error_of(lambda: swd.allocate_symmetric_memory([4 + rank], torch))[1])
     assert ("rank 0: package is 'json'"
             in error_of(lambda: swd.allocate_symmetric_memory([4], json if rank == 0 else torch))[1])
+    assert (error_of(lambda: swd.allocate_symmetric_memory([4], torch, make_symmetric=torch.ones(2 - rank)))
+            == error_of(lambda: swd.allocate_symmetric_memory([4], torch, skip_symmetric_check=torch.zeros(2 - rank)))
+            == ("ShardwireError", "shardwire.distributed.allocate_symmetric_memory: rank 0: RuntimeError: Boolean "
+                "value of Tensor with more than one value is ambiguous"))
     assert error_of(lambda: swd.initialize(0, group(), communicator=group()))[0] == "TypeError"
     swd.finalize()
 

@@ -29,17 +29,19 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
     """
     error: Exception | None = None
     tensor = torch.empty(0, device="cpu")
+    skips = may_differ = False
     try:
+        skips, may_differ = bool(skip_symmetric_check), bool(make_symmetric)
         if axis_order not in ("C", "F"):
             raise ValueError(f"axis_order is {kind_of(axis_order)}; give 'C' or 'F'")
         tensor = _runtime.empty(as_dims(shape, "shape"), dtype_in(package, dtype), torch.device("cpu"), axis_order)
     except Exception as failure:  # the other ranks wait for this rank
         error = failure
-    if skip_symmetric_check:
+    if skips:
         if error is not None:
             raise error
     else:
-        facts = {"bytes": tensor.numel() * tensor.element_size(), "make_symmetric": bool(make_symmetric)}
+        facts = {"bytes": tensor.numel() * tensor.element_size(), "make_symmetric": may_differ}
         everyone = _meeting.exchange(_runtime.group_of(group), "allocate_symmetric_memory", facts, error)
         for rank, record in enumerate(everyone):
             if record["bytes"] != everyone[0]["bytes"] and not all(each["make_symmetric"] for each in everyone):

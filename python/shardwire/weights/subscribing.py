@@ -254,13 +254,13 @@ class Subscription:
         request = Request(FETCH, milliseconds=int(seconds * 1000))
         try:
             version = None if version is None else as_version(version, "give an int, or None for the newest")
-        except TypeError as failure:
+            request.newer, request.changed = int(bool(newer)), int(bool(changed))
+        except Exception as failure:  # of a tensor's bool(), too: the other ranks wait and must be notified
             version, error = None, failure
         if version is not None and not 0 <= version < 1 << 62:
             error = ValueError(f"version is {version}; versions count from 0")
         else:
             request.wanted = -1 if version is None else version
-            request.newer, request.changed = int(bool(newer)), int(bool(changed))
         mine = json.dumps([request.wanted, request.newer, request.changed]).encode()
         everyone = self._alone(lambda: self._control.exchange([mine, b"", b""], error), seconds)
         for rank, given in enumerate(everyone):
