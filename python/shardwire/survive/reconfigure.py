@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import secrets
 import sys
 import threading
@@ -156,7 +157,10 @@ def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | fl
     """
     members = members_of(group)
     seconds = seconds_of(group, timeout)
-    leaving = {int(rank) for rank in ranks}
+    given = list(ranks)
+    if not all(hasattr(rank, "__index__") for rank in given):
+        raise TypeError(f"ranks is {given}; give ranks of the group, as ints")
+    leaving = {operator.index(rank) for rank in given}
     if not leaving <= set(range(len(members.handles))):
         raise ValueError(f"ranks {sorted(leaving)} are not all in a group of {len(members.handles)} ranks")
     kind = _kind_of(group, None)
