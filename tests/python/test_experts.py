@@ -261,6 +261,8 @@ def misuse(rank: int) -> list[Any]:
     wrong_on_rank_1(experts.dispatch, (good, good), (far, ids))
     wrong_on_rank_1(experts.dispatch, (good, good), (ids.float(), ids))
     wrong_on_rank_1(experts.dispatch, (good, good), (ids, ids), (None, None), (torch.ones(4, 1), None))
+    weights = torch.ones(4, 2)
+    wrong_on_rank_1(experts.dispatch, (good, good), (ids, ids), (weights + 1j, weights))
     handle = experts.dispatch(good, ids).handle
     of_other = other.dispatch(good, ids).handle
     rows = torch.ones(handle.num_received, 8)
@@ -282,12 +284,13 @@ def test_an_error_of_one_rank_is_the_same_on_all_ranks() -> None:
     found = run_ranks(3, misuse)
     assert found[0] == found[1] == found[2]
     kinds, texts = zip(*found[0])
-    assert kinds == ("ValueError", "ValueError", "TypeError", "ValueError", "TypeError", "ValueError", "ValueError",
-                     "ValueError", "TypeError", "MismatchError", "MismatchError", "MismatchError")
+    assert kinds == ("ValueError", "ValueError", "TypeError", "ValueError", "TypeError", "ValueError", "TypeError",
+                     "ValueError", "ValueError", "TypeError", "MismatchError", "MismatchError", "MismatchError")
     for text, part in zip(texts, (
             "dispatch: rank 1: tokens has 17 rows, and max_tokens is 16: make Experts with max_tokens of 17 or more",
             "tokens has the shape [4, 7]; give [n, 8]", "tokens is torch.float64; this Experts takes torch.float32",
             "topk_ids[3, 1] is 4; experts are 0 to 3", "topk_ids is torch.float32", "scales are given",
+            "topk_weights is torch.complex64; give real numbers",
             "combine: rank 1: outputs has the shape", "of another Experts", "handle is None",
             "rank 0 gave the handle of exchange", "rank 0 called combine, rank 1 called dispatch", "is under no_grad")):
         assert part in text, text

@@ -337,4 +337,6 @@ def _check(tensor: Any, name: str, shape: tuple[int | None, ...], dtype: torch.d
         raise ValueError(f"{name} has the shape {list(tensor.shape)}; give [{wanted}]")
     if dtype is not None and tensor.dtype != dtype:
         raise TypeError(f"{name} is {tensor.dtype}; this Experts takes {dtype}")
+    if tensor.is_complex():
+        raise TypeError(f"{name} is {tensor.dtype}; give real numbers")
     _C.require_memory(tensor, name)
