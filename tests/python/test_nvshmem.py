@@ -117,6 +117,10 @@ def all_names_body(rank, _):
         core.tensor((3,), morder="A" if rank == 0 else "C")
     raw, size, name = core.tensor_get_buffer(b)
     assert (raw.dtype, size, name) == (torch.uint8, 16, "torch.uint8")
+    raw, size, name = core.tensor_get_buffer(t[1::2, 2][:1])
+    assert (raw.view(torch.int16).tolist(), size, name) == (t[1, 2:].tolist(), 2, "torch.int16")
+    with pytest.raises(core.NvshmemInvalid, match="is not contiguous"):
+        core.tensor_get_buffer(t[::2, 0])
     # Puts, gets and signals; a signal in a buffer of bytes.
     sig = core.buffer(8)
     sig.zero_()

@@ -87,7 +87,11 @@ def buffer(size: int, release: bool = False, except_on_del: bool = True) -> torc
 def tensor_get_buffer(tensor: torch.Tensor) -> tuple[torch.Tensor, int, str]:
     """(the tensor as bytes, the number of bytes, the name of the tensor's dtype). The tensor must be contiguous."""
     type_of(tensor)
-    return tensor.view(-1).view(torch.uint8), tensor.numel() * tensor.element_size(), str(tensor.dtype)
+    if not tensor.is_contiguous():
+        raise NvshmemInvalid(f"the tensor has strides {tensor.stride()} and is not contiguous: give one that is")
+    # A contiguous tensor of one element may have any stride, which view() would keep
+    raw = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return raw, raw.numel(), str(tensor.dtype)
 
 
 def get_peer_tensor(tensor: torch.Tensor, peer_pe: int | None = None) -> torch.Tensor:
