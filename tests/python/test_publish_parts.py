@@ -7,13 +7,16 @@ from __future__ import annotations
 import random
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from test_publish import in_a_child, raised
+from test_publish import in_a_child, raised, url_of
 
+import shardwire
 from shardwire.weights.fetching import FETCH, Request, answer_row, choose, rename_ranks
 from shardwire.weights.holdings import Holdings
+from shardwire.weights.meeting_place import signed
 from shardwire.weights.versions import Versions
 
 pytestmark = pytest.mark.any_torch
@@ -126,3 +129,19 @@ def test_ranks_in_errors_are_those_of_the_jobs() -> None:
     assert rename_ranks(text, 2, 2) == ("the subscriber's rank 1 gave up: the publisher's rank 1 (pid 7) died; the "
                                         "publisher's rank 0, the subscriber's rank 0 and the subscriber's rank 1 of 4 "
                                         "wait; global rank 1, rank 9; another group of its process failed (rank 1)")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+@in_a_child
+def test_close_waits_for_no_subscriber_that_died_while_it_joined(kind: str, tmp_path: Path) -> None:
+    pub = shardwire.publish(url_of(kind, tmp_path), "policy", {"b": torch.zeros(3)})
+    place = pub._address.open(5.0)
+    note = f"{pub._id}/" + place.post(pub._id, signed("subscriber", {"id": pub._id, "nonce": "n", "size": 1,
+                                                                     "seconds": 60, "who": "a dead one"}))
+    place.put(f"{note}.go", b"go")
+    limit = time.monotonic() + 20
+    while not pub.subscribers:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    pub.close()
+    assert pub.subscribers == 0, "the thread that waits for the subscriber has ended"

@@ -6,8 +6,12 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
+from .. import _C
 from ..process.log import log
 from ..errors import AbortedError, PeerFailedError
 from .fetching import LEAVE, SLACK_S, Joint, Request, answer_row, choose
@@ -19,6 +23,26 @@ if TYPE_CHECKING:
     from .publishing import Publication
 
 _JOIN_S = 60.0  # for making a subscription's group, and its op
+
+
+class _LeavableStore(dist.Store):  # type: ignore[misc]
+    """The store of a subscription's group. ``ended``: why the group is not wanted any more; then the wait for a
+    subscriber's address, which may never come, ends."""
+
+    def __init__(self, store: Any, ended: Callable[[], str]) -> None:
+        super().__init__()
+        self._store, self._ended = store, ended
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        if reason := self._ended():
+            raise AbortedError(reason)
+        return all(_C.store_has(self._store, key) for key in keys)
 
 
 class Serving(threading.Thread):
@@ -70,8 +94,8 @@ class Serving(threading.Thread):
         key = f"{own._id}/{self._note}"
         place = own._address.open(_JOIN_S)
         name = f"{own.name}, subscriber {self._note}"
-        joint = Joint(place.group_store(f"{key}.group"), name, own.rank, own.size, self._subscribers, own._layout_rank,
-                      _JOIN_S)
+        store = _LeavableStore(place.group_store(f"{key}.group"), lambda: self._sent_away)
+        joint = Joint(store, name, own.rank, own.size, self._subscribers, own._layout_rank, _JOIN_S)
         with self._lock:
             self._joint = joint
             if self._sent_away:
