@@ -224,8 +224,9 @@ class UseLink:
             raise
         if message is None:
             self._abandoned.append(call)
-            raise TimeoutError(f"{label}: rank {self.holder} of group {self.hub.label!r} lives, but has not made this "
-                               "Queue in time; each rank in `location` has to")
+            raise TimeoutError(f"{label}: rank {self.holder} of group {self.hub.label!r} has not said in time that it "
+                               "made this Queue: it has not made the Queue yet, which each rank in `location` has to, "
+                               "or is late")
         if message.op == wire.MISMATCH:
             there = json.loads(message.head)
             raise ValueError(f"{label}: rank {self.hub.rank} made it with (location, capacity, survive) = {about}, "
