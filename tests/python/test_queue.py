@@ -642,6 +642,40 @@ def test_tasks_of_asyncio_put_and_get():
     assert run_ranks(2, with_asyncio) == [True, True]
 
 
+def first_tasks(rank):
+    """The first puts and gets of tasks, whose links come in the reverse order of the calls."""
+    q, back = Queue(group(), 0), Queue(group(), 0)
+    if rank == 0:
+        got = [q.get(timeout=20) for _ in range(3)]
+        for number in range(3):
+            back.put(number)
+        return got + [q.get(timeout=20)]
+
+    async def body():
+        from shardwire.queues import awaiting
+        in_thread, waits = awaiting.in_thread, iter((0.3, 0.2, 0.1, 0, 0.2, 0.1, 0))
+
+        async def later(call):
+            wait = next(waits)
+            result = await in_thread(call)
+            await asyncio.sleep(wait)
+            return result
+        awaiting.in_thread = later
+        puts = [asyncio.ensure_future(q.put_async(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        puts[1].cancel()
+        await asyncio.gather(*puts, return_exceptions=True)
+        got = await asyncio.gather(*(back.get_async(timeout=20) for _ in range(3)))
+        await q.put_async("the end")
+        assert not q.hub.turns
+        return got
+    return asyncio.run(body())
+
+
+def test_the_first_tasks_put_and_get_in_the_order_of_the_calls():
+    assert run_ranks(2, first_tasks) == [[0, 2, 3, "the end"], [0, 1, 2]]
+
+
 def taken_back(rank):
     """A task takes and puts nothing if cancelled while its entry's bytes arrive, or while its put waits for room."""
     q, full, go = Queue(group(), 0), Queue(group(), 0, capacity=1), Queue(group(), 0)

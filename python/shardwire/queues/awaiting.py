@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
 async def put(queue: Queue, head: bytes, parts: list[torch.Tensor], timeout: Seconds) -> None:
     block = queue.blocks(True, timeout)
     deadline, seconds = queue.deadline(block, timeout)
-    if not queue.is_linked():
-        await in_thread(partial(queue.links, deadline))
-    work = queue.begin_put(head, parts, block, deadline)
+    async with _in_turn(queue, "put", partial(queue.links, deadline)):
+        work = queue.begin_put(head, parts, block, deadline)
     give_up = partial(work.put_or_give_up, time.monotonic(), seconds if block else 0.0)
     try:
         is_over = await over(work.pending(), deadline)
@@ -52,12 +52,42 @@ def _quietly(call: Callable[[], Any]) -> None:
 async def get(queue: Queue, timeout: Seconds, out: torch.Tensor | None) -> Any:
     block = queue.blocks(True, timeout)
     deadline, seconds = queue.deadline(block, timeout)
-    link, number = (queue.source("get", deadline) if queue.is_linked()
-                    else await in_thread(partial(queue.source, "get", deadline)))
-    if link is None:
+    find = partial(queue.source, "get", deadline)
+    async with _in_turn(queue, "get", find) as found:
+        link, number = found or find()
+        call = None if link is None else link.ask(wire.GET, number, flags=0 if block else wire.NOT_BLOCKING)
+    if link is None or call is None:
         return await _get_here(queue, block, deadline, seconds, out)
-    return await _get_there(queue, link, link.ask(wire.GET, number, flags=0 if block else wire.NOT_BLOCKING), deadline,
-                            seconds, out)
+    return await _get_there(queue, link, call, deadline, seconds, out)
+
+
+@asynccontextmanager
+async def _in_turn(queue: Queue, what: str, join: Callable[[], Any]) -> AsyncIterator[Any]:
+    """Calls ``join`` in a thread unless the queue's links are there, and gives the block its result. The blocks of one
+    event loop, of a queue and ``what``, begin in the order of the calls, although the threads end in any order."""
+    loop = asyncio.get_running_loop()
+    turns, key = queue.hub.turns, (queue.key, what, loop)
+    before = turns.get(key)
+    if before is None and queue.is_linked():
+        yield None
+        return
+    mine = turns[key] = loop.create_future()
+
+    def end(_: Any = None) -> None:
+        mine.set_result(None)
+        if turns.get(key) is mine:
+            del turns[key]
+    try:
+        found = None if queue.is_linked() else await in_thread(join)
+        if before is not None:
+            await asyncio.wait([before])
+        yield found
+    finally:
+        # A call that gave up before its turn holds the next one back as long as the calls before it are under way
+        if before is None or before.done():
+            end()
+        else:
+            before.add_done_callback(end)
 
 
 async def _get_here(queue: Queue, block: bool, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:

@@ -90,6 +90,8 @@ class Hub:
         self._to_drive: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._requested_at = 0.0
+        # Of calls of asyncio that wait for a link: the last one of each event loop, queue, and kind of call
+        self.turns: dict[tuple[str, str, Any], Any] = {}
         self._threads: dict[str, threading.Thread] = {}
 
     # ---- one event at a time

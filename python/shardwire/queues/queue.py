@@ -108,6 +108,11 @@ class Queue:
         return self._hub or self._join()
 
     @property
+    def key(self) -> str:
+        """The queue's key on all ranks. Only for a queue in use."""
+        return self._key
+
+    @property
     def group(self) -> Any:
         """The process group; the group's name for a queue that was read and not used yet."""
         return self._group
