@@ -133,12 +133,13 @@ def test_a_file_that_is_not_ours_or_not_whole_is_a_miss_and_is_replaced(tmp_path
     (path,) = tmp_path.iterdir()
     SPOILT[how](path)
     assert found_on_disk(tmp_path, "k" * 40) is None
+    assert not cache.has_file(str(tmp_path), "k" * 40), "a rank that receives the package writes the file"
     if how == "a folder":  # a rename cannot replace a folder: a warning, not an error
         with pytest.warns(RuntimeWarning, match="could not be kept"):
             cache.store(str(tmp_path), package_of())
         return
     cache.store(str(tmp_path), package_of())
-    assert found_on_disk(tmp_path, "k" * 40) == (package_of(), "disk")
+    assert found_on_disk(tmp_path, "k" * 40) == (package_of(), "disk") and cache.has_file(str(tmp_path), "k" * 40)
 
 
 def test_a_folder_that_cannot_be_written_is_reported_and_not_fatal(tmp_path):

@@ -63,7 +63,8 @@ def path_of(folder: str, key: str) -> str:
 
 
 def has_file(folder: str, key: str) -> bool:
-    return os.path.exists(path_of(folder, key))
+    """Whether the package has a file that a later process can use."""
+    return _read(path_of(folder, key), key) is not None
 
 
 def store(folder: str, package: Package) -> None:
