@@ -228,7 +228,7 @@ def small(**changes):
 DESCRIPTIONS = [
     (small(dtype="int99"), "tensors[0]: dtype is 'int99'"),
     (small(from_=["c", "R"]), "tensors[0]: from: no mesh is named 'c'; there are 'a', 'b'"),
-    (small(from_=["a", "Q"]), "'Q' is no placement"),
+    (small(from_=["a", "Q"]), "'Q' is no placement"), (small(from_=["a", "S(0, rows)"]), "'S(0, rows)' is no"),
     (small(from_=["a", "S(2)"]), "tensors[0]: from: placements[0]: dim 2 does not exist"),
     (small(repeat=0), "tensors[0]: repeat is 0"), (small(to="b"), "tensors[0]: to is 'b'; give a list"),
     (small(meshes={"a": {"shape": [0]}}), "meshes['a']: shape is [0]"),

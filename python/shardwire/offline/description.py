@@ -126,7 +126,8 @@ def _layout(given: Any, meshes: Mapping[str, torch.Tensor], shape: Any, dtype: t
 def _placement(text: str) -> Placement:
     match = _PLACEMENT.match(text)
     kind, inside = match.groups() if match else ("", None)
-    numbers = [int(word) for word in (inside or "").split(",") if re.fullmatch(r"\s*-?\d+\s*", word)]
+    words = (inside or "").split(",")
+    numbers = [int(word) for word in words] if all(re.fullmatch(r"\s*-?\d+\s*", word) for word in words) else []
     if kind == "R" and inside is None:
         return Replicate()
     if kind == "P":
