@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -115,6 +116,10 @@ def all_names_body(rank, _):
         core.get_peer_tensor(t)
     with pytest.raises(ValueError, match="rank 0: morder is 'A'"):
         core.tensor((3,), morder="A" if rank == 0 else "C")
+    for wrong in ("no dtype", torch.bfloat16, None):
+        arguments = ((3,), "float32" if rank else wrong) if wrong else ((3, 1 if rank else -1),)
+        with pytest.raises(ValueError, match="rank 0: "):
+            core.array(*arguments)
     raw, size, name = core.tensor_get_buffer(b)
     assert (raw.dtype, size, name) == (torch.uint8, 16, "torch.uint8")
     raw, size, name = core.tensor_get_buffer(t[1::2, 2][:1])
@@ -207,6 +212,9 @@ def all_names_body(rank, _):
     assert dst.tolist() == [4.0 * i + 6 for i in range(8)] and src.tolist() == [float(i + rank) for i in range(8)]
     core.reducescatter(world, dst[:2], src, "max")
     assert dst[:2].tolist() == [2.0 * rank + 3, 2.0 * rank + 4]
+    lone = (torch.arange(4.0) + rank)[::2][:1]
+    core.collective_on_buffer("reduce", world, lone, lone, "float", "sum")
+    assert lone.item() == 6
     core.alltoall(world, dst, src)
     assert dst.tolist() == [float(2 * rank + i + pe) for pe in range(4) for i in range(2)]
     core.fcollect(row, dst[:4], src[:2])
@@ -264,6 +272,24 @@ def node_teams_body(rank, store):
 
 def test_teams_of_the_nodes_and_puts_between_them(tmp_path):
     run_ranks(5, node_teams_body, str(tmp_path / "store"), join=False)
+
+
+def after_a_death_body(rank, _):
+    core.init()
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(shardwire.PeerFailedError):
+        core.finalize()
+    with pytest.raises(shardwire.PeerFailedError):
+        core.init()
+    assert core.init_status() == core.InitStatus.STATUS_NOT_INITIALIZED
+    core.init(uid=core.get_unique_id(), rank=0, nranks=1, initializer_method="uid")
+    core.finalize()
+
+
+def test_a_death_leaves_nothing_that_keeps_a_new_job_out():
+    run_ranks(2, after_a_death_body, None, default_group=True, may_die=(1,))
 
 
 def test_every_name():

@@ -4,6 +4,7 @@ take these arrays too."""
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,18 @@ def array(shape: int | Sequence[int], dtype: Any = "float32", release: bool = Fa
           except_on_del: bool = True) -> numpy.ndarray[Any, Any]:
     """An uninitialised symmetric array over all PEs. Collective; as :func:`tensor`. dtype: numpy's, or torch's."""
     import numpy
+    team = world()
     error = "" if morder in ("C", "F") else f"morder is {morder!r}; give 'C' or 'F'"
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
-    kind = numpy.dtype(name)
-    made = make_tensor(((math.prod(sizes) * kind.itemsize,),), torch.uint8, world(), None, False, error)
+    kind: numpy.dtype[Any] = numpy.dtype("uint8")
+    sizes: tuple[int, ...] = ()
+    try:
+        kind = numpy.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
+        sizes = (shape,) if isinstance(shape, int) else tuple(map(operator.index, shape))
+        if any(extent < 0 for extent in sizes):
+            raise ValueError(f"shape {sizes} has a negative extent")
+    except (TypeError, ValueError) as failure:  # the other PEs wait for this PE
+        error = error or str(failure)
+    made = make_tensor(((math.prod(sizes) * kind.itemsize,),), torch.uint8, team, None, False, error)
     return made.numpy().view(kind).reshape(sizes, order=morder)  # type: ignore[call-overload]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .all_pes import NvshmemInvalid, world
-from .memory import as_tensor
+from .memory import as_tensor, bytes_of
 from .team_table import Teams
 
 # NVSHMEM's names of types, for buffers of bytes.
@@ -108,6 +108,6 @@ def collective_on_buffer(coll: str, team: Any, dest: torch.Tensor, src: torch.Te
 
 def _elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The buffer as elements of ``dtype``, without a last element that is cut."""
-    flat = as_tensor(buffer).view(-1).view(torch.uint8)
+    flat = bytes_of(as_tensor(buffer))
     size = torch.empty(0, dtype=dtype, device="cpu").element_size()
     return flat[:flat.numel() // size * size].view(dtype)

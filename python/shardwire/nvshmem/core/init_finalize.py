@@ -128,8 +128,12 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
     else:
         raise NvshmemInvalid(f"initializer_method is {initializer_method!r}; give 'uid', 'mpi', 'emulated_mpi', or "
                              "none with a default process group of shardwire")
-    job.world = symm.team(job.own_group)
-    Teams.begin(job.world)
+    try:
+        job.world = symm.team(job.own_group)
+        Teams.begin(job.world)
+    except BaseException:  # a PE died meanwhile: init() can begin anew
+        _end()
+        raise
 
 
 def _own_group(store: Any, rank: int, size: int) -> Any:
@@ -141,7 +145,13 @@ def finalize() -> None:
     """Ends. Collective, blocking: returns after all PEs have called. A group made by :func:`init` ends too; tensors
     stay readable until the program drops them."""
     team = world()
-    team.barrier()
+    try:
+        team.barrier()
+    finally:  # after the death of a PE, too: init() can begin anew
+        _end()
+
+
+def _end() -> None:
     Teams.end()
     job.world = None
     if job.own_group is not None:

@@ -87,11 +87,16 @@ def buffer(size: int, release: bool = False, except_on_del: bool = True) -> torc
 def tensor_get_buffer(tensor: torch.Tensor) -> tuple[torch.Tensor, int, str]:
     """(the tensor as bytes, the number of bytes, the name of the tensor's dtype). The tensor must be contiguous."""
     type_of(tensor)
+    raw = bytes_of(tensor)
+    return raw, raw.numel(), str(tensor.dtype)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor as bytes. NvshmemInvalid for a tensor that is not contiguous."""
     if not tensor.is_contiguous():
         raise NvshmemInvalid(f"the tensor has strides {tensor.stride()} and is not contiguous: give one that is")
     # A contiguous tensor of one element may have any stride, which view() would keep
-    raw = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-    return raw, raw.numel(), str(tensor.dtype)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def get_peer_tensor(tensor: torch.Tensor, peer_pe: int | None = None) -> torch.Tensor:
