@@ -398,6 +398,8 @@ def wrong_parts(rank: int) -> list[Any]:
             error_of(all_gather_v, torch.ones(2).to_sparse() if bad else torch.ones(2), group=group()),
             error_of(all_gather_v, torch.ones(2), [3, 3], group=group()),
             error_of(reduce_scatter_v, torch.ones(2), [3, 3], group=group()),
+            error_of(reduce_scatter_v, torch.ones(2), [1.5, 1.5], group=group()),
+            error_of(Experts, 4, 8, 2, 16, experts_per_rank=[2.5, 2.5], group=group()),
             error_of(reduce_scatter_v, torch.ones(2, requires_grad=True), [1, 1], "max", group=group())]
 
 
@@ -405,5 +407,5 @@ def test_wrong_parts() -> None:
     found = run_ranks(2, wrong_parts)
     assert found[0] == found[1]
     assert [kind for kind, _ in found[0]] == ["MismatchError", "ValueError", "TypeError", "TypeError", "ValueError",
-                                             "ValueError", "ValueError"]
+                                             "ValueError", "TypeError", "TypeError", "ValueError"]
     assert shardwire.MismatchError.__name__ == found[0][0][0]

@@ -13,6 +13,7 @@ weights, and the gradient of a combine is a dispatch with weights.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -315,7 +316,7 @@ def _check_memory(num_experts: int, choices: int, width: int) -> None:
 def _shares(num_experts: int, size: int, given: Sequence[int] | None) -> list[int]:
     if given is None:
         return [num_experts // size + (rank < num_experts % size) for rank in range(size)]
-    shares = [int(each) for each in given]
+    shares = [operator.index(each) for each in given]
     if len(shares) != size or min(shares) < 0 or sum(shares) != num_experts:
         raise ValueError(f"experts_per_rank is {shares}; give {size} numbers with the sum {num_experts}")
     return shares

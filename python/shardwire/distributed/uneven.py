@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,7 +134,7 @@ def _check(tensor: Any) -> None:
 
 
 def _sizes_of(sizes: Any, count: int) -> list[int]:
-    found = [int(each) for each in sizes]
+    found = [operator.index(each) for each in sizes]
     if len(found) != count or min(found) < 0:
         raise ValueError(f"sizes is {found}; give {count} numbers from 0, one for each rank")
     return found
