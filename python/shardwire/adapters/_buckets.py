@@ -29,7 +29,8 @@ class Buckets:
         if bucket_bytes < _ALIGNED:
             raise ValueError(f"bucket_size is {bucket_bytes} bytes; give at least {_ALIGNED}")
         self._group, self._rank = group, rank
-        self._buckets = [torch_backend.empty(bucket_bytes, dtype=torch.uint8) for _ in range(2)]
+        size = bucket_bytes // _ALIGNED * _ALIGNED  # an empty tensor of any dtype may begin at the end
+        self._buckets = [torch_backend.empty(size, dtype=torch.uint8) for _ in range(2)]
 
     async def send(self, weights: AsyncIterator[tuple[str, torch.Tensor]], step: int | None,
                    dtype: torch.dtype | None) -> int:
@@ -48,7 +49,7 @@ class Buckets:
                 self._buckets[0][filled:filled + count].view(wanted).copy_(piece)
                 parts.append([name, str(wanted), list(weight.shape), begin, count, filled])
                 total += count
-                filled = min(-(-(filled + count) // _ALIGNED) * _ALIGNED, self._buckets[0].numel())
+                filled = -(-(filled + count) // _ALIGNED) * _ALIGNED
         await _done(travelling)
         await _done(self._send(parts, filled, step, True))
         return total
