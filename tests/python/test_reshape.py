@@ -155,6 +155,9 @@ def older_forms(rank: int, communicator: bool) -> None:
         assert numpy.allclose(f.execute(), wanted[:, 2 * rank:2 * rank + 2])
     with Reshape(a, columns, rows, options={"logger": logger}) as r:
         r.plan()
+    for call in (lambda options: swd.reshape.reshape(a, columns, rows, options=options),
+                 lambda options: swd.fft.fft(a, distribution=[columns, rows], options=options)):
+        assert "rank 1: logger is 3; give one of" in error_of(call, {"logger": 3 if rank else logger})[1]
     assert len(lines) == 3 and "C2C of [4, 4]" in lines[0] and "reshape of [4, 4]" in lines[2], lines
     swd.free_symmetric_memory(a, t)
     assert ("rank 1: array 0 does not lie in the heap"

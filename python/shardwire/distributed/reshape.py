@@ -61,7 +61,14 @@ def read_options(cls: Any, options: Any) -> Any:
             raise ValueError(f"options has {unknown[0]!r}; known: {', '.join(cls.__dataclass_fields__)}")
         options = cls(**options)
     options.check()
+    check_logger(getattr(options, "logger", None))
     return options
+
+
+def check_logger(logger: Any) -> None:
+    """TypeError for an object that takes no lines: plan() would raise on this rank alone."""
+    if logger is not None and not callable(getattr(logger, "info", None)):
+        raise TypeError(f"logger is {kind_of(logger)}; give one of Python's logging, or None")
 
 
 class Reshape:
