@@ -106,6 +106,10 @@ def misuse(rank, size, which, is_spmd, folder):
         named["build_dir"] = 3
     if which == "empty" and rank == 2:
         named["build_dir"] = ""
+    if which == "no text" and rank == 1:
+        named["build_dir"] = "plans\udcff"
+    if which == "name" and rank == 2:
+        named["name"] = "half \ud800"
     if which == "use_cached" and rank == 1:
         named["use_cached_if_exists"] = None
     if which == "is_spmd":
@@ -118,6 +122,8 @@ def misuse(rank, size, which, is_spmd, folder):
 @pytest.mark.parametrize("which, expected",
                          [("build_dir", "TypeError: rank 1: build_dir is 3; give a path or None"),
                           ("empty", "TypeError: rank 2: build_dir is ''; give a path or None"),
+                          ("no text", "ValueError: rank 1: build_dir is 'plans\\udcff', which has half"),
+                          ("name", "ValueError: rank 2: name is 'half \\ud800', which has half of"),
                           ("use_cached", "TypeError: rank 1: use_cached_if_exists is None; give True or False"),
                           ("is_spmd", ("ValueError: rank 0 gives is_spmd=None (shardwire chooses), rank 1 gives "
                                        "is_spmd=True (rank 0 plans for all): give the same"))])

@@ -342,6 +342,8 @@ def misuse(rank, size, which, folder):
         named["world_size"] = 9
     if which == "timeout" and rank == 1:
         named["timeout"] = -1
+    if which == "folder" and rank == 1:
+        folder = f"{folder}\udcff"
     if which == "cached":
         named["use_cached_if_exists"] = rank != 1
     if which == "tracing":
@@ -365,6 +367,7 @@ MISUSES = {
                                "more of 3 ranks have errors too)")),
     "world_size": ("ValueError", "rank 2: world_size is 9, but in the group it is 3"),
     "timeout": ("ValueError", "rank 1: timeout is -1"),
+    "folder": ("ValueError", "which has half of a surrogate pair and is no text; give another"),
     "cached": ("MismatchError", "ranks 0 and 1 disagree about use_cached_if_exists: True and False"),
     "tracing": ("KernelError", "rank 0: the kernel could not be traced: NameError"),
 }

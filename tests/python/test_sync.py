@@ -493,6 +493,7 @@ def wrong(rank: int) -> list[tuple[str, str]]:
         call({"w": a, "x": a.clone()}, {"w": a.clone()}, (lambda name: "w")),
         call({"w": a.to_sparse()}, {"w": a}),
         call({"w": a}, {"w": a.clone()}, timeout=-1 if first else None),
+        call({"w": a}, {"w": a.clone()}, name=3 if first else "sync"),
     ]
     # The group is as usable as before.
     target = {"w": torch.zeros(4, 4)}
@@ -527,6 +528,7 @@ def test_what_does_not_fit_is_listed_by_name_on_every_rank() -> None:
     same_on_all(cases[14], "ValueError", "source 'w' and 'x' are both 'w'")
     same_on_all(cases[15], "UnsupportedError", "only dense tensors")
     same_on_all(cases[16], "ValueError", "rank 0: timeout is -1")
+    same_on_all(cases[17], "TypeError", "rank 0: name is 3; give a str or None")
 
 
 def absent_rank(rank: int) -> tuple[str, str] | None:

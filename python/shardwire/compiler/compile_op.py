@@ -19,7 +19,7 @@ from ..groups.lookup import global_ranks, resolve_backend
 from .fused import FusedLayout
 from .other_order import other_order
 from .layout import Layout, kind_of, is_dtensor, local_tensor
-from .who_plans import check_keeping, check_kinds, check_place, group_of, place_without_group
+from .who_plans import check_keeping, check_name, check_kinds, check_place, group_of, place_without_group
 from .spec import Side, Spec, TensorRegion, build_spec
 
 _Tensor = torch.Tensor
@@ -96,20 +96,21 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
     if backend is None:
         reduction, overlap = _with_reduce(reduction, overlap, reduce)
         given = dict(zip(ARGUMENTS, (shape, dtype, inputs, outputs, reduction, output_dtype)))
-        _check_flags(allow_gaps, overlap, name)
+        _check_flags(allow_gaps, overlap)
         as_seconds(timeout)
         check_kinds(is_spmd, cc_enabled, rank_id, world_size)
         kept_in = check_keeping(use_cached_if_exists, build_dir)
         return plan_one_rank(*place_without_group(group, is_spmd, cc_enabled, rank_id, world_size), given, None,
-                             allow_gaps, overlap, name, (), is_spmd, use_cached_if_exists, kept_in)
+                             allow_gaps, overlap, check_name(name), (), is_spmd, use_cached_if_exists, kept_in)
     seconds: float | None = None
     spec: Spec | None = None
     error: Exception | None = None
-    kept_in = ""
+    kept_in = given_name = ""
     try:
+        given_name = check_name(name)
         seconds = as_seconds(timeout)
         reduction, overlap = _with_reduce(reduction, overlap, reduce)
-        _check_flags(allow_gaps, overlap, name)
+        _check_flags(allow_gaps, overlap)
         if not is_plain:
             check_kinds(is_spmd, cc_enabled, rank_id, world_size)
             check_place(rank_id, world_size, backend)
@@ -121,7 +122,6 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
         error = failure
     if spec is None:
         spec = Spec([], Side("inputs"), Side("outputs"))
-    given_name = name if isinstance(name, str) else ""
     if is_plain and error is None:
         native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps, given_name,
                                None, seconds, overlap or "last")
@@ -150,12 +150,10 @@ def _warn_of_what_was_not_kept(native: Any, name: str) -> None:
                       "written", RuntimeWarning, stacklevel=4)
 
 
-def _check_flags(allow_gaps: Any, overlap: Any, name: Any) -> None:
+def _check_flags(allow_gaps: Any, overlap: Any) -> None:
     if not isinstance(allow_gaps, bool):
         raise TypeError(f"allow_gaps is {kind_of(allow_gaps)}; give True or False")
     check_overlap(overlap)
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name is {kind_of(name)}; give a str or None")
 
 
 def plan_one_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None, allow_gaps: bool,

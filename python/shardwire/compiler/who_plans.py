@@ -33,6 +33,23 @@ def check_kinds(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any) ->
                          f"{'the group' if world_size is None else f'0..{world_size - 1}'}")
 
 
+def check_text(text: str, what: str) -> str:
+    """The text. ValueError for half of a surrogate pair, which Python has in the names of some files."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} is {text!r}, which has half of a surrogate pair and is no text; give "
+                         "another") from None
+    return text
+
+
+def check_name(name: Any) -> str:
+    """The name of an op, "" for None. TypeError or ValueError for values that are no name."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is {kind_of(name)}; give a str or None")
+    return check_text(name or "", "name")
+
+
 def check_keeping(use_cached: Any, build_dir: Any) -> str:
     """The folder of kept plans, "" for none. TypeError for impossible values."""
     if not isinstance(use_cached, bool):
@@ -42,7 +59,7 @@ def check_keeping(use_cached: Any, build_dir: Any) -> str:
     folder = os.fspath(build_dir) if isinstance(build_dir, (str, os.PathLike)) else None
     if not isinstance(folder, str) or not folder:
         raise TypeError(f"build_dir is {kind_of(build_dir)}; give a path or None")
-    return os.path.abspath(folder)
+    return os.path.abspath(check_text(folder, "build_dir"))
 
 
 def check_place(rank_id: int | None, world_size: int | None, backend: Any) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from .. import _C
 from ..compiler.layout import kind_of
-from ..compiler.who_plans import NEEDS_GROUP, NOBODY_KNOWS, check_kinds, check_place, group_of
+from ..compiler.who_plans import NEEDS_GROUP, NOBODY_KNOWS, check_kinds, check_place, check_text, group_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def build_folder(build_dir: Any) -> str:
     if build_dir is not None:
         if not isinstance(build_dir, (str, os.PathLike)):
             raise TypeError(f"build_dir is {kind_of(build_dir)}; give a path or None")
-        return os.path.abspath(os.fspath(build_dir))
+        return os.path.abspath(check_text(os.fspath(build_dir), "build_dir"))
     named = os.environ.get("SHARDWIRE_KERNEL_DIR")
     if named:
         return os.path.abspath(named)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..compiler.future import Future, Seconds, as_seconds
 from ..compiler.agree import Meeting, check_strict
+from ..compiler.who_plans import check_name
 from .descriptions import collect, describe
 from .holdings import Holdings
 from .matching import Match, match
@@ -102,6 +103,7 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
     sides: list[Holdings] = []
     try:
         meeting.seconds = as_seconds(timeout)
+        name = check_name(name)
         names = as_name_map(mapping)
         for which, (value, side, renames) in enumerate(
                 ((source, "source", names.source), (target, "target", names.target))):

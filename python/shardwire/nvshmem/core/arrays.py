@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import symm
+from ...compiler.layout import kind_of
 from ...symm.tensors import make_tensor
 from .all_pes import NvshmemInvalid, world
 from .memory import as_tensor, free_tensor, get_multicast_tensor, get_peer_tensor, tensor_get_buffer
@@ -24,7 +25,7 @@ def array(shape: int | Sequence[int], dtype: Any = "float32", release: bool = Fa
     """An uninitialised symmetric array over all PEs. Collective; as :func:`tensor`. dtype: numpy's, or torch's."""
     import numpy
     team = world()
-    error = "" if morder in ("C", "F") else f"morder is {morder!r}; give 'C' or 'F'"
+    error = "" if morder in ("C", "F") else f"morder is {kind_of(morder)}; give 'C' or 'F'"
     kind: numpy.dtype[Any] = numpy.dtype("uint8")
     sizes: tuple[int, ...] = ()
     try:

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ... import _C, symm
+from ...compiler.layout import kind_of
 from ...symm.tensors import make_tensor
 from .all_pes import NvshmemError, NvshmemInvalid, world
 from .team_table import Teams
@@ -65,7 +66,7 @@ def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, rele
     more, which is no error.
     """
     team = world()
-    error = "" if morder in ("C", "F") else f"morder is {morder!r}; give 'C' or 'F'"
+    error = "" if morder in ("C", "F") else f"morder is {kind_of(morder)}; give 'C' or 'F'"
     made = make_tensor((shape,), dtype, team, None, False, error)  # the other PEs receive the error, too
     if morder == "C" or made.dim() < 2:
         return made
