@@ -7,6 +7,8 @@ from datetime import timedelta
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default
 # c10d counts milliseconds, and reads 0 as no timeout
 _SHORTEST = timedelta(milliseconds=1)
+# Infinity and longer times count as so many seconds, 30 years, which every clock can add to its time
+LONGEST_S = 1e9
 
 
 def as_timeout(timeout: timedelta | float | None) -> timedelta:
@@ -15,7 +17,7 @@ def as_timeout(timeout: timedelta | float | None) -> timedelta:
     if timeout is None:
         return DEFAULT_TIMEOUT
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
-        timeout = timedelta(seconds=timeout)
+        timeout = timedelta(seconds=min(timeout, LONGEST_S))
     if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout is a {type(timeout).__name__}; give seconds (float) or a timedelta")
     if timeout < timedelta(0):

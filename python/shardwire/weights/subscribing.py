@@ -20,6 +20,7 @@ from ..errors import AbortedError, MismatchError, PeerFailedError, ShardwireErro
 from ..errors import TimeoutError as GroupTimeoutError
 from ..compiler.agree import Meeting
 from ..groups.lookup import store_of
+from ..groups.timeouts import LONGEST_S
 from .fetching import FETCH, LEAVE, SLACK_S, Choice, Joint, Request, choose
 from .finding import find
 from .meeting_place import Address
@@ -80,7 +81,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
         if given[1] != everyone[0][1]:
             raise MismatchError(f"ranks 0 and {rank} subscribe differently: store, name, staged are "
                                 f"{everyone[0][1].decode()} and {given[1].decode()}")
-    limit = _DEFAULT_S if seconds is None else seconds
+    limit = _DEFAULT_S if seconds is None else min(seconds, LONGEST_S)
     deadline = time.monotonic() + limit
     meets_in = dist.PrefixStore(f"shardwire.subscribe/{everyone[0][0].decode()}", own)
     control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S),
@@ -187,7 +188,7 @@ class Subscription:
         error: Exception | None = None
         try:
             given = as_seconds(timeout)
-            seconds = self._seconds if given is None else given
+            seconds = self._seconds if given is None else min(given, LONGEST_S)
         except (TypeError, ValueError) as failure:  # the other ranks wait and must be notified
             error = failure
         deadline = time.monotonic() + seconds

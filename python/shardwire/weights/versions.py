@@ -113,7 +113,7 @@ class Versions:
             buffer = min(self._buffers, key=lambda one: -1 if one.version is None else one.version)
             before = -1 if buffer.version is None else buffer.version
             buffer.version = None  # no new readers
-            self._state.wait_for(lambda: not buffer.readers, patience)
+            self._state.wait_for(lambda: not buffer.readers, min(patience, threading.TIMEOUT_MAX))
             late = list(buffer.readers)
         for reader in late:
             reader.send_away(f"it still read version {before} {patience:g} s after a commit needed that buffer")
