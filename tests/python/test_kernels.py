@@ -190,6 +190,7 @@ WRONG = [
     (lambda k, a, b: k(a.to("meta"), b), "ValueError: 'a' lies on meta, the kernel was compiled for cpu"),
     (lambda k, a, b: k(a, b.t().contiguous().t()),
      "ValueError: 'b' has strides [1, 4], the kernel was compiled for [2, 1]"),
+    (lambda k, a, b: k(a, torch._neg_view(b)), "ValueError: 'b' is a lazily conjugated or negated view"),
     (lambda k, a, b: k(inputs={"a": a}), "ValueError: inputs lacks 'b'; the kernel has 'a', 'b'"),
     (lambda k, a, b: k(inputs={"a": a, "b": b, "c": b}),
      "ValueError: inputs has the name 'c', which the kernel does not"),

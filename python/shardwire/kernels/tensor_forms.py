@@ -52,6 +52,9 @@ class TensorForm:
             raise ValueError(f"{where} has strides {list(tensor.stride())}, the kernel was compiled for "
                              f"{list(self.strides)}; give .contiguous() tensors to both, or compile with a tensor of "
                              "these strides")
+        if with_strides and (tensor.is_conj() or tensor.is_neg()):
+            raise ValueError(f"{where} is a lazily conjugated or negated view, and compiled code reads the memory as "
+                             "it is; call resolve_conj() and resolve_neg() first")
 
     def _lies_alike(self, tensor: torch.Tensor) -> bool:
         return tensor.numel() == 0 or all(size == 1 or found == wanted
