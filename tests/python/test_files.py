@@ -5,6 +5,7 @@ that fail midway.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import logging
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import RankFailed, error_of as raised, group, run_ranks
 from test_sync import Tied, filled, llama, local_of, random_model, same_on_all, sharded, value_of
 
@@ -804,3 +806,42 @@ def with_progress(rank: int, folder: str) -> list[tuple[str, str]]:
 def test_progress_is_shown_and_reported(tmp_path: Path) -> None:
     (case,) = zip(*run_ranks(2, with_progress, str(tmp_path)))
     same_on_all(list(case), "TypeError", "rank 1: progress is 3")
+
+
+def save_of_my_own(rank: int, folder: str) -> bool:
+    """Saves alone while the other rank does so too; whether each checkpoint is one rank's, and nothing is left over."""
+    alone = shardwire.create_process_group(dist.FileStore(f"{folder}/store{rank}", 1), 0, 1, 60, "alone")
+    place, names = f"{folder}/saved", [f"w{number}" for number in range(6)]
+    for turn in range(20):
+        group().barrier().wait()
+        mine = {name: torch.full((64,), 2.0 * turn + rank) for name in names}
+        shardwire.save(mine, place, alone, max_file_bytes=300, progress=False)
+        group().barrier().wait()
+        got = {name: torch.zeros(64) for name in names}
+        shardwire.load(place, got, alone, progress=False)
+        values = {float(value) for tensor in got.values() for value in tensor}
+        if len(values) != 1 or not values <= {2.0 * turn, 2.0 * turn + 1} or len(os.listdir(place)) != 7:
+            return False
+    return True
+
+
+def test_jobs_that_save_into_one_folder_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_ranks(2, save_of_my_own, str(tmp_path)) == [True, True]
+    monkeypatch.setattr(save_files, "_LONGEST_TURN_S", 0.1)
+    with open_folder(tmp_path / "saved") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        same_on_all(run_ranks(1, save_once, str(tmp_path / "saved")), "CheckpointError",
+                    "another job has been moving its checkpoint")
+
+
+@contextlib.contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def save_once(rank: int, folder: str) -> Any:
+    return raised(lambda: shardwire.save({"w": torch.zeros(4)}, folder, group()))

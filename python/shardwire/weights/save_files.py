@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import mmap
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from .save_plan import PlannedFile
 
 _PIECE = 8 << 20  # bytes written before the disk is asked to begin with them
 _SYNC_FILE_RANGE_WRITE = 2  # Linux's; Python has no name for it
+_LONGEST_TURN_S = 60.0  # of another job that moves its files into the folder; it takes milliseconds
 _MOST_HELD = 64  # descriptors of replaced files; a process may have few
 _removals: list[threading.Thread] = []  # threads that release the blocks of replaced files
 
@@ -120,14 +123,15 @@ class Draft:
     def publish(self, metadata: Mapping[str, str]) -> list[str]:
         """Moves the files into place. Until the last rename a reader finds the old checkpoint, if any, and after the
         last rename the new one."""
-        old = _files_of(self.folder)
-        names = self._names()
-        moved: list[Path] = []
-        held = _held_open([self.folder / name for name in old])
-        try:
-            self._move(names, old, moved, metadata)
-        finally:
-            _release(held)
+        with _alone_in(self.folder):
+            old = _files_of(self.folder)
+            names = self._names()
+            moved: list[Path] = []
+            held = _held_open([self.folder / name for name in old])
+            try:
+                self._move(names, old, moved, metadata)
+            finally:
+                _release(held)
         return [str(self.folder / name) for name in names] + ([str(self.folder / INDEX)] if names != [SINGLE] else [])
 
     def _move(self, names: Sequence[str], old: Sequence[str], moved: list[Path], metadata: Mapping[str, str]) -> None:
@@ -192,6 +196,33 @@ class Draft:
         for path in [*(self.hidden(number) for number in range(len(self.files))), self._hidden_index()]:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keeps other jobs from moving files into the folder meanwhile, where the file system locks folders: else the two
+    checkpoints could mix. CheckpointError where another job does not end its turn."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + _LONGEST_TURN_S
+        while not _is_locked(descriptor):
+            if time.monotonic() >= until:
+                raise CheckpointError(f"{folder}: another job has been moving its checkpoint into this folder for "
+                                      f"{_LONGEST_TURN_S:.3g} s; save into another folder, or end that job")
+            time.sleep(0.005)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without such locks
+    return True
 
 
 @contextlib.contextmanager

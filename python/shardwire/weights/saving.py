@@ -49,9 +49,10 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
         nothing; else a function called with the finished bytes on this rank and the total.
 
     A reader finds the old checkpoint of the folder, whole, until the new checkpoint is whole on the disk, and from then
-    on the new one, even when any rank fails or is killed meanwhile. When all ranks are killed, hidden files
-    (``.*.shardwire-*.tmp``) may be left. Raises the same error on every rank: SystemFailure for errors of the system (a
-    full disk), CheckpointError for a folder that is not shared, and the errors of sync.
+    on the new one, even when any rank fails or is killed meanwhile. Jobs that save into one folder at once take turns,
+    and the last one's checkpoint stays. When all ranks are killed, hidden files (``.*.shardwire-*.tmp``) may be left.
+    Raises the same error on every rank: SystemFailure for errors of the system (a full disk), CheckpointError for a
+    folder that is not shared, and the errors of sync.
     """
     meeting = Meeting(group, "save", None)
     error: Exception | None = None
