@@ -17,7 +17,7 @@ namespace shardwire::internal {
 namespace {
 
 // The last copy of a short operation takes less; a sleeping thread wakes up later.
-constexpr std::chrono::microseconds kPolling(30);
+constexpr std::chrono::microseconds kPolledFor(30);
 
 }  // namespace
 
@@ -61,7 +61,7 @@ Status StagedWork::wait(Deadline deadline) {
 
 Status StagedWork::waitHere(Deadline deadline) {
   constexpr const char* kWhat = "the operation that is in flight between the host and a device";
-  for (const Clock::time_point until = Clock::now() + kPolling; !isDone() && Clock::now() < until;) {
+  for (const Clock::time_point until = Clock::now() + kPolledFor; !isDone() && Clock::now() < until;) {
     std::this_thread::yield();
   }
   InterruptibleWait slices(deadline);
