@@ -1,7 +1,12 @@
+// The writer reserves a place for one frame, in front of the end of the ring or behind a skip at the beginning, and
+// packs the frame there. commit() publishes the frame: by the count of bytes written, or by the frame's own header. The
+// reader looks at the count or at the next header, returns the frame in place, and counts the frame as released. The
+// writer reads this count only if the last known count does not suffice. Words and headers that cannot be right mark
+// the ring as broken, and no access leaves the ring.
 #include "backend/transport/frame_ring.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 
 #include "backend/base/relax.h"
 #include "shardwire/status.h"
@@ -21,14 +26,23 @@ constexpr std::size_t kLongWay = 4;
 constexpr std::size_t kFetchedFrame = 2304;
 constexpr std::size_t kFetchedInExchange = 4224;
 
-// Payloads start 8-byte aligned.
-std::size_t padded(std::size_t bytes) {
-  return (bytes + 7) & ~std::size_t{7};
+std::size_t alignmentOf(Publish by) {
+  return by == Publish::kHeader ? kLine : 8;
 }
 
-void putHeader(std::byte* at, std::size_t bytes, std::uint32_t kind) {
-  const RingHeader header{static_cast<std::uint32_t>(bytes), kind};
-  std::memcpy(at, &header, kHeaderBytes);
+// Bytes of the ring that a payload takes, with header and padding.
+std::size_t spanOf(std::size_t payload, Publish by) {
+  return (kHeaderBytes + payload + alignmentOf(by) - 1) & ~(alignmentOf(by) - 1);
+}
+
+constexpr std::uint64_t kEmptyHeader = 0;
+
+std::uint64_t headerOf(std::size_t bytes, std::uint32_t kind) {
+  return std::bit_cast<std::uint64_t>(RingHeader{static_cast<std::uint32_t>(bytes), kind});
+}
+
+std::atomic_ref<std::uint64_t> headerAt(const std::byte* place) {
+  return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(place)));  // takes no const object
 }
 
 }  // namespace
@@ -37,7 +51,7 @@ bool RingWriter::readReleased() {
   // Pairs with the store in RingReader::release(): the reader has finished with the bytes before the count. seq_cst,
   // because a writer without room arms its bell and then looks here once more.
   const std::uint64_t released = words_->released.load(std::memory_order_seq_cst);
-  if (released < released_ || released > written_ || released % 8 != 0) {
+  if (released < released_ || released > written_ || released % alignmentOf(by_) != 0) {
     broken_ = true;
   } else {
     released_ = released;
@@ -50,8 +64,13 @@ bool RingWriter::readReleased() {
 bool RingWriter::canRewind(std::size_t position, std::size_t frameBytes) {
   const bool beginsPage = (position - 1) / kPage != (position + frameBytes - 1) / kPage;
   const std::size_t from = frameBytes <= (isAnswered_ ? kExchangedFrame : kFetchedFrame) ? 1 : kLongWay;
-  return rewindFrom_ != 0 && beginsPage && position >= std::max(from * rewindFrom_, frameBytes) && readReleased() &&
-         released_ == written_;
+  return rewindFrom_ != 0 && beginsPage && position >= std::max(from * rewindFrom_, frameBytes + kLine) &&
+         readReleased() && released_ == written_;
+}
+
+// Publish::kHeader needs a place for the empty header behind the last frame.
+std::size_t RingWriter::room() const {
+  return capacity_ - (written_ - released_) - (by_ == Publish::kHeader ? kLine : 0);
 }
 
 std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBytes) {
@@ -60,10 +79,10 @@ std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBy
   const std::size_t wanted = std::min(maxBytes, largest);
   const std::size_t position = written_ & (capacity_ - 1);
   const std::size_t toEnd = capacity_ - position;
-  const bool fits = toEnd >= kHeaderBytes + padded(minBytes);
-  skip_ = !fits || canRewind(position, kHeaderBytes + padded(wanted)) ? toEnd : 0;
-  const std::size_t needed = skip_ + kHeaderBytes + padded(minBytes);
-  const std::size_t hoped = skip_ + kHeaderBytes + padded(wanted);
+  const bool fits = toEnd >= spanOf(minBytes, by_);
+  skip_ = !fits || canRewind(position, spanOf(wanted, by_)) ? toEnd : 0;
+  const std::size_t needed = skip_ + spanOf(minBytes, by_);
+  const std::size_t hoped = skip_ + spanOf(wanted, by_);
   // The reader's cache line is fetched only when the last known count is not enough.
   if (broken_ || (room() < hoped && (!readReleased() || room() < needed))) {
     return {};
@@ -82,26 +101,43 @@ void RingWriter::commit(std::size_t bytes) {
     return;
   }
   const std::size_t position = written_ & (capacity_ - 1);
-  if (skip_ > 0) {
-    isAnswered_ = false;
-    putHeader(data_ + position, skip_ - kHeaderBytes, kSkip);
-  }
-  putHeader(data_ + ((position + skip_) & (capacity_ - 1)), bytes, kFrame);
-  const std::size_t total = kHeaderBytes + padded(bytes);
+  isAnswered_ = isAnswered_ && skip_ == 0;
+  const std::size_t total = spanOf(bytes, by_);
   written_ += skip_ + total;
-  // Release: pairs with RingReader::readWritten(). seq_cst: the following load of the armed flag must not move before
-  // this store.
-  words_->written.store(written_, std::memory_order_seq_cst);
+  publish(position, bytes);
   if (rewindFrom_ != 0 && total <= (isAnswered_ ? kFetchedInExchange : kFetchedFrame)) {
-    const std::byte* const next = data_ + (written_ & (capacity_ - 1));
-    for (std::size_t i = 0; i < total + kLine; i += kLine) {
-      fetchForWriting(next + i);
-    }
+    fetchLinesOfNext(total);
+  }
+}
+
+// Pairs with the loads in RingReader::readWritten and RingReader::next. seq_cst: the following load of the armed flag
+// must not move before the last store.
+void RingWriter::publish(std::size_t position, std::size_t bytes) {
+  const auto header = [this](std::size_t at) { return headerAt(data_ + (at & (capacity_ - 1))); };
+  const std::uint64_t frame = headerOf(bytes, kFrame);
+  const std::uint64_t first = skip_ > 0 ? headerOf(skip_ - kHeaderBytes, kSkip) : frame;
+  if (skip_ > 0) {
+    header(position + skip_).store(frame, std::memory_order_relaxed);
+  }
+  if (by_ == Publish::kHeader) {
+    header(written_).store(kEmptyHeader, std::memory_order_relaxed);
+  }
+  header(position).store(first, std::memory_order_seq_cst);
+  if (by_ == Publish::kCount) {
+    words_->written.store(written_, std::memory_order_seq_cst);
+  }
+}
+
+// Not the first line, at which the reader polls.
+void RingWriter::fetchLinesOfNext(std::size_t frameBytes) const {
+  const std::byte* const next = data_ + (written_ & (capacity_ - 1));
+  for (std::size_t i = kLine; i <= frameBytes; i += kLine) {
+    fetchForWriting(next + i);
   }
 }
 
 bool RingReader::readWritten() {
-  // Pairs with the store in RingWriter::commit(). seq_cst, because a reader arms its bell and then looks here once
+  // Pairs with the stores of RingWriter::publish. seq_cst, because a reader arms its bell and then looks here once
   // more.
   const std::uint64_t written = words_->written.load(std::memory_order_seq_cst);
   if (written < written_ || written - released_ > capacity_ || written % 8 != 0) {
@@ -112,23 +148,38 @@ bool RingReader::readWritten() {
   return !broken_;
 }
 
+// The header of the next frame or skip; nothing: the writer has published no more.
+std::optional<RingHeader> RingReader::next() {
+  const std::byte* const at = data_ + (released_ & (capacity_ - 1));
+  if (by_ == Publish::kCount && written_ == released_ && (!readWritten() || written_ == released_)) {
+    return std::nullopt;
+  }
+  // Pairs with the stores of RingWriter::publish. seq_cst, because a reader arms its bell and then looks here once
+  // more.
+  const std::uint64_t header = headerAt(at).load(std::memory_order_seq_cst);
+  if (by_ == Publish::kHeader && header == kEmptyHeader) {
+    return std::nullopt;
+  }
+  return std::bit_cast<RingHeader>(header);
+}
+
 std::span<const std::byte> RingReader::peek() {
   while (!broken_) {
-    if (written_ == released_ && (!readWritten() || written_ == released_)) {
+    const std::optional<RingHeader> header = next();
+    if (!header.has_value()) {
       return {};
     }
     const std::size_t position = released_ & (capacity_ - 1);
-    RingHeader header;
-    std::memcpy(&header, data_ + position, kHeaderBytes);
-    const std::size_t total = kHeaderBytes + padded(header.bytes);
-    const bool fits = total <= capacity_ - position && total <= written_ - released_;
-    if (!fits || (header.kind != kFrame && header.kind != kSkip) || (header.kind == kFrame && header.bytes == 0)) {
+    const std::size_t total = spanOf(header->bytes, by_);
+    const bool fits = total <= capacity_ - position && (by_ == Publish::kHeader || total <= written_ - released_);
+    const bool isFrame = header->kind == kFrame && header->bytes > 0;
+    if (!fits || (!isFrame && header->kind != kSkip)) {
       broken_ = true;
       break;
     }
-    if (header.kind == kFrame) {
+    if (isFrame) {
       frameBytes_ = total;
-      return {data_ + position + kHeaderBytes, header.bytes};
+      return {data_ + position + kHeaderBytes, header->bytes};
     }
     released_ += total;
   }
@@ -140,7 +191,7 @@ void RingReader::release() {
   released_ += frameBytes_;
   frameBytes_ = 0;
   // Release: pairs with RingWriter::readReleased(), after which the writer may overwrite the bytes. seq_cst: as in
-  // commit().
+  // RingWriter::publish.
   words_->released.store(released_, std::memory_order_seq_cst);
 }
 

@@ -4,16 +4,17 @@
 //
 //   written                          the words below count bytes since the beginning; position = count modulo capacity
 //   released                         released <= written <= released + capacity
-//   [length, kind | payload, padded to 8 bytes] ...
+//   [length, kind | payload, padded] ...
 //   a frame that would not fit before the end is preceded by a skip marker
 //
-// Each end checks the other's words before use, to catch bugs. RingWriter and RingReader are used by one thread at a
-// time each.
+// The writer publishes a frame in one of two ways (Publish). Each end checks the other's words before use, to catch
+// bugs. RingWriter and RingReader are used by one thread at a time each.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "backend/transport/lanes.h"
@@ -33,6 +34,17 @@ struct RingHeader {
 inline constexpr std::uint32_t kFrame = 0x4d415246;  // "FRAM": a wrong word is hardly ever taken for a header
 inline constexpr std::uint32_t kSkip = 0x50494b53;   // "SKIP"
 
+// How a frame becomes visible to the reader.
+enum class Publish : std::uint8_t {
+  // The writer stores `written`. For wires, whose streams copy whole parts of the ring. Frames begin at multiples of 8
+  // bytes.
+  kCount,
+  // The writer stores the frame's header last, and behind each frame an empty header, at which the reader polls. For
+  // memory that both ends share: a short frame then needs the transfer of one cache line instead of two. Frames begin
+  // at multiples of 64 bytes, the ring's memory is zero at first, and `written` is not used.
+  kHeader,
+};
+
 // See maxLaneFrameBytes().
 constexpr std::size_t maxRingFrameBytes(std::size_t capacity) {
   return maxLaneFrameBytes(capacity);
@@ -42,13 +54,14 @@ static_assert(maxRingFrameBytes(1024) == 1024 / 4 - sizeof(RingHeader));
 class RingWriter {
  public:
   RingWriter() = default;
-  // `capacity` is a power of two, at least 64; `data` is 8-byte aligned. The ring is new: nothing written yet.
+  // `capacity` is a power of two, at least 64, or 512 with kHeader; `data` is aligned as the frames are. The ring is
+  // new: nothing written yet.
   // `rewindFrom`: a frame of up to 2 KiB that would begin a page behind this position goes to the beginning of the ring
   // if the reader has released everything. A frame of up to 32 KiB does so, too, if noteAnswer() was called in this
   // round, and all other frames do so behind four times this position. So most rings have few pages, and few page
   // faults. At least 2 KiB; 0: never.
-  RingWriter(RingWords* words, std::byte* data, std::size_t capacity, std::size_t rewindFrom = 0)
-      : words_(words), data_(data), capacity_(capacity), rewindFrom_(rewindFrom) {}
+  RingWriter(RingWords* words, std::byte* data, std::size_t capacity, Publish by, std::size_t rewindFrom = 0)
+      : words_(words), data_(data), capacity_(capacity), rewindFrom_(rewindFrom), by_(by) {}
 
   // See Connection. Empty: no room now.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
@@ -63,7 +76,9 @@ class RingWriter {
  private:
   bool readReleased();
   bool canRewind(std::size_t position, std::size_t frameBytes);
-  std::size_t room() const { return capacity_ - (written_ - released_); }
+  void publish(std::size_t position, std::size_t bytes);
+  void fetchLinesOfNext(std::size_t frameBytes) const;
+  std::size_t room() const;
 
   RingWords* words_ = nullptr;
   std::byte* data_ = nullptr;
@@ -73,15 +88,16 @@ class RingWriter {
   std::uint64_t released_ = 0;  // the reader's count as last read
   std::size_t skip_ = 0;        // bytes before the reservation covered by the skip marker
   std::size_t reserved_ = 0;    // payload bytes of the reservation; 0: none
-  bool isAnswered_ = false;     // since the ring began anew
+  Publish by_ = Publish::kCount;
+  bool isAnswered_ = false;  // since the ring began anew
   bool broken_ = false;
 };
 
 class RingReader {
  public:
   RingReader() = default;
-  RingReader(RingWords* words, const std::byte* data, std::size_t capacity)
-      : words_(words), data_(data), capacity_(capacity) {}
+  RingReader(RingWords* words, const std::byte* data, std::size_t capacity, Publish by)
+      : words_(words), data_(data), capacity_(capacity), by_(by) {}
 
   // The oldest frame, or empty.
   std::span<const std::byte> peek();
@@ -92,6 +108,7 @@ class RingReader {
 
  private:
   bool readWritten();
+  std::optional<RingHeader> next();
 
   RingWords* words_ = nullptr;
   const std::byte* data_ = nullptr;
@@ -99,6 +116,7 @@ class RingReader {
   std::uint64_t released_ = 0;  // counts skipped bytes as soon as they are seen; published by release()
   std::uint64_t written_ = 0;   // the writer's count as last read
   std::size_t frameBytes_ = 0;  // of the peeked frame with header and padding; 0: none peeked
+  Publish by_ = Publish::kCount;
   bool broken_ = false;
 };
 

@@ -1,5 +1,7 @@
 // A ring of frames in shared memory, with the peer's words and the peer's bytes in the ring: the reader, and a writer
 // whose frames the peer releases as it likes.
+#include <array>
+
 #include "backend/base/wire.h"
 #include "backend/transport/frame_ring.h"
 #include "tests/fuzz/target.h"
@@ -9,11 +11,11 @@ namespace {
 
 using namespace internal;
 
-constexpr std::size_t kCapacity = 256;
+constexpr std::size_t kCapacity = 512;
 
 struct Ring {
   RingWords words{};
-  std::vector<std::byte> data = std::vector<std::byte>(kCapacity);
+  alignas(64) std::array<std::byte, kCapacity> data{};
 };
 
 void fill(Ring& ring, std::string_view bytes) {
@@ -21,13 +23,11 @@ void fill(Ring& ring, std::string_view bytes) {
   std::copy(all.begin(), all.end(), ring.data.begin());
 }
 
-}  // namespace
-
-void parse(std::string_view input) {
+void play(std::string_view input, Publish by) {
   Ring in;
   Ring out;
-  RingReader reader(&in.words, in.data.data(), kCapacity);
-  RingWriter writer(&out.words, out.data.data(), kCapacity);
+  RingReader reader(&in.words, in.data.data(), kCapacity, by);
+  RingWriter writer(&out.words, out.data.data(), kCapacity, by);
   for (const std::string& part : splitParts(input, 8)) {
     ByteReader words(part);
     in.words.written += words.fixed<std::uint16_t>();
@@ -46,10 +46,17 @@ void parse(std::string_view input) {
   }
 }
 
+}  // namespace
+
+void parse(std::string_view input) {
+  play(input, Publish::kCount);
+  play(input, Publish::kHeader);
+}
+
 std::vector<std::string> seeds() {
   Ring ring;
-  RingWriter writer(&ring.words, ring.data.data(), kCapacity);
-  RingReader reader(&ring.words, ring.data.data(), kCapacity);
+  RingWriter writer(&ring.words, ring.data.data(), kCapacity, Publish::kCount);
+  RingReader reader(&ring.words, ring.data.data(), kCapacity, Publish::kCount);
   std::vector<std::string> parts;
   for (const std::size_t bytes : {8, 40, 56, 40, 56, 20}) {
     const std::uint64_t before = ring.words.written;

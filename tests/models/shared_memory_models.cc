@@ -12,10 +12,17 @@ constexpr Order kRelaxed = Order::relaxed;
 
 constexpr Value kSkip = 1000;  // + the cells skipped; a frame has a smaller value, which is not 0
 
+// Locations: the two counts, the frames, and for Publish::kHeader the headers.
 struct RingPlaces {
-  Location written, released, data;
   Value capacity, rewindFrom;  // in cells
+  bool byHeader;
+  static constexpr Location kWritten = 0, kReleased = 1, kFrames = 2;
+  Location frame(Value cell) const { return kFrames + cell % capacity; }
+  Location header(Value cell) const { return kFrames + capacity + cell % capacity; }
+  Location numLocations() const { return kFrames + 2 * capacity; }
 };
+
+constexpr Value kFrameHeader = 1, kEmptyHeader = 0;
 
 class RingWriter {
  public:
@@ -23,27 +30,39 @@ class RingWriter {
 
   // RingWriter::reserve() and commit(). Without room, waits for the reader.
   void send(Value frame) {
-    const Value position = written_ % ring_.capacity, toEnd = ring_.capacity - position;
-    const Value skip = canRewind(position) ? toEnd : 0, needed = skip + 1;
-    if (ring_.capacity - (written_ - released_) < needed) {
-      released_ =
-          t_.await(ring_.released, o_[kRingReadReleased],
-                   [enough = written_ + needed - ring_.capacity](Value released) { return released >= enough; });
+    const Value from = written_, position = from % ring_.capacity;
+    const Value skip = canRewind(position) ? ring_.capacity - position : 0, needed = skip + 1;
+    const Value room = ring_.capacity - (ring_.byHeader ? 1 : 0);
+    if (room - (written_ - released_) < needed) {
+      released_ = t_.await(RingPlaces::kReleased, o_[kRingReadReleased],
+                           [enough = written_ + needed - room](Value released) { return released >= enough; });
     }
-    if (skip > 0) {
-      t_.writePlain(ring_.data + position, kSkip + skip);
-    }
-    t_.writePlain(ring_.data + (position + skip) % ring_.capacity, frame);
+    t_.writePlain(ring_.frame(from + skip), frame);
     written_ += needed;
-    t_.store(ring_.written, written_, o_[kRingCommit]);
+    publish(from, skip);
   }
 
  private:
+  void publish(Value from, Value skip) {
+    if (!ring_.byHeader) {
+      if (skip > 0) {
+        t_.writePlain(ring_.frame(from), kSkip + skip);
+      }
+      t_.store(RingPlaces::kWritten, written_, o_[kRingPublishCount]);
+      return;
+    }
+    if (skip > 0) {
+      t_.store(ring_.header(from + skip), kFrameHeader, o_[kRingSkippedFrame]);
+    }
+    t_.store(ring_.header(written_), kEmptyHeader, o_[kRingEmptyHeader]);
+    t_.store(ring_.header(from), skip > 0 ? kSkip + skip : kFrameHeader, o_[kRingPublishHeader]);
+  }
+
   bool canRewind(Value position) {
     if (ring_.rewindFrom == 0 || position < ring_.rewindFrom) {
       return false;
     }
-    released_ = t_.load(ring_.released, o_[kRingReadReleased]);
+    released_ = t_.load(RingPlaces::kReleased, o_[kRingReadReleased]);
     return released_ == written_;
   }
 
@@ -60,29 +79,37 @@ class RingReader {
 
   Value receive() {
     while (true) {
-      if (written_ == released_) {
-        written_ = t_.await(ring_.written, o_[kRingReadWritten], [old = released_](Value now) { return now != old; });
-      }
-      const Value cell = t_.readPlain(ring_.data + released_ % ring_.capacity);
-      if (cell < kSkip) {
+      const Value next = ring_.byHeader ? awaitHeader() : awaitCount();
+      if (next < kSkip) {
+        const Value frame = t_.readPlain(ring_.frame(released_));
         released_ += 1;
-        t_.store(ring_.released, released_, o_[kRingRelease]);
-        return cell;
+        t_.store(RingPlaces::kReleased, released_, o_[kRingRelease]);
+        return frame;
       }
-      released_ += cell - kSkip;
+      released_ += next - kSkip;
     }
   }
 
  private:
+  Value awaitHeader() {
+    return t_.await(ring_.header(released_), o_[kRingReadHeader], [](Value now) { return now != kEmptyHeader; });
+  }
+  Value awaitCount() {
+    if (written_ == released_) {
+      written_ =
+          t_.await(RingPlaces::kWritten, o_[kRingReadWritten], [old = released_](Value now) { return now != old; });
+    }
+    return t_.readPlain(ring_.frame(released_));
+  }
+
   Thread& t_;
   const Orders& o_;
   const RingPlaces ring_;
   Value written_ = 0, released_ = 0;
 };
 
-Model ringOf(const Orders& o, Value numFrames, Value capacity, Value rewindFrom) {
-  const RingPlaces ring{0, 1, 2, capacity, rewindFrom};
-  return {2 + capacity,
+Model ringOf(const Orders& o, Value numFrames, RingPlaces ring) {
+  return {ring.numLocations(),
           {[=, &o](Thread& t) {
              RingWriter writer(t, o, ring);
              for (Value frame = 1; frame <= numFrames; ++frame) {
@@ -133,20 +160,21 @@ void driveUntil(Thread& t, const Orders& o, BellPlaces at, Poll poll) {
   }
 }
 
-// Peers commit a frame each, and the reader sleeps.
-Model bellOfReader(const Orders& o, std::size_t numPeers) {
+// Peers commit a frame each, and the reader sleeps. `publish` and `look`: the sites of the ring.
+Model bellOfReader(const Orders& o, std::size_t numPeers, Site publish = kRingPublishHeader,
+                   Site look = kRingReadHeader) {
   const BellPlaces bell{0, 1, 2};
   Model model{3 + 2 * numPeers, {}};
   model.threads.push_back([=, &o](Thread& t) {
     for (Location ring = 3; ring < 3 + 2 * numPeers; ring += 2) {
-      driveUntil(t, o, bell, [&] { return t.load(ring, o[kRingReadWritten]) != 0; });
+      driveUntil(t, o, bell, [&] { return t.load(ring, o[look]) != 0; });
       t.require(t.readPlain(ring + 1) == 7, "a frame arrives changed");
     }
   });
   for (Location ring = 3; ring < 3 + 2 * numPeers; ring += 2) {
     model.threads.push_back([=, &o](Thread& t) {
       t.writePlain(ring + 1, 7);
-      t.store(ring, 1, o[kRingCommit]);
+      t.store(ring, 1, o[publish]);
       ringIfArmed(t, o, bell);
     });
   }
@@ -449,7 +477,18 @@ Protocol frameRing() {
           "`transport/frame_ring`",
           "each frame arrives once, in order and whole, also where the writer rewinds; no cell is written while the "
           "reader may still read",
-          {[](const Orders& o) { return ringOf(o, 4, 2, 0); }, [](const Orders& o) { return ringOf(o, 5, 4, 2); }}};
+          {[](const Orders& o) {
+             return ringOf(o, 4, {2, 0, false});
+           },
+           [](const Orders& o) {
+             return ringOf(o, 5, {4, 2, false});
+           },
+           [](const Orders& o) {
+             return ringOf(o, 4, {3, 0, true});
+           },
+           [](const Orders& o) {
+             return ringOf(o, 5, {4, 2, true});
+           }}};
 }
 
 Protocol rankBell() {
@@ -458,8 +497,9 @@ Protocol rankBell() {
       "`fabric/rank_bell`, `rank_doorbell`",
       "a reader asleep is woken by each peer's frame, a writer without room by the release, a thread of the rank by "
       "`ringSelf`",
-      {[](const Orders& o) { return bellOfReader(o, 1); }, [](const Orders& o) { return bellOfReader(o, 2); },
-       bellOfWriter, ringSelf}};
+      {[](const Orders& o) { return bellOfReader(o, 1); },
+       [](const Orders& o) { return bellOfReader(o, 1, kRingPublishCount, kRingReadWritten); },
+       [](const Orders& o) { return bellOfReader(o, 2); }, bellOfWriter, ringSelf}};
 }
 
 Protocol processBell() {

@@ -14,8 +14,12 @@ namespace shardwire::models {
 
 enum Site : int {
   kRingReadReleased,
-  kRingCommit,
+  kRingSkippedFrame,
+  kRingEmptyHeader,
+  kRingPublishHeader,
+  kRingPublishCount,
   kRingReadWritten,
+  kRingReadHeader,
   kRingRelease,
   kBellIsArmed,
   kBellTakeArmed,

@@ -106,8 +106,9 @@ FrameLanes::FrameLanes(std::unique_ptr<FrameMemory> memory, std::unique_ptr<Queu
     : memory_(std::move(memory)), queue_(std::move(queue)), remote_(remote), remoteKey_(remoteKey) {
   for (std::size_t lane = 0; lane < kNumWireLanes; ++lane) {
     const std::size_t bytes = memory_->laneBytes()[lane];
-    out_[lane].writer = RingWriter(&out_[lane].words, memory_->bytes() + memory_->outOffset(lane), bytes);
-    in_[lane].reader = RingReader(&in_[lane].words, memory_->bytes() + memory_->inOffset(lane), bytes);
+    out_[lane].writer =
+        RingWriter(&out_[lane].words, memory_->bytes() + memory_->outOffset(lane), bytes, Publish::kCount);
+    in_[lane].reader = RingReader(&in_[lane].words, memory_->bytes() + memory_->inOffset(lane), bytes, Publish::kCount);
   }
 }
 

@@ -45,8 +45,9 @@ ShmConnection::ShmConnection(ShmJoint joint) : joint_(std::move(joint)) {
   const InboxSlot out = joint_.theirs->slot(joint_.self);
   const InboxSlot in = joint_.mine->slot(joint_.peer);
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
-    writers_[index(lane)] = RingWriter(out.words(lane), out.laneData(lane), out.laneBytes[index(lane)], kRewindFrom);
-    readers_[index(lane)] = RingReader(in.words(lane), in.laneData(lane), in.laneBytes[index(lane)]);
+    writers_[index(lane)] =
+        RingWriter(out.words(lane), out.laneData(lane), out.laneBytes[index(lane)], Publish::kHeader, kRewindFrom);
+    readers_[index(lane)] = RingReader(in.words(lane), in.laneData(lane), in.laneBytes[index(lane)], Publish::kHeader);
     maxFrameBytes_[index(lane)] = maxRingFrameBytes(out.laneBytes[index(lane)]);
   }
   SlotReader& sign = mySign();

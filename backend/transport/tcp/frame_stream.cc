@@ -49,8 +49,8 @@ FrameStream::FrameStream(TcpStream stream, const std::array<std::uint64_t, kNumL
     // Not cleared: untouched pages cost nothing, and bytes are read only after they were written.
     lane.outBytes = std::make_unique_for_overwrite<std::byte[]>(lane.capacity);
     lane.inBytes = std::make_unique_for_overwrite<std::byte[]>(lane.capacity);
-    lane.writer = RingWriter(&lane.out, lane.outBytes.get(), lane.capacity);
-    lane.reader = RingReader(&lane.in, lane.inBytes.get(), lane.capacity);
+    lane.writer = RingWriter(&lane.out, lane.outBytes.get(), lane.capacity, Publish::kCount);
+    lane.reader = RingReader(&lane.in, lane.inBytes.get(), lane.capacity, Publish::kCount);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -18,13 +19,13 @@ namespace {
 
 class Ring {
  public:
-  explicit Ring(std::size_t capacity, std::size_t rewindFrom = 0)
-      : data_(capacity / 8),
-        writer(&words, bytes(), capacity, rewindFrom),
-        reader(&words, bytes(), capacity),
+  explicit Ring(std::size_t capacity, Publish by, std::size_t rewindFrom = 0)
+      : data_(capacity / sizeof(Line)),
+        writer(&words, bytes(), capacity, by, rewindFrom),
+        reader(&words, bytes(), capacity, by),
         capacity_(capacity) {}
 
-  std::byte* bytes() { return reinterpret_cast<std::byte*>(data_.data()); }
+  std::byte* bytes() { return data_.data()->data(); }
   bool send(std::size_t size, unsigned char mark) {
     const auto room = writer.reserve(size, size);
     if (room.empty()) {
@@ -39,7 +40,8 @@ class Ring {
   }
 
  private:
-  std::vector<std::uint64_t> data_;
+  struct alignas(64) Line : std::array<std::byte, 64> {};
+  std::vector<Line> data_;
 
  public:
   RingWords words{};
@@ -50,9 +52,11 @@ class Ring {
   std::size_t capacity_;
 };
 
-TEST(FrameRing, TakesTheLargestFrameWhereverItStarts) {
+class FrameRing : public ::testing::TestWithParam<Publish> {};
+
+TEST_P(FrameRing, TakesTheLargestFrameWhereverItStarts) {
   for (std::size_t start = 1; start < 300; start += 8) {
-    Ring ring(1024);
+    Ring ring(1024, GetParam());
     ASSERT_TRUE(ring.send(std::min<std::size_t>(start, maxRingFrameBytes(1024)), 1));
     ring.reader.peek();
     ring.reader.release();
@@ -66,13 +70,13 @@ TEST(FrameRing, TakesTheLargestFrameWhereverItStarts) {
   }
 }
 
-TEST(FrameRing, RandomFramesAgainstAQueue) {
+TEST_P(FrameRing, RandomFramesAgainstAQueue) {
   for (unsigned seed = 1; seed <= 30; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const std::size_t rewindFrom = seed % 2 == 0 ? 4096 : 0;
-    Ring ring(std::size_t{256} << (rewindFrom == 0 ? random() % 4 : 7), rewindFrom);
-    const std::size_t largest = maxRingFrameBytes(std::size_t{256});
+    Ring ring(std::size_t{512} << (rewindFrom == 0 ? random() % 4 : 6), GetParam(), rewindFrom);
+    const std::size_t largest = maxRingFrameBytes(std::size_t{512});
     std::deque<std::pair<std::size_t, unsigned char>> queue;
     int numFull = 0;
     for (int step = 0; step < 5000; ++step) {
@@ -105,9 +109,9 @@ TEST(FrameRing, RandomFramesAgainstAQueue) {
 
 // A writer whose reader keeps up uses the beginning of the ring only; one frame that is not released yet, and the
 // writer goes on through the ring.
-TEST(FrameRing, RewindsWhenEverythingIsReleased) {
+TEST_P(FrameRing, RewindsWhenEverythingIsReleased) {
   constexpr std::size_t kCapacity = 64 << 10, kFrom = 8192;
-  Ring ring(kCapacity, kFrom);
+  Ring ring(kCapacity, GetParam(), kFrom);
   std::size_t furthest = 0;
   for (int i = 0; i < 5000; ++i) {
     ASSERT_TRUE(ring.send(1 + static_cast<std::size_t>(i) % 600, static_cast<unsigned char>(i)));
@@ -129,10 +133,10 @@ TEST(FrameRing, RewindsWhenEverythingIsReleased) {
 }
 
 // Frames of several KiB begin anew early where the two ranks exchange frames, and later where the frames flow one way.
-TEST(FrameRing, LongerFramesRewindEarlierInAnExchange) {
+TEST_P(FrameRing, LongerFramesRewindEarlierInAnExchange) {
   for (const bool isExchange : {true, false}) {
     constexpr std::size_t kCapacity = 256 << 10, kFrom = 16384, kFrame = 8000;
-    Ring ring(kCapacity, kFrom);
+    Ring ring(kCapacity, GetParam(), kFrom);
     std::size_t furthest = 0;
     for (int i = 0; i < 1000; ++i) {
       ASSERT_TRUE(ring.send(kFrame, static_cast<unsigned char>(i)));
@@ -151,11 +155,11 @@ TEST(FrameRing, LongerFramesRewindEarlierInAnExchange) {
 }
 
 // A frame that is longer than the part of the ring in front of it has no room at the beginning.
-TEST(FrameRing, FramesOfAnyLengthGoOnWhenTheReaderKeepsUp) {
+TEST_P(FrameRing, FramesOfAnyLengthGoOnWhenTheReaderKeepsUp) {
   constexpr std::size_t kCapacity = 256 << 10;
   std::mt19937 random(1);
   for (int round = 0; round < 100; ++round) {
-    Ring ring(kCapacity, 4096);
+    Ring ring(kCapacity, GetParam(), 4096);
     for (int i = 0; i < 100; ++i) {
       const std::size_t size = 1 + random() % maxRingFrameBytes(kCapacity);
       ASSERT_TRUE(ring.send(size, static_cast<unsigned char>(i)));
@@ -168,8 +172,8 @@ TEST(FrameRing, FramesOfAnyLengthGoOnWhenTheReaderKeepsUp) {
   }
 }
 
-TEST(FrameRing, OffersMoreRoomWhenThereIsSome) {
-  Ring ring(1024);
+TEST_P(FrameRing, OffersMoreRoomWhenThereIsSome) {
+  Ring ring(1024, GetParam());
   EXPECT_EQ(ring.writer.reserve(8, 100).size(), 100U);
   ring.writer.commit(0);
   EXPECT_EQ(ring.writer.reserve(8, 10000).size(), maxRingFrameBytes(1024));
@@ -178,8 +182,8 @@ TEST(FrameRing, OffersMoreRoomWhenThereIsSome) {
   EXPECT_EQ(frame.size(), 16U);
 }
 
-TEST(FrameRing, MisuseIsABug) {
-  Ring ring(1024);
+TEST_P(FrameRing, MisuseIsABug) {
+  Ring ring(1024, GetParam());
   EXPECT_THROW(ring.writer.commit(1), std::logic_error);
   EXPECT_THROW(ring.writer.reserve(0, 10), std::logic_error);
   EXPECT_THROW(ring.writer.reserve(maxRingFrameBytes(1024) + 1, 1024), std::logic_error);
@@ -189,16 +193,19 @@ TEST(FrameRing, MisuseIsABug) {
 }
 
 // The ends notice the value of a stray write to the shared words, or continue: no access leaves the ring.
-TEST(FrameRing, NoticesWordsThatCannotBe) {
+TEST(FrameRingByCount, NoticesCountsThatCannotBe) {
   for (const std::uint64_t written : {std::uint64_t{3}, std::uint64_t{2048}, ~std::uint64_t{0} - 7}) {
-    Ring ring(1024);
+    Ring ring(1024, Publish::kCount);
     ring.words.written.store(written);
     EXPECT_TRUE(ring.reader.peek().empty());
     EXPECT_TRUE(ring.reader.isBroken()) << written;
     EXPECT_TRUE(ring.reader.peek().empty());
   }
+}
+
+TEST_P(FrameRing, NoticesReleasesThatCannotBe) {
   for (const std::uint64_t released : {std::uint64_t{3}, std::uint64_t{4096}, ~std::uint64_t{0} - 7}) {
-    Ring ring(1024);
+    Ring ring(1024, GetParam());
     for (int i = 0; i < 4; ++i) {
       ring.send(100, 1);
     }
@@ -210,11 +217,15 @@ TEST(FrameRing, NoticesWordsThatCannotBe) {
   }
 }
 
-TEST(FrameRing, NoticesHeadersThatCannotBe) {
-  const RingHeader bad[] = {{2000, kFrame},      {16, 0},     {16, 12345}, {0xffffffff, kFrame},
-                            {0xfffffff8, kSkip}, {0, kFrame}, {64, kFrame}};
+TEST_P(FrameRing, NoticesHeadersThatCannotBe) {
+  std::vector<RingHeader> bad = {{2000, kFrame},      {16, 0},    {16, 12345}, {0xffffffff, kFrame},
+                                 {0xfffffff8, kSkip}, {0, kFrame}};
+  if (GetParam() == Publish::kCount) {
+    bad.push_back({64, kFrame});  // more than was written
+    bad.push_back({0, 0});
+  }
   for (const RingHeader& header : bad) {
-    Ring ring(1024);
+    Ring ring(1024, GetParam());
     ring.send(16, 1);
     std::memcpy(ring.bytes(), &header, sizeof(header));
     EXPECT_TRUE(ring.reader.peek().empty());
@@ -222,10 +233,10 @@ TEST(FrameRing, NoticesHeadersThatCannotBe) {
   }
 }
 
-TEST(FrameRing, SurvivesRandomCorruption) {
+TEST_P(FrameRing, SurvivesRandomCorruption) {
   for (unsigned seed = 1; seed <= 300; ++seed) {
     std::mt19937 random(seed);
-    Ring ring(512);
+    Ring ring(512, GetParam());
     for (int step = 0; step < 200; ++step) {
       if (random() % 10 == 0) {
         ring.bytes()[random() % 512] = static_cast<std::byte>(random());
@@ -239,6 +250,29 @@ TEST(FrameRing, SurvivesRandomCorruption) {
     }
   }
 }
+
+// Behind the last frame lies a payload of the round before, with headers in it.
+TEST(FrameRingByHeader, PayloadsOfEarlierRoundsAreNoHeaders) {
+  Ring ring(4096, Publish::kHeader);
+  std::mt19937 random(1);
+  for (int i = 0; i < 2000; ++i) {
+    const std::size_t size = 8 * (1 + random() % 120);
+    const auto room = ring.writer.reserve(size, size);
+    ASSERT_EQ(room.size(), size);
+    for (std::size_t at = 0; at < size; at += sizeof(RingHeader)) {
+      const RingHeader header{24, at % 16 == 0 ? kFrame : kSkip};
+      std::memcpy(room.data() + at, &header, sizeof(header));
+    }
+    ASSERT_TRUE(ring.reader.peek().empty());
+    ring.writer.commit(size);
+    ASSERT_EQ(ring.reader.peek().size(), size);
+    ring.reader.release();
+    ASSERT_TRUE(ring.reader.peek().empty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EachWay, FrameRing, ::testing::Values(Publish::kCount, Publish::kHeader),
+                         [](const auto& each) { return each.param == Publish::kCount ? "ByCount" : "ByHeader"; });
 
 }  // namespace
 }  // namespace shardwire::internal
