@@ -46,7 +46,7 @@ inline Vector<T> loadVector(const void* lanes) {
   return vector;
 }
 
-// dst is aligned to a vector.
+// With kStream dst is aligned to a vector.
 template <bool kStream, typename T>
 inline void storeVector(std::byte* dst, Vector<T> vector) {
   if constexpr (kStream) {
@@ -60,7 +60,7 @@ inline void storeVector(std::byte* dst, Vector<T> vector) {
     __builtin_memcpy(dst, &vector, kVectorBytes);
 #endif
   } else {
-    __builtin_memcpy(__builtin_assume_aligned(dst, kVectorBytes), &vector, kVectorBytes);
+    __builtin_memcpy(dst, &vector, kVectorBytes);
   }
 }
 

@@ -384,23 +384,48 @@ void reduceLines(std::byte* dst, const std::byte* const* from, std::size_t numSo
   }
 }
 
-// Bytes that do not fill a whole line of dst go through buffers of one step.
+constexpr std::size_t kShortRun = 256;
+
+// Fewer than kMost bytes, by two moves that may overlap: a call of memcpy costs more than the reduction of some
+// elements. At least one byte.
+template <std::size_t kMost>
+inline void copyFew(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if constexpr (kMost > 1) {
+    constexpr std::size_t kPart = kMost / 2;
+    if (bytes < kPart) {
+      copyFew<kPart>(to, from, bytes);
+      return;
+    }
+    struct Part {
+      std::byte bytes[kPart];
+    };
+    const Part first = loadLane<Part>(from, 0), last = loadLane<Part>(from + bytes - kPart, 0);
+    storeLane(to, 0, first);
+    storeLane(to + bytes - kPart, 0, last);
+  }
+}
+
+// Runs of any length at any place. The bytes behind the last whole step go through buffers.
 template <typename Step>
 __attribute__((noinline)) void reducePart(std::byte* dst, const std::byte* const* sources, std::size_t numSources,
                                           std::size_t from, std::size_t to) {
   const typename Step::Divided mean(static_cast<std::int64_t>(numSources));
-  for (std::size_t at = from; at < to; at += Step::kBytes) {
-    const std::size_t now = to - at < Step::kBytes ? to - at : Step::kBytes;
-    alignas(kLineBytes) std::byte parts[kMostRuns + 1][Step::kBytes];
-    const std::byte* places[kMostRuns] = {};
-    for (std::size_t i = 0; i < numSources; ++i) {
-      __builtin_memset(parts[i], 0, Step::kBytes);
-      __builtin_memcpy(parts[i], sources[i] + at, now);
-      places[i] = parts[i];
-    }
-    Step::template run<false>(parts[kMostRuns], places, numSources, 0, mean);
-    __builtin_memcpy(dst + at, parts[kMostRuns], now);
+  std::size_t at = from;
+  for (; at + Step::kBytes <= to; at += Step::kBytes) {
+    Step::template run<false>(dst, sources, numSources, at, mean);
   }
+  if (at == to) {
+    return;
+  }
+  alignas(kLineBytes) std::byte parts[kMostRuns + 1][Step::kBytes];
+  const std::byte* places[kMostRuns] = {};
+  for (std::size_t i = 0; i < numSources; ++i) {
+    __builtin_memset(parts[i], 0, Step::kBytes);
+    copyFew<Step::kBytes>(parts[i], sources[i] + at, to - at);
+    places[i] = parts[i];
+  }
+  Step::template run<false>(parts[kMostRuns], places, numSources, 0, mean);
+  copyFew<Step::kBytes>(dst + at, parts[kMostRuns], to - at);
 }
 
 // T: what a mean divides.
@@ -409,7 +434,9 @@ void reduceRuns(std::byte* dst, const std::byte* const* sources, std::size_t num
                 std::size_t bytes, bool isStreamed) {
   using Step = RunStep<Format, Op, kMean, T>;
   const std::size_t misaligned = bytesToNextLine(dst);
-  if (misaligned % kElemBytes != 0) {  // then no line boundary is a boundary of elements
+  // In a short run, lines of dst in two parts cost less than a head and a tail. Where no line boundary is a boundary of
+  // elements, there is no choice.
+  if (bytes <= kShortRun || misaligned % kElemBytes != 0) {
     reducePart<Step>(dst, sources, numSources, 0, bytes);
     return;
   }
