@@ -74,7 +74,7 @@ class Driving {
       if (!hasWork_.load(std::memory_order_relaxed)) {
         hasWork_.store(true, std::memory_order_seq_cst);
       }
-      state_.poll();
+      state_.operations.step();
       if (last != nullptr) {
         spinFor(*last, spinInline);
       } else {

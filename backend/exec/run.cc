@@ -8,6 +8,18 @@
 
 namespace shardwire::internal {
 
+bool Run::isHeldBack() {
+  if (gate_ != nullptr && gate_->isOpen()) {
+    if (!gate_->failure().isOk()) {
+      context().fail(gate_->failure());
+      return true;
+    }
+    gate_ = nullptr;
+    context().begin(*this);
+  }
+  return gate_ != nullptr || (startsAfter_ && previous_ != nullptr && !previous_->isDone());
+}
+
 bool Run::hasSentItsPart(Rank peer) const {
   const auto staged = readFrame<StagedFrame>(context().connection(peer).peek(Lane::kBulk));
   return staged.has_value() && staged->operation.seq <= seq;

@@ -82,15 +82,7 @@ class Run : public Activity {
   // get to these frames.
   template <typename Edges>
   bool mustWait(const Edges& sends, std::vector<bool>& blockedBulk) {
-    if (gate_ != nullptr && gate_->isOpen()) {
-      if (!gate_->failure().isOk()) {
-        context().fail(gate_->failure());
-        return true;
-      }
-      gate_ = nullptr;
-      context().begin(*this);
-    }
-    if (gate_ == nullptr && (!startsAfter_ || previous_ == nullptr || previous_->isDone())) {
+    if ((gate_ == nullptr && !startsAfter_) || !isHeldBack()) {
       return false;
     }
     holdBack(sends, blockedBulk);
@@ -106,6 +98,9 @@ class Run : public Activity {
 
   // Announces to `staging` every byte to be written by the run.
   virtual void announceWrites(Staging& staging) const = 0;
+
+  // For mustWait(): looks at the gate and at the previous run.
+  bool isHeldBack();
 
   int worldSize_ = 1;
   bool finished_ = false;       // all of this run is done

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "backend/base/fence.h"
 #include "backend/base/relax.h"
 #include "shardwire/status.h"
 
@@ -25,6 +26,7 @@ constexpr std::size_t kLongWay = 4;
 // answer. More lines than these would hold up what the writer does next; in an exchange, the writer does nothing next.
 constexpr std::size_t kFetchedFrame = 2304;
 constexpr std::size_t kFetchedInExchange = 4224;
+constexpr std::size_t kShortFrame = 512;  // see emptyHeaderBehind()
 
 std::size_t alignmentOf(Publish by) {
   return by == Publish::kHeader ? kLine : 8;
@@ -90,6 +92,9 @@ std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBy
   const std::size_t contiguous = skip_ > 0 ? capacity_ : toEnd;
   const std::size_t available = std::min(room() - skip_, contiguous) - kHeaderBytes;
   reserved_ = std::min(wanted, available);
+  if (reserved_ <= kShortFrame) {
+    emptyHeaderBehind(written_ + skip_ + spanOf(reserved_, by_));
+  }
   const std::size_t start = (position + skip_) & (capacity_ - 1);
   return {data_ + start + kHeaderBytes, reserved_};
 }
@@ -110,8 +115,17 @@ void RingWriter::commit(std::size_t bytes) {
   }
 }
 
-// Pairs with the loads in RingReader::readWritten and RingReader::next. seq_cst: the following load of the armed flag
-// must not move before the last store.
+// For a short frame this is called before the payload is written, so that the last stores all go to one line: the
+// polling reader would take that line between two stores that are not close together.
+void RingWriter::emptyHeaderBehind(std::uint64_t frameEnd) {
+  if (by_ == Publish::kHeader && frameEnd != emptied_) {
+    headerAt(data_ + (frameEnd & (capacity_ - 1))).store(kEmptyHeader, std::memory_order_relaxed);
+    emptied_ = frameEnd;
+  }
+}
+
+// Pairs with the loads in RingReader::readWritten and RingReader::peek. The following load of the armed flag must not
+// move before the last store: a fence, since a seq_cst store would leave the reader time to take the header's line.
 void RingWriter::publish(std::size_t position, std::size_t bytes) {
   const auto header = [this](std::size_t at) { return headerAt(data_ + (at & (capacity_ - 1))); };
   const std::uint64_t frame = headerOf(bytes, kFrame);
@@ -119,13 +133,12 @@ void RingWriter::publish(std::size_t position, std::size_t bytes) {
   if (skip_ > 0) {
     header(position + skip_).store(frame, std::memory_order_relaxed);
   }
-  if (by_ == Publish::kHeader) {
-    header(written_).store(kEmptyHeader, std::memory_order_relaxed);
-  }
-  header(position).store(first, std::memory_order_seq_cst);
+  emptyHeaderBehind(written_);
+  header(position).store(first, std::memory_order_release);
   if (by_ == Publish::kCount) {
-    words_->written.store(written_, std::memory_order_seq_cst);
+    words_->written.store(written_, std::memory_order_release);
   }
+  fullFence();
 }
 
 // Not the first line, at which the reader polls.
@@ -137,7 +150,7 @@ void RingWriter::fetchLinesOfNext(std::size_t frameBytes) const {
 }
 
 bool RingReader::readWritten() {
-  // Pairs with the stores of RingWriter::publish. seq_cst, because a reader arms its bell and then looks here once
+  // Pairs with the store in RingWriter::publish. seq_cst, because a reader arms its bell and then looks here once
   // more.
   const std::uint64_t written = words_->written.load(std::memory_order_seq_cst);
   if (written < written_ || written - released_ > capacity_ || written % 8 != 0) {
@@ -148,38 +161,29 @@ bool RingReader::readWritten() {
   return !broken_;
 }
 
-// The header of the next frame or skip; nothing: the writer has published no more.
-std::optional<RingHeader> RingReader::next() {
-  const std::byte* const at = data_ + (released_ & (capacity_ - 1));
-  if (by_ == Publish::kCount && written_ == released_ && (!readWritten() || written_ == released_)) {
-    return std::nullopt;
-  }
-  // Pairs with the stores of RingWriter::publish. seq_cst, because a reader arms its bell and then looks here once
-  // more.
-  const std::uint64_t header = headerAt(at).load(std::memory_order_seq_cst);
-  if (by_ == Publish::kHeader && header == kEmptyHeader) {
-    return std::nullopt;
-  }
-  return std::bit_cast<RingHeader>(header);
-}
-
 std::span<const std::byte> RingReader::peek() {
   while (!broken_) {
-    const std::optional<RingHeader> header = next();
-    if (!header.has_value()) {
+    if (by_ == Publish::kCount && written_ == released_ && (!readWritten() || written_ == released_)) {
       return {};
     }
     const std::size_t position = released_ & (capacity_ - 1);
-    const std::size_t total = spanOf(header->bytes, by_);
+    // Pairs with the store in RingWriter::publish. seq_cst, because a reader arms its bell and then looks here once
+    // more.
+    const std::uint64_t word = headerAt(data_ + position).load(std::memory_order_seq_cst);
+    if (by_ == Publish::kHeader && word == kEmptyHeader) {
+      return {};
+    }
+    const auto header = std::bit_cast<RingHeader>(word);
+    const std::size_t total = spanOf(header.bytes, by_);
     const bool fits = total <= capacity_ - position && (by_ == Publish::kHeader || total <= written_ - released_);
-    const bool isFrame = header->kind == kFrame && header->bytes > 0;
-    if (!fits || (!isFrame && header->kind != kSkip)) {
+    const bool isFrame = header.kind == kFrame && header.bytes > 0;
+    if (!fits || (!isFrame && header.kind != kSkip)) {
       broken_ = true;
       break;
     }
     if (isFrame) {
       frameBytes_ = total;
-      return {data_ + position + kHeaderBytes, header->bytes};
+      return {data_ + position + kHeaderBytes, header.bytes};
     }
     released_ += total;
   }

@@ -14,7 +14,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "backend/transport/lanes.h"
@@ -76,6 +75,7 @@ class RingWriter {
  private:
   bool readReleased();
   bool canRewind(std::size_t position, std::size_t frameBytes);
+  void emptyHeaderBehind(std::uint64_t frameEnd);
   void publish(std::size_t position, std::size_t bytes);
   void fetchLinesOfNext(std::size_t frameBytes) const;
   std::size_t room() const;
@@ -86,6 +86,7 @@ class RingWriter {
   std::size_t rewindFrom_ = 0;
   std::uint64_t written_ = 0;   // as published
   std::uint64_t released_ = 0;  // the reader's count as last read
+  std::uint64_t emptied_ = 0;   // the latest empty header, as a count of bytes
   std::size_t skip_ = 0;        // bytes before the reservation covered by the skip marker
   std::size_t reserved_ = 0;    // payload bytes of the reservation; 0: none
   Publish by_ = Publish::kCount;
@@ -108,7 +109,6 @@ class RingReader {
 
  private:
   bool readWritten();
-  std::optional<RingHeader> next();
 
   RingWords* words_ = nullptr;
   const std::byte* data_ = nullptr;

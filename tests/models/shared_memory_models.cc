@@ -49,6 +49,7 @@ class RingWriter {
         t_.writePlain(ring_.frame(from), kSkip + skip);
       }
       t_.store(RingPlaces::kWritten, written_, o_[kRingPublishCount]);
+      t_.fence(o_[kRingPublishFence]);
       return;
     }
     if (skip > 0) {
@@ -56,6 +57,7 @@ class RingWriter {
     }
     t_.store(ring_.header(written_), kEmptyHeader, o_[kRingEmptyHeader]);
     t_.store(ring_.header(from), skip > 0 ? kSkip + skip : kFrameHeader, o_[kRingPublishHeader]);
+    t_.fence(o_[kRingPublishFence]);
   }
 
   bool canRewind(Value position) {
@@ -175,6 +177,7 @@ Model bellOfReader(const Orders& o, std::size_t numPeers, Site publish = kRingPu
     model.threads.push_back([=, &o](Thread& t) {
       t.writePlain(ring + 1, 7);
       t.store(ring, 1, o[publish]);
+      t.fence(o[kRingPublishFence]);
       ringIfArmed(t, o, bell);
     });
   }

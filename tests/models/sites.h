@@ -18,6 +18,7 @@ enum Site : int {
   kRingEmptyHeader,
   kRingPublishHeader,
   kRingPublishCount,
+  kRingPublishFence,
   kRingReadWritten,
   kRingReadHeader,
   kRingRelease,
