@@ -481,7 +481,8 @@ def does_not_fit(rank: int, path: str) -> list[tuple[str, str]]:
                 {"w": torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.quint8) if rank else torch.zeros(4)},
                 {"w": torch.zeros(4)}, group())),
             raised(lambda: shardwire.sync({"w": torch.zeros(4), "v": torch.zeros(4)}, {"w": torch.zeros(4)}, group(),
-                                          strict=not rank))]
+                                          strict=not rank)),
+            raised(lambda: shardwire.save({"" if rank else "w": torch.zeros(4)}, path + ".new", group()))]
 
 
 def load_into_bfloat16(rank: int, path: str) -> bool:
@@ -509,6 +510,7 @@ def test_files_that_do_not_fit_the_target(tmp_path: Path) -> None:
                 "rank 1: source 'w': the name '\\udfff' that mapping gives it has half of a surrogate pair")
     same_on_all(cases[7], "UnsupportedError", "rank 1: source 'w' is quantized (torch.quint8)")
     same_on_all(cases[8], "MismatchError", "sync: strict is True on rank 0 and False on rank 1")
+    same_on_all(cases[9], "ValueError", "rank 1: the source name '' becomes an empty name; rename the tensor")
 
 
 def cut_while_reading(rank: int, path: str) -> tuple[str, str]:

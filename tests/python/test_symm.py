@@ -277,6 +277,7 @@ def refused_body(rank):
              lambda: symm.get_peer_tensor(wide.conj(), 0), lambda: symm.get_multicast_tensor(wide.conj())]
     kind = [lambda: symm.put(t, torch.zeros(4, dtype=torch.int32), 0), lambda: symm.atomic_and(t[0], 1, 0),
             lambda: symm.signal_wait(t[0], "ge", 1), lambda: symm.signal_wait(symm_int[0], "ge", 1, timeout="1"),
+            lambda: symm.signal_wait(symm_int[0], "ge", 1, source="x"),
             lambda: symm.get_multicast_tensor(3), lambda: symm.empty(3, group=17)]
     symm_int = symm.zeros(2, dtype=torch.int32, group=world)
     wide = symm.zeros(1, dtype=torch.complex128, group=world)
@@ -284,6 +285,7 @@ def refused_body(rank):
         assert raised(call)[0] is ValueError, raised(call)
     for call in [*kind, lambda: symm.atomic_add(wide[0], 1, 0)]:
         assert raised(call)[0] is TypeError, raised(call)
+    assert raised(kind[4])[1] == "signal_wait: source is 'x'; give a rank, a sequence of ranks, or None"
     symm.barrier(world)
     return True
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from operator import index
 
 import torch
 
@@ -80,8 +81,14 @@ def signal_wait(signal: torch.Tensor, cmp: str, value: int, timeout: float | tim
     names the sources and which of the sources is stopped, and leaves the group usable; KeyboardInterrupt. Any thread;
     the GIL is released.
     """
-    sources = [] if source is None else [source] if isinstance(source, int) else list(source)
-    return _C.symm_wait(signal, cmp, value, seconds_of(timeout), sources)
+    return _C.symm_wait(signal, cmp, value, seconds_of(timeout), _ranks_of(source))
+
+
+def _ranks_of(source: int | Sequence[int] | None) -> list[int]:
+    try:
+        return [] if source is None else [index(source)] if hasattr(source, "__index__") else [*map(index, source)]
+    except TypeError:
+        raise TypeError(f"signal_wait: source is {source!r}; give a rank, a sequence of ranks, or None") from None
 
 
 def quiet() -> None:

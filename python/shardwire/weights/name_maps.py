@@ -155,7 +155,9 @@ def place_of(renames: Renames, name: str, what: str) -> Place | None:
     if not isinstance(mapped, Part):
         raise TypeError(f"mapping gives {kind_of(mapped)} for the {what} name {name!r}; give a str, a Part, a list of "
                         "str, or None to leave it out")
-    if not mapped.name or not 0 <= mapped.index < mapped.count or mapped.dim < 0:
+    if not mapped.name:
+        raise ValueError(f"the {what} name {name!r} becomes an empty name; rename the tensor, or map it to a name")
+    if not 0 <= mapped.index < mapped.count or mapped.dim < 0:
         raise ValueError(
             f"mapping gives {mapped} for the {what} name {name!r}; index counts from 0 to count - 1, dim from 0")
     return mapped
