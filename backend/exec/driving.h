@@ -74,7 +74,11 @@ class Driving {
       if (!hasWork_.load(std::memory_order_relaxed)) {
         hasWork_.store(true, std::memory_order_seq_cst);
       }
+      // The frames leave first. Mostly spinFor() polls.
       state_.operations.step();
+      if (last == nullptr || last->isDone() || spinInline == Duration::zero()) {
+        state_.poll();
+      }
       if (last != nullptr) {
         spinFor(*last, spinInline);
       } else {
