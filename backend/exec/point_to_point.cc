@@ -80,7 +80,7 @@ std::shared_ptr<PointRecv> PointToPoint::recvFor(Rank from, const MessageTag& ab
   }
   for (auto it = receives_.begin(); it != receives_.end(); ++it) {
     if (((*it)->peer < 0 || (*it)->peer == from) && (*it)->tag == about.tag) {
-      std::shared_ptr<PointRecv> recv = *it;
+      std::shared_ptr<PointRecv> recv = std::move(*it);
       receives_.erase(it);
       // Only a failed group still has a finished recv here. The program has the tensor back, so the message is dropped.
       return recv->isDone() ? nullptr : recv;
