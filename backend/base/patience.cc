@@ -47,6 +47,12 @@ Clock::time_point yieldCore(Clock::time_point now) {
   return after;
 }
 
+void forgetYields() {
+  restsUntil.store(Clock::time_point::min().time_since_epoch().count());
+  latestRest.store(0);
+  numYields.store(0);
+}
+
 Patience::Patience(Duration spin, Duration yieldAfter)
     : spin_(spin), yieldAfter_(yieldAfter), now_(Clock::now()), started_(now_) {}
 

@@ -16,6 +16,8 @@ namespace shardwire::internal {
 bool mayYield(Clock::time_point now);
 // Offers the core. `now` is a time just read from the clock; returns the time after the yield. Any thread.
 Clock::time_point yieldCore(Clock::time_point now);
+// The state of all waits is as in a new process. Only for simulations, which follow each other in one process.
+void forgetYields();
 
 // Of one wait of one thread.
 class Patience {

@@ -89,4 +89,11 @@ std::string processFailureBeside(const ProcessGroup& group, bool evenOver) {
   return found == all.failures.end() ? std::string() : found->text;
 }
 
+void forgetProcessFailures() {
+  Process& all = PerProcess<Process>::get();
+  const MutexLock lock(all.mutex);
+  all.failures.clear();
+  all.version.store(0);
+}
+
 }  // namespace shardwire::internal

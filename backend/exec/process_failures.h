@@ -26,5 +26,8 @@ std::uint64_t processFailuresVersion();
 // The oldest failure in another group of the process; empty when there is no failure. `evenOver`: includes groups shut
 // down in the last ten seconds, as when a process ends because of the failures.
 std::string processFailureBeside(const ProcessGroup& group, bool evenOver = false);
+// Nothing is known, as in a new process. Only for simulations, which follow each other in one process; no group may be
+// left.
+void forgetProcessFailures();
 
 }  // namespace shardwire::internal

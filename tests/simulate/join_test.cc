@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
+#include <vector>
 
 #include "tests/simulate/join_simulation.h"
 
@@ -39,6 +41,17 @@ TEST(SimulateJoins, PlaysASeedTheSameWayEveryTime) {
     const Outcome second = simulateJoins(drawJoins(seed), true);
     ASSERT_EQ(first.trace, second.trace) << "seed " << seed;
     EXPECT_EQ(first.summary, second.summary);
+  }
+}
+
+TEST(SimulateJoins, PlaysASeedTheSameWayBehindOtherSeeds) {
+  constexpr std::uint64_t kMany = 40;
+  std::vector<std::string> traces;
+  for (std::uint64_t seed = 1; seed <= kMany; ++seed) {
+    traces.push_back(simulateJoins(drawJoins(seed), true).trace);
+  }
+  for (std::uint64_t seed = kMany; seed >= 1; --seed) {
+    ASSERT_EQ(simulateJoins(drawJoins(seed), true).trace, traces[seed - 1]) << "seed " << seed;
   }
 }
 

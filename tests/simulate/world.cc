@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "backend/base/patience.h"
+#include "backend/exec/process_failures.h"
+
 namespace shardwire::simulate {
 namespace {
 
@@ -12,7 +15,10 @@ Time lastEnd = 0;
 }  // namespace
 
 World::World(std::uint64_t seed, bool isTraced)
-    : random_(testing::mix64(seed) ^ 0x77616c64), isTraced_(isTraced), begin_(lastEnd + kBetween), now_(begin_) {}
+    : random_(testing::mix64(seed) ^ 0x77616c64), isTraced_(isTraced), begin_(lastEnd + kBetween), now_(begin_) {
+  internal::forgetProcessFailures();
+  internal::forgetYields();
+}
 
 void World::at(Time when, std::function<void()> action) {
   events_.push({std::max(when, now_), numEvents_++, std::move(action)});
