@@ -92,6 +92,9 @@ std::string describe(const Schedule& schedule) {
                                            : ", links to other hosts when first needed");
   text += describeGroups(schedule);
   text += schedule.makesAnew ? "after a loss the living ranks make the group anew: r1, r2\n" : "";
+  text += schedule.longestIdle > 0
+              ? fmt::format("before the first call there a rank waits up to {}\n", inMilliseconds(schedule.longestIdle))
+              : "";
   for (const Operation& operation : schedule.operations) {
     const std::string label = schedule.labelOf(operation.group);
     text += label + (label.empty() ? "" : ": ") + describe(operation) + "\n";

@@ -122,7 +122,7 @@ void Process::pauseUntil(Time when) {
 }
 
 void Process::resume(Thread& thread, std::uint64_t number) {
-  if (number != thread.wakeNumber || isDead_ || thread.fiber.isOver()) {
+  if (number != thread.wakeNumber || isDead() || thread.fiber.isOver()) {
     return;
   }
   if (world_.now() < readyAt()) {
@@ -161,7 +161,7 @@ void Process::lookAt(Time when) {
 }
 
 void Process::look(std::uint64_t number) {
-  if (number != lookNumber_ || isDead_) {
+  if (number != lookNumber_ || isDead()) {
     return;
   }
   nextLook_ = kNever;
@@ -216,7 +216,7 @@ void Process::ringIfArmed(std::size_t group, Time since, std::uint64_t numEvents
 
 void Process::ringIfArmed(std::size_t group) {
   Bell& bell = bells_[group];
-  if (bell.armed == 0 || isDead_) {
+  if (bell.armed == 0 || isDead()) {
     return;
   }
   const std::uint32_t armed = std::exchange(bell.armed, 0);
@@ -237,7 +237,7 @@ void Process::ringIfArmed(std::size_t group) {
 // A caller that sleeps is woken by a ring, and else only by its own clock; while no caller drives the group, the
 // progress thread looks when rung.
 void Process::checkWakes(std::size_t group, Time since, const std::string& frame) {
-  if (isDead_ || isOver() || !missedWake_.empty()) {
+  if (isDead() || isOver() || !missedWake_.empty()) {
     return;
   }
   const Time soon = std::max(world_.now(), readyAt()) + kLongestWake;
@@ -258,7 +258,7 @@ void Process::checkWakes(std::size_t group, Time since, const std::string& frame
 
 void Process::ringForNews(std::size_t group) {
   ringIfArmed(group);
-  if (!isDead_ && !isOver()) {
+  if (!isDead() && !isOver()) {
     ringProgressSoon(world_.now());
   }
 }
@@ -277,7 +277,7 @@ void Process::act(std::function<void()> action) {
   world_.at(readyAt(), [this, action = std::move(action)] {
     if (world_.now() < readyAt()) {
       act(action);
-    } else if (!isDead_ && !isOver()) {
+    } else if (!isDead() && !isOver()) {
       spend(action);
     }
   });
@@ -289,7 +289,7 @@ void Process::endAfterFrames(int numFrames, std::function<void()> end) {
 }
 
 void Process::die() {
-  isDead_ = true;
+  diedAt_ = std::max(time_, world_.now());
 }
 
 void Process::clear(const std::function<void()>& reset) {

@@ -30,7 +30,9 @@ class Process {
   World& world() { return world_; }
   // The clock of the process, read without the costs of a look.
   Time time() const { return time_; }
-  bool isDead() const { return isDead_; }
+  bool isDead() const { return diedAt_ != kNever; }
+  // kNever: the process lives.
+  Time diedAt() const { return diedAt_; }
   // Before this time the process does nothing.
   Time stoppedUntil() const { return stoppedUntil_; }
   // All calling threads have ended.
@@ -109,7 +111,7 @@ class Process {
   Time time_;
   Time stoppedUntil_ = 0;
   const std::function<void(Time)> sleep_ = [this](Time duration) { computeFor(duration); };
-  bool isDead_ = false;
+  Time diedAt_ = kNever;
   bool isCleared_ = false;
   int framesLeft_ = -1;
   std::function<void()> end_;

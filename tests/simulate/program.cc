@@ -52,6 +52,9 @@ void Program::run(const Ranks& ranks, std::uint64_t seed) {
   RankProgram* last = schedule_.makesAnew ? ranks.front() : nullptr;
   while (last != nullptr && (last = goOnAfter(*last, random)) != nullptr) {
     last->begin();
+    if (schedule_.longestIdle > 0 && !isReset_) {
+      process_.computeFor(Random(seed + last->group()).between(0, schedule_.longestIdle));
+    }
     callAll({last}, survivors_.operationsOf(last->group()), random);
     if (!last->report().isOver) {
       last->waitForAll();

@@ -127,6 +127,21 @@ bool isAboutRankThatWaited(const Report& report, const std::vector<Report>& repo
   });
 }
 
+// All other ranks had been killed long before, and no rank could send anything any more. The silence of a dead host
+// lasts longer. A rank that was stopped beyond the timeout sees the deaths and the timeout at once.
+bool waitedForTheDead(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
+  const auto has = [&](FaultKind kind, Rank process) {
+    return std::ranges::any_of(drawn.faults,
+                               [&](const Fault& each) { return each.kind == kind && each.rank == process; });
+  };
+  return report.failure.code() == StatusCode::kTimeout && !has(FaultKind::kStop, report.process) &&
+         std::ranges::all_of(reports, [&](const Report& other) {
+           return other.group != report.group || other.rank == report.rank ||
+                  (other.isDead && other.diedAt + kLongWait < report.failedAt &&
+                   !has(FaultKind::kHostDies, other.process));
+         });
+}
+
 std::string findWrongError(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
   const bool hasRankLeft = std::ranges::any_of(
       reports, [&](const Report& other) { return other.group == report.group && endsAlone(other); });
@@ -138,6 +153,9 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
   const bool isOnlyGroup = !drawn.hasSeveralGroups() && !drawn.makesAnew;
   if (isOnlyGroup && report.failure.message().find(kOtherGroup) != std::string::npos) {
     return "the error names another group, and there is none: " + report.failure.message();
+  }
+  if (waitedForTheDead(report, drawn, reports)) {
+    return "all other ranks had died long before: " + report.failure.message();
   }
   if (hasFullLane || isAboutAny(report.failure, drawn, report.group, hasRankLeft) ||
       (drawn.hasSeveralGroups() && mayBeElsewhere &&

@@ -20,6 +20,7 @@ struct Report {
   Rank rank = 0;
   Rank process = 0;
   bool isDead = false;
+  Time diedAt = kNever;  // since the begin
   bool isOver = false;
   int numDone = 0;                  // operations with success and the right bytes
   Status failure;                   // the first error that a call or wait returned

@@ -34,6 +34,7 @@ constexpr std::uint64_t kMoreKindsSalt = 0x6b6e6420;
 constexpr std::uint64_t kRevokeSalt = 0x72766b0c;
 constexpr std::uint64_t kGroupsSalt = 0x67720047;
 constexpr std::uint64_t kAnewSalt = 0x726d013b;
+constexpr std::uint64_t kIdleSalt = 0x69646c65;
 
 // More ranks exchange by trees. Some seeds only, since a simulation of so many ranks takes ten times as long.
 constexpr int kFewestByTree = 17;
@@ -270,6 +271,9 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   const bool isCut = std::ranges::any_of(faults, [](const Fault& fault) { return fault.kind == FaultKind::kCut; });
   schedule.makesAnew = Random(mix64(seed ^ kAnewSalt)).chance(20) && schedule.groups.size() == 1 && !isCut &&
                        schedule.numRanks < kFewestByTree;
+  // Longer than the grace time, after which the failure of another group counts.
+  Random idle(mix64(seed ^ kIdleSalt));
+  schedule.longestIdle = schedule.makesAnew && idle.chance(30) ? idle.between(2, 6) * kSecond : 0;
   return schedule;
 }
 

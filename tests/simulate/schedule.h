@@ -90,6 +90,7 @@ struct Schedule {
   std::vector<Operation> operations;
   std::vector<Fault> faults;
   bool makesAnew = false;  // after a loss the living processes make the group anew
+  Time longestIdle = 0;    // makesAnew: of a rank before its first call in a group made anew
 
   // Whether a lane may have no room for a frame.
   bool hasFullLanes() const;

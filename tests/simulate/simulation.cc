@@ -40,6 +40,7 @@ std::vector<Report> reportsOf(const Job& job) {
       const auto number = static_cast<std::size_t>(member);
       reports.push_back(job.programs[number]->rankIn(group)->report());
       reports.back().isDead = job.processes[number]->isDead();
+      reports.back().diedAt = job.world.elapsed(job.processes[number]->diedAt());
     }
   }
   return reports;
