@@ -30,11 +30,19 @@ Result<std::vector<NetAddress>> RankLinks::openLinks(const Options& options, std
   SW_RETURN_IF_ERROR(listener.status());
   const auto interfaces = fabric->interfaces(networkNamespace);
   SW_RETURN_IF_ERROR(interfaces.status());
-  auto wakeup = std::make_shared<LateWakeup>(bell->words(), fabric->progressBell());
-  auto endpoint = (*listener)->addEndpoint(makeEndpointId(token), worldSize, [wakeup] { wakeup->ring(); });
+  ProgressBell& progress = fabric->progressBell();
+  return openAt(**listener, chooseInterfaces(*interfaces, options.socketIfname), token, worldSize, std::move(fabric),
+                std::move(bell), progress);
+}
+
+Result<std::vector<NetAddress>> RankLinks::openAt(LinkListener& listener, std::vector<InterfaceAddress> interfaces,
+                                                  const RandomId& token, int worldSize, std::shared_ptr<Fabric> fabric,
+                                                  std::shared_ptr<RankBell> bell, ProgressBell& progress) {
+  auto wakeup = std::make_shared<LateWakeup>(bell->words(), progress);
+  auto endpoint = listener.addEndpoint(makeEndpointId(token), worldSize, [wakeup] { wakeup->ring(); });
   SW_RETURN_IF_ERROR(endpoint.status());
   open_ = std::make_unique<Open>();
-  open_->interfaces = chooseInterfaces(*interfaces, options.socketIfname);
+  open_->interfaces = std::move(interfaces);
   open_->fabric = std::move(fabric);
   open_->bell = std::move(bell);
   open_->wakeup = std::move(wakeup);

@@ -79,6 +79,10 @@ class RankLinks {
   Result<std::vector<NetAddress>> openLinks(const Options& options, std::uint64_t networkNamespace,
                                             const RandomId& token, int worldSize, std::shared_ptr<Fabric> fabric,
                                             std::shared_ptr<RankBell> bell);
+  // The same, at a listener that the caller chose. `bell` and `progress` ring for a caller, and outlive this object.
+  Result<std::vector<NetAddress>> openAt(LinkListener& listener, std::vector<InterfaceAddress> interfaces,
+                                         const RandomId& token, int worldSize, std::shared_ptr<Fabric> fabric,
+                                         std::shared_ptr<RankBell> bell, ProgressBell& progress);
   bool hasLinks() const { return open_ != nullptr; }
   // The interfaces that may be used; only with links.
   const std::vector<InterfaceAddress>& interfaces() const { return open_->interfaces; }

@@ -1,16 +1,19 @@
 // An end has a name, which takes the place of the socket's names and of the inbox in the published address. attach()
 // asks the peer's process, which answers whatever the rank does, and leaves this rank's half at the peer's end. dial()
 // leaves a call there; the peer takes the call in callers(), and connect() pairs the two. A killed process refuses, a
-// stopped process is silent, and so is a dead host. The watch sees an end on the same host at once, and on other hosts
-// only after one answer.
+// stopped process is silent, and so is a dead host. If ranks are joined late over wires, the endpoints' begin() takes
+// the product's links (join_wires.h).
 #include "tests/simulate/join_machine.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "tests/simulate/connection.h"
+#include "tests/simulate/join_watch.h"
+#include "tests/simulate/join_wires.h"
 #include "tests/simulate/late_links.h"
 
 namespace shardwire::simulate {
@@ -28,19 +31,38 @@ Status waitFor(Process& process, Time duration, const WaitLimit& limit) {
 
 }  // namespace
 
+// The sign of life goes when the group is made, with the rank's other ends. Links that are made late keep the
+// endpoints.
+class JoinSign final : public RankBell {
+ public:
+  explicit JoinSign(std::function<void()> end) : end_(std::move(end)) {}
+  ~JoinSign() override { end_(); }
+  BellWords& words() override { return words_; }
+
+ private:
+  const std::function<void()> end_;
+  BellWords words_{};
+};
+
 class JoinEndpoint final : public Endpoint {
  public:
   JoinEndpoint(JoinMachine& machine, std::string name, bool needsLink)
       : machine_(machine), name_(std::move(name)), needsLink_(needsLink) {}
-  // The sign of life goes with the rank's ends.
-  ~JoinEndpoint() override {
-    JoinEnd& mine = machine_.ends_.find(name_);
-    mine.signGoneAt = std::min(mine.signGoneAt, machine_.now());
-  }
   std::string address() const override { return name_; }
   std::string whyNot(std::string_view) const override { return ""; }
   bool needsLink() const override { return needsLink_; }
   std::unique_ptr<Wire> takeWire() override { return nullptr; }
+  bool mayJoinLate() const override { return machine_.ends_.sockets != nullptr; }
+  std::unique_ptr<Joining> begin(Link link, Rank peer, bool, std::string_view peerAddress,
+                                 const std::string&) override {
+    auto joining = std::make_unique<WireJoining>(
+        std::move(link), [this, peer, &theirs = machine_.ends_.find(peerAddress)] { return joined(peer, theirs); });
+    if (machine_.failsLateJoins_) {
+      joining->giveUp({StatusCode::kSystem, "no room for the simulated link"});
+    }
+    return joining;
+  }
+  void refuse(Link link, const Status& why) override { WireJoining::refuse(link, why); }
   std::unique_ptr<LateLinks> joinLate(std::vector<LatePeer>) override {
     return std::make_unique<SimulatedLateLinks>(machine_.network_, machine_.self_);
   }
@@ -125,6 +147,7 @@ Status JoinMachine::prepare(OwnEnds& own, Rank rank, int worldSize, const Option
   const std::string& name = name_ = fmt::format("end {};", ends_.byName.size());
   end_ = ends_.byName.emplace(name, std::make_unique<JoinEnd>()).first->second.get();
   *end_ = {.rank = rank, .process = &process_, .network = &network_, .bell = bell_, .halves = {}, .dials = {}};
+  end_->token.words = {ends_.byName.size(), 1};
   process_.computeFor(20 * kMicrosecond);
   auto fabric = Fabric::instance();
   SW_RETURN_IF_ERROR(fabric.status());
@@ -140,7 +163,7 @@ Status JoinMachine::prepare(OwnEnds& own, Rank rank, int worldSize, const Option
   address.hasJobToken = true;
   address.joinsLate = options.links == LinksWhen::kLazy;
   address.socketName = address.lifeName = name;
-  address.token.words = {ends_.byName.size(), 1};
+  address.token = end_->token;
   for (TransportAddress& each : address.transports) {
     each.whyNot = "not simulated";
   }
@@ -152,6 +175,10 @@ Status JoinMachine::prepare(OwnEnds& own, Rank rank, int worldSize, const Option
     const auto index = static_cast<std::size_t>(kind);
     own.endpoints[index] = std::make_unique<JoinEndpoint>(*this, name, kind == TransportKind::kTcp);
     address.transports[index] = {name, ""};
+  }
+  own.bell = std::make_shared<JoinSign>([this] { end_->signGoneAt = std::min(end_->signGoneAt, now()); });
+  if (ends_.sockets != nullptr) {
+    address.links = openWires(own.rankLinks, *ends_.sockets, process_, bell_, address.token, worldSize, own.fabric);
   }
   return Status::ok();
 }
@@ -236,53 +263,6 @@ void JoinMachine::complete(Peers& peers, const std::vector<std::int32_t>& hosts)
 }
 
 // ---- signs of life
-
-namespace {
-
-class JoinWatch final : public LifeWatch {
- public:
-  JoinWatch(JoinEnds& ends, const Process& process, std::string kernel)
-      : LifeWatch(RankAddress{}, {}), ends_(ends), process_(process), kernel_(std::move(kernel)) {}
-  bool isDead(Rank rank, const RankAddress& address) override;
-  bool refuses(Rank rank) const override {
-    const auto found = watched_.find(rank);
-    return found != watched_.end() && found->second.isRefused;
-  }
-  void forget(Rank rank) override { watched_.erase(rank); }
-
- private:
-  struct Watched {
-    bool hasAnswered = false;
-    bool isRefused = false;
-    Time nextAnswer = 0;
-  };
-
-  JoinEnds& ends_;
-  const Process& process_;
-  const std::string kernel_;
-  std::map<Rank, Watched> watched_;
-};
-
-bool JoinWatch::isDead(Rank rank, const RankAddress& address) {
-  const auto [entry, isNew] = watched_.try_emplace(rank);
-  Watched& watched = entry->second;
-  const JoinEnd& theirs = ends_.find(address.lifeName);
-  const bool isGone = theirs.process->isDead() || theirs.signGoneAt <= process_.time();
-  if (address.kernel == kernel_) {
-    return isGone;
-  }
-  if (isNew) {
-    watched.nextAnswer = process_.time() + kMillisecond;
-  }
-  if (process_.time() < watched.nextAnswer || theirs.isSilent) {
-    return false;
-  }
-  watched.isRefused |= isGone && !watched.hasAnswered;
-  watched.hasAnswered |= !isGone;
-  return isGone && watched.hasAnswered;
-}
-
-}  // namespace
 
 std::unique_ptr<LifeWatch> JoinMachine::watch(const OwnEnds& own, const Options&) {
   return std::make_unique<JoinWatch>(ends_, process_, own.address.kernel);

@@ -11,6 +11,7 @@
 
 #include "backend/bootstrap/machine.h"
 #include "tests/simulate/network.h"
+#include "tests/simulate/sockets.h"
 
 namespace shardwire::simulate {
 
@@ -33,7 +34,8 @@ struct JoinEnd {
   bool isSilent = false;     // the host died
   bool isOpen = true;        // until the group ended or was not made
   Time signGoneAt = kNever;  // of the sign of life, which lasts while the group is made
-  std::set<Rank> halves;     // peers with their half of the join done
+  internal::RandomId token{};
+  std::set<Rank> halves;  // peers with their half of the join done
   std::list<Dial> dials;
 };
 
@@ -41,7 +43,8 @@ struct JoinEnd {
 struct JoinEnds {
   JoinEnd& find(std::string_view name) { return *byName.find(name)->second; }
   std::map<std::string, std::unique_ptr<JoinEnd>, std::less<>> byName;
-  std::vector<std::string> faults;  // a rank was joined to an end of another group
+  std::vector<std::string> faults;   // a rank was joined to an end of another group
+  std::unique_ptr<Sockets> sockets;  // where ranks of two hosts are joined late; else null
 };
 
 class JoinMachine final : public internal::Machine {
@@ -57,6 +60,8 @@ class JoinMachine final : public internal::Machine {
   Result<std::vector<internal::Caller>> callers(internal::OwnEnds& own) override;
   std::unique_ptr<internal::LifeWatch> watch(const internal::OwnEnds& own, const Options& options) override;
 
+  // From here on this rank cannot join another rank late.
+  void failLateJoins() { failsLateJoins_ = true; }
   // The group has ended, or was not made.
   void close();
   // The group is made: what the engine needs beside the connections.
@@ -77,6 +82,7 @@ class JoinMachine final : public internal::Machine {
   const std::size_t bell_;
   const std::int32_t host_;
   const bool cannotStart_;
+  bool failsLateJoins_ = false;
   Rank self_ = 0;
   std::string name_;
   JoinEnd* end_ = nullptr;

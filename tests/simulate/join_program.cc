@@ -121,6 +121,12 @@ std::unique_ptr<JoinProgram::Made> JoinProgram::make(std::size_t group, int roun
   JoinMachine& machine = *machines_.emplace_back(std::make_unique<JoinMachine>(
       shared_.ends, network, process_, number, schedule.hosts[static_cast<std::size_t>(process_.rank())],
       has(JoinFaultKind::kCannotStart, group)));
+  const auto cannotJoin = [&](const JoinFault& fault) {
+    return fault.kind == JoinFaultKind::kCannotJoin && fault.process == process_.rank();
+  };
+  if (std::ranges::any_of(schedule.faults, cannotJoin)) {
+    machine.failLateJoins();
+  }
   auto peers = join(report, machine, outer);
   report.joined = peers.status();
   if (!peers.isOk()) {
@@ -141,15 +147,39 @@ std::unique_ptr<JoinProgram::Made> JoinProgram::make(std::size_t group, int roun
       Made{&report, &machine, std::make_unique<CommunicatorImpl>(std::move(engine), std::vector<ForcedAlgorithm>())});
 }
 
+// Ranks come to the operation at other times, so some of them are asleep when a peer first needs the link.
+void JoinProgram::idle(const JoinReport& report, int number) {
+  const Time longest = shared_.schedule.longestIdle;
+  if (longest > 0) {
+    const std::uint64_t own = shared_.schedule.seed * 64 + static_cast<std::uint64_t>(process_.rank());
+    Random random(testing::mix64(own) + 16 * report.group + static_cast<std::uint64_t>(number) + 7);
+    process_.computeFor(random.between(0, longest));
+  }
+}
+
+Status JoinProgram::sendFromFirst(Made& made) {
+  std::int64_t value = made.report->rank == 0 ? 77 : 0;
+  auto sent = made.group->broadcast(TensorView::contiguous(&value, DType::kInt64, {1}), 0, {});
+  SW_RETURN_IF_ERROR(sent.status());
+  SW_RETURN_IF_ERROR((*sent)->wait());
+  made.report->hasWrongBytes |= value != 77;
+  return Status::ok();
+}
+
 void JoinProgram::call(Made& made) {
   JoinReport& report = *made.report;
   const auto size = static_cast<std::int64_t>(shared_.schedule.groups[report.group].size());
   std::vector<std::int64_t> values(5, report.rank + 1);
-  auto sum = made.group->allReduce(TensorView::contiguous(values.data(), DType::kInt64, {std::ssize(values)}),
-                                   ReduceOp::kSum, {});
-  report.worked = sum.isOk() ? (*sum)->wait() : sum.status();
+  idle(report, 0);
+  report.worked = shared_.schedule.isWired ? sendFromFirst(made) : Status::ok();
   if (report.worked.isOk()) {
-    report.hasWrongBytes = values != std::vector<std::int64_t>(5, size * (size + 1) / 2);
+    idle(report, 1);
+    auto sum = made.group->allReduce(TensorView::contiguous(values.data(), DType::kInt64, {std::ssize(values)}),
+                                     ReduceOp::kSum, {});
+    report.worked = sum.isOk() ? (*sum)->wait() : sum.status();
+  }
+  if (report.worked.isOk()) {
+    report.hasWrongBytes |= values != std::vector<std::int64_t>(5, size * (size + 1) / 2);
     auto last = made.group->barrier({});
     report.worked = last.isOk() ? (*last)->wait() : last.status();
   }

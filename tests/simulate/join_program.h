@@ -59,6 +59,8 @@ class JoinProgram {
   std::unique_ptr<Made> make(std::size_t group, int round, const Communicator* outer);
   Result<internal::Peers> join(JoinReport& report, JoinMachine& machine, const Communicator* outer);
   void call(Made& made);
+  void idle(const JoinReport& report, int number);
+  Status sendFromFirst(Made& made);
   void end(std::unique_ptr<Made> made);
   bool has(JoinFaultKind kind, std::size_t group) const;
   void note(const JoinReport& report, const char* what, const Status& status);

@@ -90,6 +90,10 @@ std::string findWrongWork(const JoinReport& report, const JoinSchedule& drawn, c
       lost.insert(each.rank);
     }
   }
+  const auto cannotJoin = [&](const JoinFault& fault) { return fault.kind == JoinFaultKind::kCannotJoin; };
+  if (std::ranges::any_of(drawn.faults, cannotJoin) && report.worked.code() == StatusCode::kTimeout) {
+    return "a link failed on one side alone, and the rank at the other side waited until its timeout";
+  }
   return namesAny(report.worked.message(), lost) ? "" : "the error of an operation names no lost rank";
 }
 

@@ -1,6 +1,6 @@
 // drawJoins() draws the processes, hosts and times from the seed, then the groups, and last the faults. Half of the
-// seeds have no fault that takes something away: then every rank must join. Late ranks come within the timeout. The
-// faults of one kind only delay (a short stop); each of the others must show in the errors of the ranks that wait.
+// seeds have no fault that takes something away, and then every rank must join. Late ranks come within the timeout. The
+// faults of one kind only delay (a short stop); each other kind must show in the errors of the waiting ranks.
 // describe() gives the text at the head of a trace.
 #include "tests/simulate/join_schedule.h"
 
@@ -17,6 +17,7 @@ namespace shardwire::simulate {
 namespace {
 
 constexpr int kMostRanks = 9;
+constexpr std::uint64_t kWiresSalt = 0x776972a1;
 
 JoinFault drawFault(Random& random, const JoinSchedule& schedule) {
   constexpr std::array kKinds = {JoinFaultKind::kKill,      JoinFaultKind::kKill,        JoinFaultKind::kKill,
@@ -49,6 +50,35 @@ void drawGroups(Random& random, JoinSchedule& schedule) {
   random.shuffle(all);
   all.resize(static_cast<std::size_t>(random.between(2, schedule.numRanks)));
   schedule.groups.push_back(all);
+}
+
+// Links over wires came later. Their random numbers are separate, and all other seeds draw the same as before.
+void drawWires(JoinSchedule& schedule) {
+  Random random(testing::mix64(schedule.seed ^ kWiresSalt));
+  if (!schedule.isLazy || !random.chance(50)) {
+    return;
+  }
+  schedule.isWired = true;
+  schedule.options.jobToken = "the token of the job";
+  schedule.network.lateness = Lateness::kSameHost;
+  const auto numHosts = random.between(2, schedule.numRanks);
+  for (std::int32_t& host : schedule.hosts) {
+    host = static_cast<std::int32_t>(random.between(0, numHosts - 1));
+  }
+  schedule.longestIdle = random.chance(50) ? random.between(0, kMillisecond) : random.between(0, 2 * kSecond);
+  for (JoinFault& fault : schedule.faults) {
+    if (random.chance(50)) {  // while the first operations make the links
+      fault.after = *std::ranges::max_element(schedule.comesAt) + random.between(0, 10 * kMillisecond);
+    }
+  }
+  if (random.chance(20)) {
+    schedule.faults = {
+        {.kind = JoinFaultKind::kCannotJoin, .process = static_cast<Rank>(random.between(0, schedule.numRanks - 1))}};
+  }
+  for (auto left = random.chance(50) ? random.between(1, 3) : 0; left > 0; --left) {
+    schedule.foreigners.push_back({.process = static_cast<Rank>(random.between(0, schedule.numRanks - 1)),
+                                   .after = random.between(0, random.chance(50) ? 5 * kMillisecond : kSecond)});
+  }
 }
 
 }  // namespace
@@ -109,6 +139,7 @@ JoinSchedule drawJoins(std::uint64_t seed) {
   for (auto left = random.chance(50) ? (random.chance(15) ? 2 : 1) : 0; left > 0; --left) {
     schedule.faults.push_back(drawFault(random, schedule));
   }
+  drawWires(schedule);
   return schedule;
 }
 
@@ -134,6 +165,8 @@ std::string describe(const JoinFault& fault, const JoinSchedule& schedule) {
       return fmt::format("the store answers {} requests of process {}", fault.numRequests, fault.process);
     case JoinFaultKind::kStoreEnds:
       return fmt::format("the store ends after {}", inMilliseconds(fault.after));
+    case JoinFaultKind::kCannotJoin:
+      return fmt::format("process {} cannot join a rank late", fault.process);
   }
   return "";
 }
@@ -147,7 +180,10 @@ std::string describe(const JoinSchedule& schedule) {
       "within {}\n",
       schedule.seed, schedule.numRanks, fmt::join(schedule.hosts, " "),
       kOrders[static_cast<std::size_t>(schedule.order)], schedule.numRounds, inMilliseconds(schedule.timeout),
-      schedule.isLazy ? "when first needed" : "at once", inMilliseconds(schedule.longestStoreDelay));
+      schedule.isWired  ? "over wires when first needed"
+      : schedule.isLazy ? "when first needed"
+                        : "at once",
+      inMilliseconds(schedule.longestStoreDelay));
   for (std::size_t group = 0; group < schedule.groups.size(); ++group) {
     text += fmt::format("group {}: processes {} by rank\n", schedule.labelOf(group),
                         fmt::join(schedule.groups[group], " "));
@@ -158,6 +194,10 @@ std::string describe(const JoinSchedule& schedule) {
   }
   for (const JoinFault& fault : schedule.faults) {
     text += describe(fault, schedule) + "\n";
+  }
+  for (const JoinForeigner& each : schedule.foreigners) {
+    text += fmt::format("a process without the job's token dials process {} after {}\n", each.process,
+                        inMilliseconds(each.after));
   }
   return text;
 }

@@ -18,6 +18,7 @@ enum class JoinFaultKind : std::uint8_t {
   kCannotStart,  // the rank cannot make its own ends
   kStoreSilent,  // the store does not answer the process from some request on
   kStoreEnds,    // the store ends for all processes
+  kCannotJoin,   // the process cannot join a rank late, and the other rank does not see this
 };
 
 struct JoinFault {
@@ -27,6 +28,12 @@ struct JoinFault {
   Time after = 0;         // since the begin
   Time duration = 0;      // kStop
   int numRequests = 0;    // kStoreSilent: so many are answered
+};
+
+// A process without the job's token that dials the process.
+struct JoinForeigner {
+  Rank process = 0;
+  Time after = 0;
 };
 
 enum class JoinOrder : std::uint8_t {
@@ -43,6 +50,8 @@ struct JoinSchedule {
   JoinOrder order = JoinOrder::kOneAfterAnother;
   int numRounds = 1;  // kOneAfterAnother: how often the group is made
   bool isLazy = false;
+  bool isWired = false;        // isLazy: on several hosts, joined over wires
+  Time longestIdle = 0;        // isWired: before each operation
   Time timeout = 0;            // of the making of a group
   std::vector<Time> comesAt;   // by process
   Time longestPause = 0;       // before each group
@@ -50,6 +59,7 @@ struct JoinSchedule {
   Options options;
   NetworkOptions network;
   std::vector<JoinFault> faults;
+  std::vector<JoinForeigner> foreigners;  // isWired
 
   Rank rankIn(std::size_t group, Rank process) const;
   // Whether the group may fail because of the fault.

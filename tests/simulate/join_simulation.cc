@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/base/log.h"
 #include "backend/bootstrap/store_rounds.h"
 #include "tests/simulate/join_promises.h"
+#include "tests/simulate/join_wires.h"
 
 namespace shardwire::simulate {
 namespace {
@@ -22,6 +24,7 @@ struct JoinJob {
   std::vector<std::unique_ptr<Process>> processes{};
   std::vector<std::unique_ptr<JoinProgram>> programs{};
   std::vector<JoinDeath> deaths{};
+  std::vector<std::unique_ptr<ForeignProcess>> foreigners{};
 };
 
 void makeAll(JoinJob& job) {
@@ -44,6 +47,12 @@ void makeAll(JoinJob& job) {
     shared.networks.push_back(
         std::make_unique<Network>(shared.world, drawn.network, std::move(hosts), number, drawn.labelOf(group)));
     shared.networks.back()->setProcesses(std::move(members));
+  }
+  if (drawn.isWired) {
+    auto fabric = internal::Fabric::instance();
+    SW_CHECK(fabric.isOk());
+    shared.ends.sockets = std::make_unique<Sockets>(
+        shared.world, std::move(*fabric), [&first = *shared.networks.front()] { return first.drawWireDelay(); });
   }
   for (const auto& process : job.processes) {
     job.programs.push_back(std::make_unique<JoinProgram>(shared, *process));
@@ -69,6 +78,9 @@ void endProcess(JoinJob& job, const JoinFault& fault) {
       death.isPublished |= std::ranges::any_of(
           shared.store.entries, [&](const auto& entry) { return entry.second.find(name) != std::string::npos; });
     }
+  }
+  if (shared.ends.sockets != nullptr) {
+    shared.ends.sockets->end(process, isHost);
   }
   for (std::size_t number = 0; number < shared.numGroups(); ++number) {
     const std::size_t group = number / static_cast<std::size_t>(shared.schedule.numRounds);
@@ -101,6 +113,31 @@ void scheduleFault(JoinJob& job, const JoinFault& fault) {
   }
 }
 
+// The foreign process has read the store, and so knows an endpoint of the process and the group's token. It does not
+// know the job's token.
+void dialAsForeigner(JoinJob& job, const JoinForeigner& foreigner) {
+  JoinEnds& ends = job.shared.ends;
+  const Process* const process = job.processes[static_cast<std::size_t>(foreigner.process)].get();
+  const auto hasToken = [&](const auto& each) { return each.second->process == process && each.second->isOpen; };
+  const auto end = std::ranges::find_if(ends.byName, hasToken);
+  if (end == ends.byName.end()) {
+    return;
+  }
+  const auto first = std::ranges::find_if(ends.byName, [&](const auto& each) {
+    return each.second->network == end->second->network && each.second->rank == 0;
+  });
+  const Rank to = end->second->rank;
+  const internal::RandomId token = first == ends.byName.end() ? internal::RandomId{} : first->second->token;
+  const internal::LinkHello hello{to == 0 ? 1 : 0, to, static_cast<std::uint32_t>(job.shared.schedule.numRanks),
+                                  static_cast<std::uint8_t>(internal::TransportKind::kTcp),
+                                  internal::makeEndpointId(end->second->token)};
+  const std::vector<internal::NetAddress> addresses = {Sockets::addressOf(foreigner.process)};
+  job.shared.world.note(job.shared.world.now(), foreigner.process, "is dialed by a foreign process");
+  job.foreigners.push_back(std::make_unique<ForeignProcess>(
+      job.shared.world, internal::LinkDial(addresses, internal::makeLinkKey(token, "another token"), hello)));
+  job.foreigners.back()->begin();
+}
+
 std::string summaryOf(const JoinWorld& shared, const JoinReport& report, bool isDead) {
   const auto text = [](const char* what, const Status& status) {
     return status.isOk() ? std::string()
@@ -112,6 +149,18 @@ std::string summaryOf(const JoinWorld& shared, const JoinReport& report, bool is
                      report.made == kNever ? "never" : inMilliseconds(shared.world.elapsed(report.made)),
                      text("not joined", report.joined), text("failed", report.worked));
 }
+
+// The listeners warn of foreign processes, which are part of the simulation here.
+class QuietLog {
+ public:
+  QuietLog() { internal::setLogLevel(before_ == internal::LogLevel::kWarn ? internal::LogLevel::kError : before_); }
+  ~QuietLog() { internal::setLogLevel(before_); }
+  QuietLog(const QuietLog&) = delete;
+  QuietLog& operator=(const QuietLog&) = delete;
+
+ private:
+  const internal::LogLevel before_ = internal::logLevel();
+};
 
 // Ends the threads of dead processes. Afterwards nothing may be left.
 void clear(JoinJob& job, std::vector<std::string>* faults) {
@@ -135,12 +184,16 @@ void clear(JoinJob& job, std::vector<std::string>* faults) {
 }  // namespace
 
 Outcome simulateJoins(const JoinSchedule& schedule, bool isTraced) {
+  const QuietLog quiet;
   JoinJob job{{.schedule = schedule, .world = World(schedule.seed, isTraced)}};
   World& world = job.shared.world;
   world.setRowName("process");
   makeAll(job);
   for (const JoinFault& fault : schedule.faults) {
     scheduleFault(job, fault);
+  }
+  for (const JoinForeigner& each : schedule.foreigners) {
+    world.at(world.now() + each.after, [&job, each] { dialAsForeigner(job, each); });
   }
   const Time begin = world.now();
   const auto isOver = [](const auto& process) { return process->isOver() || process->isDead(); };
@@ -160,6 +213,9 @@ Outcome simulateJoins(const JoinSchedule& schedule, bool isTraced) {
   }
   outcome.faults = findJoinFaults(job.shared, reports, job.deaths);
   outcome.faults.insert(outcome.faults.end(), job.shared.ends.faults.begin(), job.shared.ends.faults.end());
+  if (std::ranges::any_of(job.foreigners, [](const auto& each) { return each->isAccepted(); })) {
+    outcome.faults.push_back("a rank accepted a process that does not know the job's token");
+  }
   clear(job, &outcome.faults);
   outcome.trace = world.trace();
   return outcome;

@@ -50,7 +50,8 @@ bool Network::areOnOneHost(Rank a, Rank b) const {
 }
 
 bool Network::isLate(Rank a, Rank b) const {
-  return options_.lateness == Lateness::kAll || (options_.lateness == Lateness::kOtherHosts && !areOnOneHost(a, b));
+  return options_.lateness == Lateness::kAll ||
+         (options_.lateness != Lateness::kNone && areOnOneHost(a, b) == (options_.lateness == Lateness::kSameHost));
 }
 
 Time Network::nowOf(Rank rank) const {
@@ -86,6 +87,13 @@ Time Network::drawDelay(Rank a, Rank b) {
   }
   return areOnOneHost(a, b) ? random.between(100, 3 * kMicrosecond)
                             : random.between(5 * kMicrosecond, 80 * kMicrosecond);
+}
+
+Time Network::drawWireDelay() {
+  Random& random = world_.random();
+  return options_.spikePercent > 0 && random.chance(options_.spikePercent)
+             ? random.between(kMicrosecond, options_.longestSpike)
+             : random.between(5 * kMicrosecond, 80 * kMicrosecond);
 }
 
 void Network::ringAt(Time when, Rank rank) {

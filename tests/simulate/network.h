@@ -19,7 +19,7 @@
 namespace shardwire::simulate {
 
 // Which ranks are joined only when an operation first needs the link.
-enum class Lateness : std::uint8_t { kNone, kOtherHosts, kAll };
+enum class Lateness : std::uint8_t { kNone, kOtherHosts, kSameHost, kAll };
 
 struct NetworkOptions {
   Lateness lateness = Lateness::kNone;
@@ -55,6 +55,8 @@ class Network {
     }
   }
 
+  // Between two processes on two hosts.
+  Time drawWireDelay();
   // For the page that plays the run.
   void recordFrame(Rank from, Rank to, Time arrives, const std::string& what);
 

@@ -24,6 +24,8 @@ constexpr Time kPoll = 200;
 // The longest sleep of the progress thread.
 constexpr Time kLongestIdle = 100 * kMillisecond;
 
+Process* turnOf = nullptr;
+
 }  // namespace
 
 class Process::Door final : public Doorbell {
@@ -103,7 +105,13 @@ template <typename Part>
 void Process::spend(Part part) {
   time_ = world_.now() + kPoll;
   const SimulatedTime mine(&time_, &sleep_);
+  Process* const before = std::exchange(turnOf, this);
   part();
+  turnOf = before;
+}
+
+Process* Process::running() {
+  return turnOf;
 }
 
 // Earlier than the thread would go on by itself, or not at all.

@@ -33,6 +33,8 @@ class Process {
   bool isDead() const { return diedAt_ != kNever; }
   // kNever: the process lives.
   Time diedAt() const { return diedAt_; }
+  // The process whose thread runs now; null between two turns.
+  static Process* running();
   // Before this time the process does nothing.
   Time stoppedUntil() const { return stoppedUntil_; }
   // All calling threads have ended.

@@ -1,0 +1,85 @@
+#include "tests/simulate/join_wires.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shardwire::simulate {
+
+using namespace internal;
+
+namespace {
+
+// Rings in place of the bells of a rank's inbox and of the fabric.
+class WireBell final : public RankBell, public ProgressBell {
+ public:
+  WireBell(Process& process, std::size_t group) : process_(process), group_(group) {}
+  BellWords& words() override { return words_; }
+  std::uint32_t ticket() const override { return 0; }
+  void sleep(std::uint32_t, Deadline) override {}
+  void ring() override { process_.ringForNews(group_); }
+
+ private:
+  Process& process_;
+  const std::size_t group_;
+  BellWords words_{};
+};
+
+// A foreign process looks this often, and gives up after so many looks.
+constexpr Time kStep = 2 * kMillisecond;
+constexpr int kMostSteps = 1000;
+
+}  // namespace
+
+std::vector<NetAddress> openWires(RankLinks& links, Sockets& sockets, Process& process, std::size_t bell,
+                                  const RandomId& token, int worldSize, std::shared_ptr<Fabric> fabric) {
+  const auto wireBell = std::make_shared<WireBell>(process, bell);
+  const auto listener = sockets.listenerOf(process);
+  auto opened = links.openAt(*listener, {}, token, worldSize, std::move(fabric), wireBell, *wireBell);
+  SW_CHECK(opened.isOk());
+  return {Sockets::addressOf(process.rank())};
+}
+
+std::optional<Joining::Outcome> WireJoining::step() {
+  if (outcome_.has_value()) {
+    return std::exchange(outcome_, std::nullopt);
+  }
+  if (!std::exchange(hasSent_, true)) {
+    if (const Status sent = sendAtOnce(link_.socket(), ""); !sent.isOk()) {
+      return Outcome(sent);
+    }
+  }
+  const auto whole = reader_.readOn(link_.socket());
+  if (!whole.isOk()) {
+    return Outcome(whole.status());
+  }
+  if (!*whole) {
+    return std::nullopt;
+  }
+  const std::string refusal = reader_.take();
+  return refusal.empty() ? join_() : Outcome(Status{StatusCode::kSystem, refusal});
+}
+
+void WireJoining::appendSockets(std::vector<pollfd>* entries) const {
+  entries->push_back({link_.socket().get(), POLLIN, 0});
+}
+
+void WireJoining::refuse(const Link& link, const Status& why) {
+  static_cast<void>(sendAtOnce(link.socket(), why.message()));
+}
+
+void ForeignProcess::begin() {
+  step();
+}
+
+void ForeignProcess::step() {
+  Time time = world_.now();
+  const std::function<void(Time)> sleep = [&](Time duration) { time += duration; };
+  const SimulatedTime mine(&time, &sleep);
+  const auto link = dial_.step();
+  isAccepted_ |= link.has_value() && link->isOk();
+  if (!link.has_value() && ++numSteps_ < kMostSteps) {
+    world_.at(world_.now() + kStep, [this] { step(); });
+  }
+}
+
+}  // namespace shardwire::simulate
