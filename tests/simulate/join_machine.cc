@@ -74,6 +74,7 @@ class JoinEndpoint final : public Endpoint {
                                               const std::string&, const WaitLimit& limit) override;
 
  private:
+  Status workOnAnswer(Rank peer, const WaitLimit& limit);
   Status awaitAnswer(Dial& dial, JoinEnd& theirs, const WaitLimit& limit);
   Result<std::unique_ptr<Connection>> joined(Rank peer, const JoinEnd& theirs);
 
@@ -109,13 +110,32 @@ Result<bool> JoinEndpoint::isMet(Connection& connection) {
 
 Status JoinEndpoint::awaitAnswer(Dial& dial, JoinEnd& theirs, const WaitLimit& limit) {
   while (dial.answerArrives > machine_.now()) {
-    if (machine_.isDeadFor(theirs) || (!theirs.isOpen && dial.answerArrives == kNever)) {
+    if (dial.closedAt <= machine_.now() || machine_.isDeadFor(theirs) ||
+        (!theirs.isOpen && dial.answerArrives == kNever)) {
       return {StatusCode::kPeerFailed, "the peer closed the connection"};
     }
     if (limit.isOver()) {
       return {StatusCode::kTimeout, "waiting for the peer's consent: no answer in time"};
     }
     SW_RETURN_IF_ERROR(waitFor(machine_.process_, kLook, limit));
+  }
+  return Status::ok();
+}
+
+// The handshake takes time: the keys of TLS, or a busy host. A failure of the group ends it, and the peer sees the end
+// before the reason lies in the store.
+Status JoinEndpoint::workOnAnswer(Rank peer, const WaitLimit& limit) {
+  if (machine_.longestHandshake_ == 0) {
+    return Status::ok();
+  }
+  const Time since = machine_.process_.world().elapsed(machine_.now());
+  Random random(testing::mix64(static_cast<std::uint64_t>(since)) + static_cast<std::uint64_t>(peer));
+  const Time until = machine_.now() + random.between(0, machine_.longestHandshake_);
+  while (machine_.now() < until && !machine_.process_.isDead()) {
+    SW_RETURN_IF_ERROR(waitFor(machine_.process_, kLook, limit));
+    if (limit.isOver()) {
+      return {StatusCode::kTimeout, "the handshake took too long"};
+    }
   }
   return Status::ok();
 }
@@ -135,6 +155,10 @@ Result<std::unique_ptr<Connection>> JoinEndpoint::connect(Link link, Rank peer, 
   }
   if (dial.isOver || machine_.process_.isDead() || machine_.isDeadFor(theirs)) {
     return Status{StatusCode::kPeerFailed, "the peer closed the connection"};
+  }
+  if (const Status worked = workOnAnswer(peer, limit); !worked.isOk()) {
+    dial.closedAt = machine_.arrivalAt(peer);
+    return worked;
   }
   dial.answerArrives = machine_.arrivalAt(peer);
   return joined(peer, theirs);

@@ -21,6 +21,7 @@ struct Dial {
   internal::TransportKind kind{};
   Time arrives = 0;
   Time answerArrives = kNever;  // the answering rank has the connection
+  Time closedAt = kNever;       // the dialing rank sees that the answering rank hung up
   bool isTaken = false;
   bool isOver = false;  // the dialing rank gave up
 };
@@ -60,6 +61,8 @@ class JoinMachine final : public internal::Machine {
   Result<std::vector<internal::Caller>> callers(internal::OwnEnds& own) override;
   std::unique_ptr<internal::LifeWatch> watch(const internal::OwnEnds& own, const Options& options) override;
 
+  // The longest time of this rank between a call and its answer.
+  void setLongestHandshake(Time longest) { longestHandshake_ = longest; }
   // From here on this rank cannot join another rank late.
   void failLateJoins() { failsLateJoins_ = true; }
   // The group has ended, or was not made.
@@ -83,6 +86,7 @@ class JoinMachine final : public internal::Machine {
   const std::int32_t host_;
   const bool cannotStart_;
   bool failsLateJoins_ = false;
+  Time longestHandshake_ = 0;
   Rank self_ = 0;
   std::string name_;
   JoinEnd* end_ = nullptr;

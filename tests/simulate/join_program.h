@@ -60,6 +60,7 @@ class JoinProgram {
   Result<internal::Peers> join(JoinReport& report, JoinMachine& machine, const Communicator* outer);
   void call(Made& made);
   void idle(const JoinReport& report, int number);
+  void stay(const JoinReport& report);
   Status sendFromFirst(Made& made);
   void end(std::unique_ptr<Made> made);
   bool has(JoinFaultKind kind, std::size_t group) const;

@@ -24,7 +24,9 @@ Time mostStoreTime(const JoinSchedule& drawn) {
 
 // All short stops, and all long delays of links.
 Time harmlessTime(const JoinSchedule& drawn, std::size_t group) {
-  Time time = mostStoreTime(drawn) + (drawn.network.spikePercent > 0 ? 20 * drawn.network.longestSpike : 0);
+  const int numPairs = drawn.numRanks * (drawn.numRanks - 1) / 2;
+  Time time = mostStoreTime(drawn) + numPairs * drawn.longestHandshake +
+              (drawn.network.spikePercent > 0 ? 20 * drawn.network.longestSpike : 0);
   for (const JoinFault& fault : drawn.faults) {
     time += fault.kind == JoinFaultKind::kStop && !drawn.isLost(fault, group) ? fault.duration : 0;
   }

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kMostRanks = 9;
 constexpr std::uint64_t kWiresSalt = 0x776972a1;
+constexpr std::uint64_t kHandshakesSalt = 0x68616e32;
 
 JoinFault drawFault(Random& random, const JoinSchedule& schedule) {
   constexpr std::array kKinds = {JoinFaultKind::kKill,      JoinFaultKind::kKill,        JoinFaultKind::kKill,
@@ -81,6 +82,14 @@ void drawWires(JoinSchedule& schedule) {
   }
 }
 
+// Few ranks, and a long timeout: all handshakes together must fit.
+void drawHandshakes(JoinSchedule& schedule) {
+  Random random(testing::mix64(schedule.seed ^ kHandshakesSalt));
+  if (random.chance(30) && !schedule.isLazy && schedule.numRanks <= 4 && schedule.timeout > 6 * kSecond) {
+    schedule.longestHandshake = random.between(1, 500) * kMillisecond;
+  }
+}
+
 }  // namespace
 
 Rank JoinSchedule::rankIn(std::size_t group, Rank process) const {
@@ -140,6 +149,7 @@ JoinSchedule drawJoins(std::uint64_t seed) {
     schedule.faults.push_back(drawFault(random, schedule));
   }
   drawWires(schedule);
+  drawHandshakes(schedule);
   return schedule;
 }
 
@@ -195,6 +205,9 @@ std::string describe(const JoinSchedule& schedule) {
   for (const JoinFault& fault : schedule.faults) {
     text += describe(fault, schedule) + "\n";
   }
+  text += schedule.longestHandshake > 0
+              ? fmt::format("an answer takes up to {}\n", inMilliseconds(schedule.longestHandshake))
+              : "";
   for (const JoinForeigner& each : schedule.foreigners) {
     text += fmt::format("a process without the job's token dials process {} after {}\n", each.process,
                         inMilliseconds(each.after));

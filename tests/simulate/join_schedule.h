@@ -55,6 +55,7 @@ struct JoinSchedule {
   Time timeout = 0;            // of the making of a group
   std::vector<Time> comesAt;   // by process
   Time longestPause = 0;       // before each group
+  Time longestHandshake = 0;   // of a rank that answers a call, between two hosts
   Time longestStoreDelay = 0;  // of an answer
   Options options;
   NetworkOptions network;

@@ -131,11 +131,9 @@ void dialAsForeigner(JoinJob& job, const JoinForeigner& foreigner) {
   const internal::LinkHello hello{to == 0 ? 1 : 0, to, static_cast<std::uint32_t>(job.shared.schedule.numRanks),
                                   static_cast<std::uint8_t>(internal::TransportKind::kTcp),
                                   internal::makeEndpointId(end->second->token)};
-  const std::vector<internal::NetAddress> addresses = {Sockets::addressOf(foreigner.process)};
   job.shared.world.note(job.shared.world.now(), foreigner.process, "is dialed by a foreign process");
-  job.foreigners.push_back(std::make_unique<ForeignProcess>(
-      job.shared.world, internal::LinkDial(addresses, internal::makeLinkKey(token, "another token"), hello)));
-  job.foreigners.back()->begin();
+  job.foreigners.push_back(std::make_unique<ForeignProcess>(job.shared.world, foreigner.process,
+                                                            internal::makeLinkKey(token, "another token"), hello));
 }
 
 std::string summaryOf(const JoinWorld& shared, const JoinReport& report, bool isDead) {

@@ -1,7 +1,10 @@
 #include "tests/simulate/join_wires.h"
 
-#include <algorithm>
+#include <poll.h>
+
 #include <utility>
+
+#include "backend/fabric/net_socket.h"
 
 namespace shardwire::simulate {
 
@@ -67,17 +70,54 @@ void WireJoining::refuse(const Link& link, const Status& why) {
   static_cast<void>(sendAtOnce(link.socket(), why.message()));
 }
 
-void ForeignProcess::begin() {
+ForeignProcess::ForeignProcess(World& world, Rank dialed, const LinkKey& key, const LinkHello& hello)
+    : world_(world), key_(key), hello_(hello) {
+  const NetAddress to = Sockets::addressOf(dialed);
+  const auto address = makeSocketAddress(to.ip, to.scope, to.port);
+  auto socket = startTcp(*address, nullptr);
+  SW_CHECK(socket.isOk());
+  socket_ = std::move(*socket);
   step();
+}
+
+void ForeignProcess::say(LinkMessageType type) {
+  LinkMessage message;
+  message.type = type;
+  message.hello = hello_;
+  if (type == LinkMessageType::kProof) {
+    message.proof = proveLink(key_, LinkRole::kDialer, hello_, Challenge{}, challenge_);
+  }
+  static_cast<void>(sendAtOnce(socket_, encodeLinkMessage(message)));
+}
+
+bool ForeignProcess::goOn() {
+  pollfd entry{socket_.get(), POLLOUT, 0};
+  if (!hasGreeted_) {
+    hasGreeted_ = ::poll(&entry, 1, 0) > 0;
+    if (hasGreeted_) {
+      say(LinkMessageType::kHello);
+    }
+    return true;
+  }
+  const auto whole = reader_.readOn(socket_);
+  if (!whole.isOk() || !*whole) {
+    return whole.isOk();
+  }
+  const auto answer = decodeLinkMessage(reader_.take());
+  isAccepted_ = answer.isOk() && answer->type == LinkMessageType::kWelcome;
+  if (!answer.isOk() || answer->type != LinkMessageType::kChallenge) {
+    return false;
+  }
+  challenge_ = answer->challenge;
+  say(LinkMessageType::kProof);
+  return true;
 }
 
 void ForeignProcess::step() {
   Time time = world_.now();
   const std::function<void(Time)> sleep = [&](Time duration) { time += duration; };
   const SimulatedTime mine(&time, &sleep);
-  const auto link = dial_.step();
-  isAccepted_ |= link.has_value() && link->isOk();
-  if (!link.has_value() && ++numSteps_ < kMostSteps) {
+  if (goOn() && ++numSteps_ < kMostSteps) {
     world_.at(world_.now() + kStep, [this] { step(); });
   }
 }

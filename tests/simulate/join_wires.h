@@ -42,20 +42,27 @@ class WireJoining final : public internal::Joining {
   std::optional<Outcome> outcome_;
 };
 
-// A process of another job, or any other: dials a rank, and proves another token or says nothing.
+// A process of another job, or any other: dials a process in the place of a rank, and proves another token.
 class ForeignProcess {
  public:
-  ForeignProcess(World& world, internal::LinkDial dial) : world_(world), dial_(std::move(dial)) {}
-  // Goes on with the dial at times of its own.
-  void begin();
-  // Whether a rank accepted the dial.
+  // Goes on at times of its own.
+  ForeignProcess(World& world, Rank dialed, const internal::LinkKey& key, const internal::LinkHello& hello);
+  // Whether a rank welcomed the process.
   bool isAccepted() const { return isAccepted_; }
 
  private:
   void step();
+  // Whether the process still waits for an answer.
+  bool goOn();
+  void say(internal::LinkMessageType type);
 
   World& world_;
-  internal::LinkDial dial_;
+  const internal::LinkKey key_;
+  const internal::LinkHello hello_;
+  internal::Fd socket_;
+  internal::MessageReader reader_{internal::kMaxHandshakeBytes};
+  internal::Challenge challenge_{};
+  bool hasGreeted_ = false;
   int numSteps_ = 0;
   bool isAccepted_ = false;
 };
