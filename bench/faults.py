@@ -1,7 +1,7 @@
 """A rank is missing while the other ranks make a call: what each call of shardwire does then, over each transport.
 
     ./run bench faults                        # all calls, all faults, shm and tcp; a table
-    ./run bench faults --write-docs           # writes docs/faults.md, too
+    ./run bench faults --write-docs           # writes docs/faults.md, too; system_calls.py has the page's other table
     ./run bench faults --calls Run --ways shm --faults killed
 
 Three ranks make the call once; then the fault happens to rank 1, and ranks 0 and 2 make the call again, with a timeout
@@ -31,6 +31,7 @@ import torch.distributed as dist
 import shardwire
 from campaigns.missing_calls import CALLS
 from campaigns.trial import READY, Rank, Trial
+from system_calls import HEAD, INTRODUCTION, kept_section, section_of
 
 SIZE, MISSING = 3, 1
 FAULTS = ("killed", "left", "stopped", "late")
@@ -131,7 +132,7 @@ def table(cells: dict[tuple[str, str, str], str], ways: list[str], faults: list[
     return lines
 
 
-def page_of(lines: list[str], soon: float, timeout: float) -> str:
+def page_of(lines: list[str], calls: list[str], soon: float, timeout: float) -> str:
     notes = [f"* {title_of(name)}: {kind.may_succeed}." for name, kind in CALLS.items() if kind.may_succeed]
     before = (
         "# What a call does when a rank is missing", "",
@@ -144,7 +145,8 @@ def page_of(lines: list[str], soon: float, timeout: float) -> str:
         "* *late*: SIGSTOP, and SIGCONT after a third of the timeout. The call succeeds, with the right result.", "")
     after = ("", *notes, "",
              "[Errors](errors.md) has the words of the texts, and [survive](survive.md) how the other ranks go on.")
-    return "\n".join([*map(wrapped, before), *lines, *map(wrapped, after), ""])
+    beside = ["", HEAD, "", wrapped(INTRODUCTION), "", *calls] if calls else []
+    return "\n".join([*map(wrapped, before), *lines, *map(wrapped, after), *beside, ""])
 
 
 def wrapped(paragraph: str) -> str:
@@ -161,6 +163,8 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=3.0, help="of the group, seconds")
     parser.add_argument("--soon", type=float, default=2.0, help="seconds until the error for a dead rank (%(default)g)")
     parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE.name}")
+    parser.add_argument("--system-calls", type=Path, metavar="FILE",
+                        help="what tests_backend_faults has reported, for --write-docs")
     options = parser.parse_args()
     names, faults, ways = options.calls.split(","), options.faults.split(","), options.ways.split(",")
     for given, known in ((names, CALLS), (faults, FAULTS), (ways, WAYS)):
@@ -183,7 +187,8 @@ def main() -> int:
                                   for fault, seconds in longest.items()), sep="\n")
     print(*(f"WRONG: {each}" for each in wrong), f"{len(cells)} trials, {len(wrong)} wrong", sep="\n")
     if options.write_docs and not wrong:
-        PAGE.write_text(page_of(lines, options.soon, options.timeout))
+        calls = section_of(options.system_calls) if options.system_calls else kept_section(PAGE)
+        PAGE.write_text(page_of(lines, calls, options.soon, options.timeout))
     return 1 if wrong else 0
 
 

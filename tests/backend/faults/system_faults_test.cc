@@ -3,11 +3,15 @@
 // must end the operation or the making of the group on every rank, in time, with an error that names the rank, and on
 // this rank with the kernel's reason. The ranks are processes, so that each has its own calls.
 #include <errno.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <string.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -135,6 +139,28 @@ void check(const Status& status, Rank rank, const Fault& fault) {
   }
 }
 
+// Appends a line for docs/faults.md to the file named by SHARDWIRE_FAULTS_REPORT (bench/system_calls.py).
+void report(const Status& status, Rank rank, const std::string& transport, const Fault& fault) {
+  const char* const path = std::getenv("SHARDWIRE_FAULTS_REPORT");
+  if (path == nullptr) {
+    return;
+  }
+  constexpr std::array<const char*, static_cast<std::size_t>(SystemCall::kCount)> kNames = {
+      "sendmsg, send", "recvmsg, recv", "epoll_wait", "memfd_create", "ftruncate",
+      "mmap",          "socket",        "accept4",    "eventfd"};
+  const CallFault& how = fault.fault;
+  const bool isLimited = how.most != CallFault{}.most;
+  const std::string line =
+      fmt::format("{}\t{}\t{}\t{}\t{}\t{}\t{}\n", kNames[static_cast<std::size_t>(fault.call)],
+                  how.error == 0 ? "cut short" : ::strerrorname_np(how.error),
+                  isLimited ? fmt::format("first {}", how.most) : fmt::format("{} %", how.percent),
+                  fault.when == When::kJoin ? "from the making of the group on" : "in the operations", transport, rank,
+                  status.isOk() ? "success" : statusCodeName(status.code()));
+  const int file = ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  EXPECT_EQ(::write(file, line.data(), line.size()), std::ssize(line)) << path;
+  ::close(file);
+}
+
 class SystemFaults : public ::testing::TestWithParam<std::pair<Fault, std::string>> {};
 
 TEST_P(SystemFaults, BringRightBytesOrTheNamedError) {
@@ -145,6 +171,7 @@ TEST_P(SystemFaults, BringRightBytesOrTheNamedError) {
     const Status status = work(store, rank, transport, fault);
     EXPECT_LT(Clock::now() - begin, kInTime);
     check(status, rank, fault);
+    report(status, rank, transport, fault);
     EXPECT_TRUE(rank != kFaulty || numFailed(fault.call) > 0) << "no call failed";
   });
 }
