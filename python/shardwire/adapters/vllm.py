@@ -191,12 +191,8 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
     def _together(self, step: Callable[[], None]) -> None:
         """Runs a step on all ranks, and settles errors. Without the settling a rank could run ahead and commit versions
         that push out the version that workers still fetch."""
-        error: Exception | None = None
-        try:
+        with self._meeting.together():
             step()
-        except Exception as failure:
-            error = failure
-        self._meeting.settle(error)
 
     def _take(self) -> None:
         """Copies the tensors from the source. All ranks iterate over the source, since producing a tensor may be a

@@ -5,8 +5,10 @@ A rank that never calls is named by the timeout of the others, and the group sta
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 from .. import _C, errors
@@ -28,6 +30,22 @@ def exchange(backend: Any, call: str, text: str = "", blob: bytes = b"", error: 
         return _C.exchange(backend, call, text, blob, error, seconds)
     except Exception as failure:
         raise failure from error
+
+
+class Attempt:
+    """``with Attempt() as attempt:`` keeps an exception of the block in ``attempt.error``, instead of raising the
+    exception: the other ranks wait for this rank, and get the error by the next exchange."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: Any, value: BaseException | None, traceback: TracebackType | None) -> bool:
+        if isinstance(value, Exception):
+            self.error = value
+        return self.error is not None  # Ctrl-C goes on
 
 
 class Meeting:
@@ -71,6 +89,13 @@ class Meeting:
     def settle(self, error: Exception | None) -> None:
         """Returns when no rank has an error; else all ranks raise the lowest rank's error."""
         self.exchange([b""] * BLOBS, error)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """``with meeting.together():`` is a block of each rank; afterwards all ranks know whether all succeeded."""
+        with Attempt() as attempt:
+            yield
+        self.settle(attempt.error)
 
     def _exchange(self, text: str, blob: bytes, error: Exception | None = None) -> list[bytes]:
         return exchange(self.backend, f"shardwire.{self.call}", text, blob, error, self.seconds)

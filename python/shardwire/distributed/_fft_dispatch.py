@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import _C
+from ..compiler.agree import Attempt
 from ..compiler.compile_op import compile_op
 from ..compiler.layout import is_dtensor, local_tensor
 from ..compiler.spec import Pieces
@@ -110,8 +111,7 @@ def transform(name: str, function: _Function, group: Any, /, input: Any = None, 
     call = f"torch.fft.{name}"
     facts: dict[str, Any] = {}
     request: _Request | None = None
-    error: Exception | None = None
-    try:
+    with Attempt() as attempt:
         request = _read(call, function, tuple(operand.shape), n_or_s, dim, norm, others)
         cut = Placements(operand.placements, operand.device_mesh)
         cut.layout(tuple(operand.shape))  # UnsupportedError for a Partial placement
@@ -119,12 +119,11 @@ def transform(name: str, function: _Function, group: Any, /, input: Any = None, 
                  "lengths": [list(request.before), list(request.after)], "norm": request.norm,
                  "placements": cut.describe()[1:]}
         wanted = _dtype_for(call, function, operand.dtype)
-    except Exception as failure:  # any error is sent: the other ranks wait for this rank
-        error = failure
     if group is not None:
-        _ends.agree(_meeting.exchange(group, f"fft.dispatch_dtensors: {call}", facts, error), call, tuple(facts))
-    elif error is not None:
-        raise error
+        _ends.agree(_meeting.exchange(group, f"fft.dispatch_dtensors: {call}", facts, attempt.error), call,
+                    tuple(facts))
+    elif attempt.error is not None:
+        raise attempt.error
     assert request is not None
     if wanted != operand.dtype or (function.hermitian and function.kind == "C2R"):
         operand = _mapped(operand, lambda local: local.to(wanted))

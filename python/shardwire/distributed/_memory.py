@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..compiler.agree import Attempt
 from ..compiler.layout import kind_of, as_dims
 from . import _meeting, _runtime
 from ._operand import wrap
@@ -27,22 +28,19 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
     The memory is returned with the last reference to the array, as any array's, whether :func:`free_symmetric_memory`
     was called or not.
     """
-    error: Exception | None = None
     tensor = torch.empty(0, device="cpu")
     skips = may_differ = False
-    try:
+    with Attempt() as attempt:
         skips, may_differ = bool(skip_symmetric_check), bool(make_symmetric)
         if axis_order not in ("C", "F"):
             raise ValueError(f"axis_order is {kind_of(axis_order)}; give 'C' or 'F'")
         tensor = _runtime.empty(as_dims(shape, "shape"), dtype_in(package, dtype), torch.device("cpu"), axis_order)
-    except Exception as failure:  # the other ranks wait for this rank
-        error = failure
     if skips:
-        if error is not None:
-            raise error
+        if attempt.error is not None:
+            raise attempt.error
     else:
         facts = {"bytes": tensor.numel() * tensor.element_size(), "make_symmetric": may_differ}
-        everyone = _meeting.exchange(_runtime.group_of(group), "allocate_symmetric_memory", facts, error)
+        everyone = _meeting.exchange(_runtime.group_of(group), "allocate_symmetric_memory", facts, attempt.error)
         for rank, record in enumerate(everyone):
             if record["bytes"] != everyone[0]["bytes"] and not all(each["make_symmetric"] for each in everyone):
                 raise ValueError(f"allocate_symmetric_memory: rank 0 asks for {everyone[0]['bytes']} bytes, rank "
@@ -58,16 +56,14 @@ def free_symmetric_memory(*arrays: Any, group: Any = None) -> None:
     """States that these arrays, made by :func:`allocate_symmetric_memory` or ``fft.allocate_operand``, are no longer
     used. Collective, with one error on all ranks: each rank gives the same number of arrays. The memory is returned
     when the program drops the arrays."""
-    error: Exception | None = None
-    try:
+    with Attempt() as attempt:
         for index, array in enumerate(arrays):
             local = wrap(array, f"array {index}").tensor
             if local.numel() and not _C.in_shared_heap(local):
                 raise ValueError(f"array {index} does not lie in the heap that the ranks share; give what "
                                  "allocate_symmetric_memory made")
-    except Exception as failure:
-        error = failure
-    everyone = _meeting.exchange(_runtime.group_of(group), "free_symmetric_memory", {"count": len(arrays)}, error)
+    everyone = _meeting.exchange(_runtime.group_of(group), "free_symmetric_memory", {"count": len(arrays)},
+                                 attempt.error)
     for rank, record in enumerate(everyone):
         if record != everyone[0]:
             raise ValueError(f"free_symmetric_memory: rank 0 frees {everyone[0]['count']} arrays, rank {rank} "

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
+from ..compiler.agree import Attempt
 from ..compiler.future import as_seconds
 from ..compiler.layout import kind_of
 from ..groups.lookup import global_ranks, resolve_backend
@@ -94,10 +95,9 @@ class Experts:
         found = _runtime.group_of(group)
         backend = resolve_backend(found)
         size = len(global_ranks(backend))
-        error: Exception | None = None
         facts: dict[str, Any] = {}
         seconds = None
-        try:
+        with Attempt() as attempt:
             seconds = as_seconds(timeout)
             for name, value, least in (("num_experts", num_experts, 1), ("hidden", hidden, 1), ("top_k", top_k, 1),
                                        ("max_tokens", max_tokens, 1), ("scale_width", scale_width, 0)):
@@ -112,9 +112,7 @@ class Experts:
                 raise TypeError(f"out_dtype is {out_dtype}; give one of {', '.join(map(str, _SUMMED))}")
             shares = _shares(num_experts, size, experts_per_rank)
             facts.update(dtype=str(dtype), out_dtype=str(out_dtype), experts_per_rank=shares)
-        except Exception as failure:  # the other ranks wait for this rank
-            error = failure
-        everyone = _meeting.exchange(found, _CALL, facts, error)
+        everyone = _meeting.exchange(found, _CALL, facts, attempt.error)
         _ends.agree(everyone, _CALL, tuple(facts))
         assert out_dtype is not None
         self.num_experts, self.hidden, self.top_k, self.max_tokens = num_experts, hidden, top_k, max_tokens

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import _C
+from ..compiler.agree import Attempt
 from ..groups.lookup import global_ranks, resolve_backend
 from ..compiler.layout import kind_of, as_dims
 from . import _ends, _engines, _meeting, _runtime
@@ -355,14 +356,11 @@ class FFT:
         """
         del stream
         self._check_alive()
-        error: Exception | None = None
         fresh, fits = None, [self._swapped]
-        try:
+        with Attempt() as attempt:
             fresh, fits = self._fitting(operand, distribution)
-        except Exception as failure:
-            error = failure
         everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "fits": fits},
-                                     error)
+                                     attempt.error)
         _ends.agree(everyone, "fft.FFT.reset_operand", ("given",))
         common = [swapped for swapped in (False, True) if all(swapped in record["fits"] for record in everyone)]
         if not common:
@@ -523,17 +521,14 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
     del logger
     name = getattr(package, "__name__", None)
     tensor = torch.empty(0, device="cpu")
-    error: Exception | None = None
-    try:
+    with Attempt() as attempt:
         if memory_space not in (None, "cpu"):
             raise ValueError(f"memory_space is {kind_of(memory_space)}; operands are made in 'cpu'")
         dtype = dtype_in(package, input_dtype)
         tensor = _runtime.empty(as_dims(shape, "shape"), dtype, torch.device("cpu"))
-    except Exception as failure:
-        error = failure
     operand = tensor.numpy() if name == "numpy" else tensor
     FFT(operand, distribution=distribution, options={"fft_type": fft_type}, group=group, _call="fft.allocate_operand",
-        _error=error).free()
+        _error=attempt.error).free()
     return operand
 
 

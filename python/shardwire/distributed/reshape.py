@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import _C
+from ..compiler.agree import Attempt
 from ..compiler.compile_op import CustomOp, compile_op
 from ..groups.lookup import global_ranks, resolve_backend
 from ..compiler.layout import kind_of, as_dims
@@ -249,13 +250,11 @@ class Reshape:
         Collective: an error on one rank is raised on all ranks, and the former operand stays."""
         del stream
         self._check_alive()
-        error: Exception | None = None
         fresh: Operand | None = None
-        try:
+        with Attempt() as attempt:
             fresh = None if operand is None else self._fitting(operand)
-        except Exception as failure:
-            error = failure
-        everyone = _meeting.exchange(self._group, f"{self._call}.reset_operand", {"given": fresh is not None}, error)
+        everyone = _meeting.exchange(self._group, f"{self._call}.reset_operand", {"given": fresh is not None},
+                                     attempt.error)
         _ends.agree(everyone, f"{self._call}.reset_operand", ("given",))
         self._operand = fresh
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
+from ..compiler.agree import Attempt
 from ..compiler.layout import kind_of
 from ..groups.lookup import global_ranks, resolve_backend
 from ..groups.reductions import reduction_of
@@ -31,9 +32,8 @@ def all_gather_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, group
     """
     found = _runtime.group_of(group)
     backend = resolve_backend(found)
-    error: Exception | None = None
     facts: dict[str, Any] = {}
-    try:
+    with Attempt() as attempt:  # without sizes the other ranks wait for this rank
         _check(tensor)
         facts = {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "rest": list(tensor.shape[1:]),
                  "gradient": tensor.requires_grad and torch.is_grad_enabled()}
@@ -42,14 +42,12 @@ def all_gather_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, group
             own = sizes[_C.rank(backend)]
             if tensor.shape[0] != own:
                 raise ValueError(f"all_gather_v: tensor has {tensor.shape[0]} rows on this rank, and sizes says {own}")
-    except Exception as failure:  # without sizes the other ranks wait for this rank
-        error = failure
     if sizes is None:
-        everyone = _meeting.exchange(found, "all_gather_v", facts, error)
+        everyone = _meeting.exchange(found, "all_gather_v", facts, attempt.error)
         _ends.agree(everyone, "all_gather_v", ("dtype", "rest", "gradient"))
         sizes = [each["shape"][0] for each in everyone]
-    elif error is not None:
-        raise error
+    elif attempt.error is not None:
+        raise attempt.error
     return _AllGather.apply(tensor, list(sizes), backend)
 
 

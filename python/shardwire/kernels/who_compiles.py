@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _C, errors
 from ..groups.lookup import shardwire_behind
-from ..compiler.agree import Meeting
+from ..compiler.agree import Attempt, Meeting
 from . import cache, machine
 from .tensor_forms import TensorForm
 from .identity import identity
@@ -98,12 +98,10 @@ def compile_together(request: Request | None, pattern: Pattern, seconds: float |
     ``error`` is the reason."""
     meeting = Meeting(pattern.backend, "compile_and_load", seconds)
     described = b""
-    if request is not None:
-        try:
+    with Attempt() as attempt:
+        if request is not None:
             described = json.dumps(request.described()).encode()
-        except Exception as failure:  # the other ranks wait for this rank and must receive the error
-            error = failure
-    _compare([json.loads(rows[0]) for rows in meeting.exchange([described, b"", b""], error)])
+    _compare([json.loads(rows[0]) for rows in meeting.exchange([described, b"", b""], attempt.error or error)])
     assert request is not None  # otherwise exchange has raised
     traced, announced = _trace_on_rank_0(request, pattern, meeting)
     found, votes = _vote(request, announced, meeting)
@@ -113,16 +111,12 @@ def compile_together(request: Request | None, pattern: Pattern, seconds: float |
         source = votes.index(True) if any(votes) else 0
         package, origin, shipped = _ship(traced, package, origin, source, meeting)
     loaded = None
-    load_error: Exception | None = None
-    try:
+    with meeting.together():
         package = package or decode(shipped)
         if package.key != announced["key"]:
             raise errors.KernelError(f"the package that came is {package.key}, and {announced['key']} was announced")
         loaded = load(package)
-    except Exception as failure:
-        load_error = failure
-    meeting.settle(load_error)
-    assert package is not None  # otherwise settle has raised
+    assert package is not None  # otherwise together() has raised
     request.keep(package, unless_there=origin in ("memory", "disk") or origin == "received" and request.use_cached)
     return package, origin, loaded
 
@@ -143,30 +137,26 @@ def _shown(value: str | None) -> str:
 
 
 def _trace_on_rank_0(request: Request, pattern: Pattern, meeting: Meeting) -> tuple[Traced | None, dict[str, Any]]:
-    traced, said, error = None, b"", None
-    if meeting.rank == 0:
-        try:
+    traced, said = None, b""
+    with Attempt() as attempt:
+        if meeting.rank == 0:
             traced = request.trace(pattern)
             groups = [describe_group(name) for name in traced.package.groups]
             said = json.dumps({"key": traced.package.key, "groups": groups,
                                "ops": [describe_op(name) for name in traced.package.ops]}).encode()
-        except Exception as failure:
-            error = failure
-    return traced, json.loads(meeting.exchange([said, b"", b""], error)[0][0])
+    return traced, json.loads(meeting.exchange([said, b"", b""], attempt.error)[0][0])
 
 
 def _vote(request: Request, announced: dict[str, Any],
           meeting: Meeting) -> tuple[tuple[Package, str] | None, list[bool]]:
-    found, error = None, None
-    try:
+    found = None
+    with Attempt() as attempt:
         for group in announced["groups"]:
             _check_group(group)
         for op in announced["ops"]:
             check_op(op)
         found = request.find(announced["key"])
-    except Exception as failure:
-        error = failure
-    votes = meeting.exchange([b"1" if found else b"0", b"", b""], error)
+    votes = meeting.exchange([b"1" if found else b"0", b"", b""], attempt.error)
     return found, [rows[0] == b"1" for rows in votes]
 
 
@@ -174,16 +164,14 @@ def _ship(traced: Traced | None, package: Package | None, origin: str, source: i
           meeting: Meeting) -> tuple[Package | None, str, bytes]:
     """``source`` gives its package to all ranks, and first compiles where there is none. Returns the package that this
     rank has now, the origin, and the received bytes."""
-    data, error = b"", None
-    if meeting.rank == source:
-        try:
+    data = b""
+    with Attempt() as attempt:
+        if meeting.rank == source:
             if package is None:
                 assert traced is not None  # only rank 0 is the source of a package that no rank has
                 package, origin = traced.compile(), "compiled"
             data = package.encode()
-        except Exception as failure:
-            error = failure
-    return package, origin, meeting.exchange([data, b"", b""], error)[source][0]
+    return package, origin, meeting.exchange([data, b"", b""], attempt.error)[source][0]
 
 
 def describe_group(name: str) -> list[Any]:

@@ -26,7 +26,7 @@ import torch
 from .. import _C
 from ..compiler.compile_op import CustomOp, compile_op, forget_numbers
 from ..errors import MismatchError, ShardwireError
-from ..compiler.agree import Meeting
+from ..compiler.agree import Attempt, Meeting
 from .descriptions import collect, moved_to
 from .matching import Match, match
 from .movement import End, Movement, RowsOf, compile_movement
@@ -133,25 +133,19 @@ class Joint:
             every rank.
         """
         given = [blobs[0] for blobs in self.meeting.exchange([source, b"", b""])[:self.publishers]]
-        error: Exception | None = None
         blobs, allocate = [b"", b"", b""], None
-        if targets is not None:
-            try:
+        with Attempt() as attempt:
+            if targets is not None:
                 places, described, strict, allocate = targets(given)
                 blobs = [places, described, b"strict" if strict else b""]
-            # Any exception: the other ranks wait and must be notified
-            except Exception as failure:
-                error = failure
-        theirs = self.meeting.exchange(blobs, error)[self.publishers:]
+        theirs = self.meeting.exchange(blobs, attempt.error)[self.publishers:]
         found = _matched(given, theirs)
         nothing = End({}, dict, dict)
         source_end, target = ours or nothing, nothing
-        if allocate is not None:
-            try:
+        with Attempt() as attempt:
+            if allocate is not None:
                 target = allocate(found)
-            except Exception as failure:
-                error = failure
-        self.full = compile_movement(self.meeting, found, source_end, target, "fetch", error)
+        self.full = compile_movement(self.meeting, found, source_end, target, "fetch", attempt.error)
         # Data, and no closure over self: a cycle would keep each ended subscription until Python's collector runs.
         self._parts = found, source_end, target
         return found

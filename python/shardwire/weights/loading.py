@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from ..compiler.future import Seconds, as_seconds
-from ..compiler.agree import Meeting, check_strict
+from ..compiler.agree import Attempt, Meeting, check_strict
 from .checkpoint_folder import INDEX, SINGLE, FileSet
 from .dcp_folder import METADATA, DcpFolder
 from .descriptions import collect, describe
@@ -68,10 +68,9 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
     files: FileSet | DcpFolder | None = None
     shown = SILENT
     try:
-        error: Exception | None = None
         wanted: Holdings | None = None
         blobs = [b"", b"", b""]
-        try:
+        with Attempt() as attempt:
             meeting.seconds = as_seconds(timeout)
             shown = Progress(f"load {path}", progress, meeting.rank)
             names = as_name_map(mapping)
@@ -80,9 +79,7 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
             wanted = Holdings(target, "target", meeting.global_rank, meeting.ranks)
             blobs = [describe(have, names.source), describe(wanted, names.target),
                      json.dumps([host_name(), path is not None, bool(strict)]).encode()]
-        except Exception as failure:  # the other ranks wait and must be notified
-            error = failure
-        everyone = meeting.exchange(blobs, error)
+        everyone = meeting.exchange(blobs, attempt.error)
         assert wanted is not None
         with shown:
             return _load(meeting, files, wanted, everyone, strict, device, shown)
@@ -104,17 +101,14 @@ def _load(meeting: Meeting, files: FileSet | DcpFolder | None, wanted: Holdings,
     found = match(sources, targets, problems, strict)
     problems.raise_any("load")
     hosts = ranks_by_host([host for host, _, _ in facts], range(len(facts)))
-    error: Exception | None = None
     layouts: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
-    try:
+    with Attempt() as attempt:
         wanted.allocate(frozenset(placed.name for space in found.spaces for placed in space.targets), device)
         if files is not None:
             layouts, tensors = files.supply(found, targets, _asking(meeting, hosts, readers), shown)
-    except Exception as failure:
-        error = failure
     source = End(layouts, lambda: tensors, lambda: tensors)
-    movement = compile_movement(meeting, found, source, End.of(wanted), "load", error)
+    movement = compile_movement(meeting, found, source, End.of(wanted), "load", attempt.error)
     shown.begin("moving", movement.num_bytes())
     shown.wait(movement.run(meeting.seconds), movement.num_bytes())
     return wanted.result()

@@ -116,12 +116,8 @@ def compile_movement(meeting: Meeting, found: Match, source: End, target: End, n
     op = _C.compile_op(meeting.backend, tensors, native[0], native[1], rows is not None, name, None, meeting.seconds)
     movement = Movement(CustomOp(op, *sides), source, places[0], target, places[1])
     if rows is None:
-        error = None
-        try:
+        with meeting.together():
             movement.check()
-        except Exception as failure:
-            error = failure
-        meeting.settle(error)
     return movement
 
 

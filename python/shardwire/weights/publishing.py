@@ -27,7 +27,7 @@ from ..compiler.future import Seconds, as_seconds
 from ..compiler.layout import kind_of
 from ..process.log import log
 from ..errors import AbortedError, MismatchError, SystemFailure
-from ..compiler.agree import Meeting
+from ..compiler.agree import Attempt, Meeting
 from .descriptions import collect, describe
 from .holdings import Holdings
 from .finding import closed_key
@@ -80,10 +80,9 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
     new publisher.
     """
     meeting = Meeting(own_group(group, timeout), "publish", None)
-    error: Exception | None = None
     blobs = [b"", b"", b""]
     parts: list[Any] = []
-    try:
+    with Attempt() as attempt:
         meeting.seconds = as_seconds(timeout)
         if isinstance(buffers, bool) or not isinstance(buffers, int) or not 1 <= buffers <= MAX_BUFFERS:
             raise ValueError(f"buffers is {kind_of(buffers)}; give 1 to {MAX_BUFFERS}")
@@ -94,10 +93,7 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
                  json.dumps([address.text, name, buffers, bool(changes)]).encode(),
                  json.dumps([secrets.token_hex(8), f"pid {os.getpid()} on {socket.gethostname()}"]).encode()]
         parts = [address, holdings, waits]
-    # Any exception: the other ranks wait and must be notified
-    except Exception as failure:
-        error = failure
-    everyone = meeting.exchange(blobs, error)
+    everyone = meeting.exchange(blobs, attempt.error)
     for rank, given in enumerate(everyone):
         if given[1] != everyone[0][1]:
             raise MismatchError(f"ranks 0 and {rank} publish differently: store, name, buffers, changes are "
@@ -108,20 +104,14 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
     problems.raise_any("publish")
     publication = None
     try:
-        address, holdings, waits = parts
-        versions = Versions(holdings, buffers, _BLOCK_BYTES if changes else None)
-        publication = Publication(meeting, address, holdings, versions, blobs[0],
-                                  [json.loads(given[2]) for given in everyone], waits)
-    except Exception as failure:
-        error = failure
-    try:
-        meeting.settle(error)
-        try:
+        with meeting.together():
+            address, holdings, waits = parts
+            versions = Versions(holdings, buffers, _BLOCK_BYTES if changes else None)
+            publication = Publication(meeting, address, holdings, versions, blobs[0],
+                                      [json.loads(given[2]) for given in everyone], waits)
+        with meeting.together():
             if meeting.rank == 0 and publication is not None:
                 publication._announce()  # now that all ranks look for subscribers
-        except Exception as failure:
-            error = failure
-        meeting.settle(error)
     except BaseException:
         if publication is not None:
             publication.close()

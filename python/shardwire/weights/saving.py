@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.layout import kind_of
 from ..errors import MismatchError
-from ..compiler.agree import Meeting
+from ..compiler.agree import Attempt, Meeting
 from .descriptions import Weight, collect, describe
 from .direct_rows import cover, local_rows
 from .simple_layouts import Rows
@@ -55,10 +55,9 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
     folder that is not shared, and the errors of sync.
     """
     meeting = Meeting(group, "save", None)
-    error: Exception | None = None
     blobs = [b"", b"", b""]
     shown = SILENT
-    try:
+    with Attempt() as attempt:
         meeting.seconds = as_seconds(timeout)
         shown = Progress(f"save {folder}", progress, meeting.rank)
         options = _options(folder, max_file_bytes, metadata)
@@ -72,9 +71,7 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
             os.makedirs(options["folder"], exist_ok=True)
         facts = {"host": host_name(), "token": secrets.token_hex(4), "has": bool(have.entries), "options": options}
         blobs = [describe(have, renames), b"", json.dumps(facts).encode()]
-    except Exception as failure:  # the other ranks wait and must be notified
-        error = failure
-    everyone = meeting.exchange(blobs, error)
+    everyone = meeting.exchange(blobs, attempt.error)
     ranks = [json.loads(given[2]) for given in everyone]
     for rank, facts in enumerate(ranks):
         if facts["options"] != ranks[0]["options"]:
@@ -114,36 +111,26 @@ def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str,
     mine = [number for number, file in enumerate(files) if file.creator == meeting.rank]
     whole = False
     try:
-        _attempt(meeting, draft.create, mine)
+        with meeting.together():
+            for number in mine:
+                draft.create(number)
         _write(meeting, draft, have, targets, found, shown)
         shown.begin("bringing it onto the disk")
-        _attempt(meeting, draft.sync, mine)
+        with meeting.together():
+            for number in mine:
+                draft.sync(number)
         mover = files[0].creator
         paths: list[str] = []
-        error: Exception | None = None
-        try:
+        with Attempt() as attempt:
             if meeting.rank == mover:
                 draft.check()
                 paths = draft.publish(options["metadata"])
-        except Exception as failure:
-            error = failure
-        facts = meeting.exchange([json.dumps(paths).encode(), b"", b""], error)
+        facts = meeting.exchange([json.dumps(paths).encode(), b"", b""], attempt.error)
         whole = True
         return json.loads(facts[mover][0])
     finally:
         if not whole:
             draft.discard()
-
-
-def _attempt(meeting: Meeting, step: Callable[[int], None], numbers: Sequence[int]) -> None:
-    """A step of each rank for each of the given files; afterwards all ranks know whether all succeeded."""
-    error: Exception | None = None
-    try:
-        for number in numbers:
-            step(number)
-    except Exception as failure:
-        error = failure
-    meeting.settle(error)
 
 
 def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, Weight], found: Match,
@@ -152,8 +139,7 @@ def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, We
     into mapped files for the rest."""
     layouts: dict[str, Any] = {}
     views: dict[str, Any] = {}
-    error: Exception | None = None
-    try:
+    with Attempt() as attempt:
         tensors = have.tensors()
         spaces = {space.targets[0].name: space for space in found.spaces}
         for number, file in enumerate(draft.files):
@@ -174,9 +160,7 @@ def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, We
             if own:  # another host's files may not be visible here yet
                 shown.begin("writing", sum(tensor.numel() * tensor.element_size() for _, tensor in own))
                 draft.write(number, own, shown)
-    except Exception as failure:
-        error = failure
-    if any(given[0] for given in meeting.exchange([b"some" if layouts else b"", b"", b""], error)):
+    if any(given[0] for given in meeting.exchange([b"some" if layouts else b"", b"", b""], attempt.error)):
         movement = compile_movement(meeting, found, End.of(have), End(layouts, lambda: views, lambda: views), "save")
         shown.begin("moving", movement.num_bytes())
         shown.wait(movement.run(meeting.seconds), movement.num_bytes())

@@ -18,7 +18,7 @@ from ..compiler.future import Seconds, as_seconds, in_thread
 from ..compiler.layout import kind_of
 from ..errors import AbortedError, MismatchError, PeerFailedError, ShardwireError
 from ..errors import TimeoutError as GroupTimeoutError
-from ..compiler.agree import Meeting
+from ..compiler.agree import Attempt, Meeting
 from ..groups.lookup import store_of
 from ..groups.timeouts import LONGEST_S
 from .fetching import FETCH, LEAVE, SLACK_S, Choice, Joint, Request, choose
@@ -56,12 +56,11 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
     job's token, ValueError with the names of the weights that do not fit.
     """
     meeting = Meeting(own_group(group, timeout), "subscribe", None)
-    error: Exception | None = None
     wanted: Wanted | None = None
     address: Address | None = None
     blobs = [b"", b"", b""]
     own: Any = None
-    try:
+    with Attempt() as attempt:  # which keeps any exception, also of a caller's mapping
         seconds = as_seconds(timeout)
         meeting.seconds = seconds
         if not isinstance(staged, bool):
@@ -72,10 +71,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
         # The ranks meet in the store of their own group: the publisher's store may end with the publisher at any time
         own = dist.HashStore() if len(meeting.ranks) == 1 else store_of(group)
         blobs = [secrets.token_hex(8).encode(), json.dumps([address.text, name, staged]).encode(), b""]
-    # Any exception, also of a caller's mapping: the other ranks wait and must be notified
-    except Exception as failure:
-        error = failure
-    everyone = meeting.exchange(blobs, error)
+    everyone = meeting.exchange(blobs, attempt.error)
     assert wanted is not None and address is not None
     for rank, given in enumerate(everyone):
         if given[1] != everyone[0][1]:
@@ -306,24 +302,18 @@ class Subscription:
     def _connect(self, deadline: float) -> None:
         """Joins the current publisher of the name: rank 0 finds the publisher, all ranks make a group with the
         publisher and compile."""
-        error: Exception | None = None
-        note: dict[str, Any] = {}
-        if self._control.rank == 0:
-            try:
+        found: dict[str, Any] = {}
+        with Attempt() as search:
+            if self._control.rank == 0:
                 with Progress(f"subscribe to {self._address.name!r}", self._progress, 0) as shown:
                     shown.begin("looking for the publisher")
-                    note = find(self._address, len(self._control.ranks), deadline, shown)
-            except Exception as failure:
-                error = failure
+                    found = find(self._address, len(self._control.ranks), deadline, shown)
         left = max(0.0, deadline - time.monotonic())
-        note = json.loads(
-            self._alone(lambda: self._control.exchange([json.dumps(note).encode(), b"", b""], error), left)[0][0])
-        error = None
-        try:
+        note = json.loads(self._alone(
+            lambda: self._control.exchange([json.dumps(found).encode(), b"", b""], search.error), left)[0][0])
+        with Attempt() as join:
             self._join(note, max(1.0, deadline - time.monotonic()))
-        except Exception as failure:
-            error = failure
-        self._settle_or_drop(error, deadline)
+        self._settle_or_drop(join.error, deadline)
         self._publisher = note["id"]
 
     def _join(self, note: dict[str, Any], seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..compiler.future import Future, Seconds, as_seconds
-from ..compiler.agree import Meeting, check_strict
+from ..compiler.agree import Attempt, Meeting, check_strict
 from ..compiler.who_plans import check_name
 from .descriptions import collect, describe
 from .holdings import Holdings
@@ -98,10 +98,9 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
     ranks make different calls; TimeoutError naming ranks that do not call.
     """
     meeting = Meeting(group, "sync", None)
-    error: Exception | None = None
     blobs = [b"", b"", b""]
     sides: list[Holdings] = []
-    try:
+    with Attempt() as attempt:  # which keeps any exception, also of a caller's mapping
         meeting.seconds = as_seconds(timeout)
         name = check_name(name)
         names = as_name_map(mapping)
@@ -110,10 +109,7 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
             sides.append(Holdings(value, side, meeting.global_rank, meeting.ranks))
             blobs[which] = describe(sides[which], renames)
         blobs[2] = b"1" if strict else b""
-    # Any exception, also of a caller's mapping: the other ranks wait and must be notified
-    except Exception as failure:
-        error = failure
-    everyone = meeting.exchange(blobs, error)
+    everyone = meeting.exchange(blobs, attempt.error)
     check_strict("sync", [bool(given[2]) for given in everyone])
     problems = Problems()
     weights = [collect([given[which] for given in everyone], side, problems)
@@ -123,9 +119,7 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
     found = match(weights[0], weights[1], problems, strict)
     problems.raise_any("sync")
     ours, theirs = sides
-    try:
+    with Attempt() as attempt:
         theirs.allocate(frozenset(placed.name for space in found.spaces for placed in space.targets), device)
-    except Exception as failure:
-        error = failure
-    movement = compile_movement(meeting, found, End.of(ours), End.of(theirs), name, error)
+    movement = compile_movement(meeting, found, End.of(ours), End.of(theirs), name, attempt.error)
     return WeightSync(movement, found, ours, theirs)

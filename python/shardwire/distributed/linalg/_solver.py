@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ... import _C
+from ...compiler.agree import Attempt
 from ...compiler.layout import kind_of
 from ...groups.lookup import global_ranks, resolve_backend
 from .. import _ends, _meeting, _runtime
@@ -254,14 +255,12 @@ class DirectSolver:
         ranks, and everything stays as it was."""
         del stream
         self._check_alive()
-        error: Exception | None = None
         fresh: list[Operand | None] = []
-        try:
+        with Attempt() as attempt:
             fresh = self._fitting((a, b))
-        except Exception as failure:
-            error = failure
         said, call = [name for name, value in zip(_NAMES, (a, b)) if value is not None], f"{self._call}.reset_operands"
-        _ends.agree(_meeting.exchange(self._group, call, {"operands": said}, error), call, ("operands",))
+        _ends.agree(_meeting.exchange(self._group, call, {"operands": said}, attempt.error), call,
+                    ("operands",))
         self._take(fresh, a, b)
 
     def reset_operands_unchecked(self, *, a: Any = None, b: Any = None, stream: Any = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import _C
+from ...compiler.agree import Attempt
 from ...compiler.layout import Replicate, kind_of
 from ...groups.lookup import global_ranks, resolve_backend
 from .. import _ends, _meeting, _runtime
@@ -279,13 +280,10 @@ class Matmul:
         """
         del stream
         self._check_alive()
-        error: Exception | None = None
         facts: dict[str, Any] = {}
-        try:
+        with Attempt() as attempt:
             facts = self._read_epilog(epilog, epilog_inputs, preferences, self._problem.sums, self._facts["package"])
-        except Exception as failure:
-            error = failure
-        self._settle_result(_meeting.exchange(self._group, f"{self._call}.plan", facts, error))
+        self._settle_result(_meeting.exchange(self._group, f"{self._call}.plan", facts, attempt.error))
 
     def execute(self, *, release_workspace: bool = False, stream: Any = None) -> Any:
         """This rank's part of the result; with an epilog that has auxiliary outputs, a pair: the result, and a dict of
@@ -331,18 +329,15 @@ class Matmul:
         del stream
         self._check_alive()
         values = (a, b, c)
-        error: Exception | None = None
         fresh = None
-        try:
+        with Attempt() as attempt:
             _refuse_scales(quantization_scales)
             fresh = self._fitting(values, alpha, beta, epilog_inputs)
-        except Exception as failure:
-            error = failure
         said = ([name for name, value in zip(_NAMES, values) if value is not None]
                 + ["epilog_inputs"] * (epilog_inputs is not None))
         facts = {"operands": said, "alpha": repr(alpha), "beta": repr(beta)}
         call = f"{self._call}.reset_operands"
-        _ends.agree(_meeting.exchange(self._group, call, facts, error), call, ("operands", "alpha", "beta"))
+        _ends.agree(_meeting.exchange(self._group, call, facts, attempt.error), call, ("operands", "alpha", "beta"))
         assert fresh is not None
         if said or alpha is not None or beta is not None:
             self._take(fresh)
