@@ -134,6 +134,19 @@ def check_pieces(call: str, what: str, end: End, pieces: Sequence[Any]) -> None:
                              f"{said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
 
 
+def stored_end(call: str, name: str, side: Distribution, of: Sequence[dict[str, Any]],
+               given: Sequence[int] | None, size: int) -> End:
+    """The checked end of the operand ``name``. of: ``Operand.facts`` by rank. given: the global shape, where known."""
+    shapes = [record["shape"] for record in of]
+    if isinstance(side, Boxes) and given is None:
+        side, _ = at_origin(side)
+    dims = global_shape_of(call, side, shapes, given)
+    end = make_end(call, f"the distribution of {name}", side, dims, size)
+    check_shapes(call, name, end, shapes)
+    check_pieces(call, name, end, [record["pieces"] for record in of])
+    return end
+
+
 def said_pieces(pieces: Sequence[Any]) -> str:
     """Pieces, given as plain values, as text: the place of each piece in the global array."""
     regions = [_region(Piece(*(tuple(field) for field in piece))) for piece in pieces[:4]]

@@ -33,6 +33,24 @@ class Operand(NamedTuple):
         return {"shape": list(self.tensor.shape), "dtype": str(self.tensor.dtype), "package": self.package,
                 "device": self.tensor.device.type, "pieces": pieces}
 
+    def check_like(self, name: str, former: dict[str, Any]) -> None:
+        """TypeError or ValueError where the operand does not have the facts of the former operand ``name``."""
+        for key, found in self.facts().items():
+            if found != former[key]:
+                raise (TypeError if key in ("package", "dtype") else ValueError)(
+                    f"the {key} of {name} was {former[key]}, the new one's is {found}")
+
+    @property
+    def requires_grad(self) -> bool:
+        return bool(self.tensor.requires_grad or getattr(self.given, "requires_grad", False))
+
+    @property
+    def tracked(self) -> torch.Tensor:
+        """The local tensor, which keeps the history of a DTensor's gradient."""
+        local: torch.Tensor = (self.given.to_local() if self.package == "DTensor" and self.given.requires_grad
+                               else self.tensor)
+        return local
+
 
 def wrap(value: Any, what: str = "operand") -> Operand:
     """``value`` as an Operand; the memory is shared. TypeError for a value that is no array, UnsupportedError for

@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import _C
 from ..compiler.agree import Attempt
-from ..groups.lookup import global_ranks, resolve_backend
 from ..compiler.layout import kind_of, as_dims
 from . import _ends, _engines, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
@@ -25,6 +23,7 @@ from ._fft_plan import Plan, Settings
 from ._fft_route import problem_of, read_axes
 from ._memory import dtype_in
 from ._operand import Operand, unwrap, wrap
+from ._planned import Planned
 from .distribution import Boxes, Dims, Distribution, Placements, Slab
 from .reshape import _dtype_of, read_options
 
@@ -103,7 +102,7 @@ class FFTOptions:
         return self.redistribute if self.reshape is None else self.reshape
 
 
-class FFT:
+class FFT(Planned):
     """A transform of an array distributed over ranks, planned once and executed any number of times.
 
     operand: this rank's part: a torch tensor, a numpy array or a DTensor of float16, bfloat16, float32, float64 or
@@ -120,17 +119,15 @@ class FFT:
     different arguments.
     """
 
+    _noun, _state_error = "FFT", InvalidFFTState
+
     def __init__(self, operand: Any, /, distribution: Any = None, *, options: Any = None, stream: Any = None,
                  axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None,
                  group: Any = None, _call: str = "fft.FFT", _inverse: bool | None = None,
                  _error: Exception | None = None) -> None:
         del stream
         self._call = _call
-        self._group = _runtime.group_of(group)
-        backend = resolve_backend(self._group)
-        self._ranks = global_ranks(backend)
-        self._rank = _C.rank(backend)
-        self._freed = False
+        self._join(group)
         self._wires = host_with_wires(self._group)
         self._inverse = _inverse
         self._plans: dict[bool, Plan] = {}
@@ -140,8 +137,12 @@ class FFT:
         # as the transform.
         self._usual: Settings | None = None
         self._dtypes: tuple[torch.dtype, torch.dtype] | None = None
-        facts, sides, error = self._read(operand, distribution, options, axes, norm, global_shape, _error)
-        everyone = _meeting.exchange(self._group, _call, facts, error)
+        facts: dict[str, Any] = {}
+        with Attempt() as attempt:
+            if _error is not None:
+                raise _error
+            facts, sides = self._read(operand, distribution, options, axes, norm, global_shape)
+        everyone = _meeting.exchange(self._group, _call, facts, attempt.error)
         self._key = f"{_call} {everyone}"
         kept = None if _inverse is None else _meeting.kept_plans(self._group).get(self._key)
         if kept is None:
@@ -150,33 +151,27 @@ class FFT:
             self._problem, self._source, self._target, self._norm, self._facts, self._chunking, plan = kept
             self._plans[False] = plan
 
-    def _read(self, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any,
-              error: Exception | None) -> tuple[dict[str, Any], list[Distribution | None], Exception | None]:
-        """This rank's arguments for the other ranks, or the error of this rank."""
-        try:
-            if error is not None:
-                raise error
-            given = read_options(FFTOptions, options)
-            self._logger = given.logger
-            _engines.find()  # SHARDWIRE_FFT_ENGINE may name an engine missing on this rank's host
-            self._operand = wrap(operand)
-            kind = _read_kind(self._operand, given, self._call)
-            if norm not in _NORMS:
-                raise ValueError(f"norm is {kind_of(norm)}; give one of {', '.join(map(repr, _NORMS))}")
-            sides = self._read_sides(distribution, given)
-            if self._operand.package == "DTensor":
-                global_shape = tuple(self._operand.given.shape) if global_shape is None else global_shape
-            facts = {**self._operand.facts(), "kind": kind, "norm": norm,
-                     "axes": None if axes is None else list(as_dims(axes, "axes")),
-                     "last_axis_parity": given.last_axis_parity, "measure": given.measure,
-                     "chunks": given.chunks, "wires": self._wires, "redistribute": given.returns,
-                     "distribution": [None if side is None else side.describe() for side in sides],
-                     "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
-                     "requires_grad": self._operand.tensor.requires_grad
-                                      or getattr(self._operand.given, "requires_grad", False)}
-            return facts, sides, None
-        except Exception as failure:  # any error is sent: the other ranks wait for this rank
-            return {}, [], failure
+    def _read(self, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any,
+              global_shape: Any) -> tuple[dict[str, Any], list[Distribution | None]]:
+        """This rank's arguments for the other ranks, and the distributions of operand and result."""
+        given = read_options(FFTOptions, options)
+        self._logger = given.logger
+        _engines.find()  # SHARDWIRE_FFT_ENGINE may name an engine missing on this rank's host
+        self._operand = wrap(operand)
+        kind = _read_kind(self._operand, given, self._call)
+        if norm not in _NORMS:
+            raise ValueError(f"norm is {kind_of(norm)}; give one of {', '.join(map(repr, _NORMS))}")
+        sides = self._read_sides(distribution, given)
+        if self._operand.package == "DTensor":
+            global_shape = tuple(self._operand.given.shape) if global_shape is None else global_shape
+        facts = {**self._operand.facts(), "kind": kind, "norm": norm,
+                 "axes": None if axes is None else list(as_dims(axes, "axes")),
+                 "last_axis_parity": given.last_axis_parity, "measure": given.measure,
+                 "chunks": given.chunks, "wires": self._wires, "redistribute": given.returns,
+                 "distribution": [None if side is None else side.describe() for side in sides],
+                 "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
+                 "requires_grad": self._operand.requires_grad}
+        return facts, sides
 
     def _read_sides(self, distribution: Any, options: FFTOptions) -> list[Distribution | None]:
         """The distributions of operand and result; None: see _settle."""
@@ -312,8 +307,7 @@ class FFT:
                                   "reset_operand(...)")
         operand = wrap(operand.given)  # anew, since some arrays can only be read through a copy
         settings = self._settings_of(direction)
-        local = (operand.given.to_local() if operand.package == "DTensor" and operand.given.requires_grad
-                 else operand.tensor)
+        local = operand.tracked
         tracked = local.requires_grad and torch.is_grad_enabled()
         result = _Transform.apply(local, self, plan, settings) if tracked else self._run(local.detach(), plan, settings)
         if release_workspace:
@@ -446,17 +440,6 @@ class FFT:
         self._freed = True
         self._plans.clear()
         self._operand = None
-
-    def _check_alive(self) -> None:
-        if self._freed:
-            raise InvalidFFTState("this FFT was freed; make another one")
-
-    def __enter__(self) -> FFT:
-        self._check_alive()
-        return self
-
-    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        self.free()
 
 
 def fft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None,

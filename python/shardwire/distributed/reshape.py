@@ -12,15 +12,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import _C
 from ..compiler.agree import Attempt
 from ..compiler.compile_op import CustomOp, compile_op
-from ..groups.lookup import global_ranks, resolve_backend
 from ..compiler.layout import kind_of, as_dims
 from ..compiler.spec import Pieces
 from ..errors import MismatchError
 from . import _ends, _meeting, _runtime
 from ._operand import Operand, order_of, read_out, unwrap, wrap
+from ._planned import Planned
 from .distribution import Boxes, Dims, Distribution, Placements
 
 __all__ = ["InvalidReshapeState", "Redistribute", "RedistributeOptions", "Reshape", "ReshapeOptions", "redistribute",
@@ -72,7 +71,7 @@ def check_logger(logger: Any) -> None:
         raise TypeError(f"logger is {kind_of(logger)}; give one of Python's logging, or None")
 
 
-class Reshape:
+class Reshape(Planned):
     """The move of an array from one distribution to another, planned once and executed any number of times.
 
     operand: this rank's part: a torch tensor, a numpy array or a DTensor; any dtype, dimensions (up to 16) and strides.
@@ -89,21 +88,20 @@ class Reshape:
     """
 
     _call = "reshape"
+    _noun, _state_error = "object", InvalidReshapeState
 
     def __init__(self, operand: Any, /, input_box: Any, output_box: Any, *, options: Any = None, stream: Any = None,
                  global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None,
                  _keeps: bool = False) -> None:
         del stream
-        self._group = _runtime.group_of(group)
-        backend = resolve_backend(self._group)
-        self._ranks = global_ranks(backend)
-        self._rank = _C.rank(backend)
-        self._freed = False
+        self._join(group)
         self._op: CustomOp | None = None
         self._operand: Operand | None = None
         self._out: Operand | None = None
-        facts, sides, error = self._read(operand, input_box, output_box, options, global_shape, out)
-        everyone = _meeting.exchange(self._group, self._call, facts, error)
+        facts: dict[str, Any] = {}
+        with Attempt() as attempt:
+            facts, sides = self._read(operand, input_box, output_box, options, global_shape, out)
+        everyone = _meeting.exchange(self._group, self._call, facts, attempt.error)
         self._key = f"{self._call} {everyone}"
         kept = _meeting.kept_plans(self._group).get(self._key) if _keeps else None
         if kept is None:
@@ -112,36 +110,32 @@ class Reshape:
             self._source, self._target, self._dtype, self._facts, self._op = kept
 
     def _read(self, operand: Any, input_box: Any, output_box: Any, options: Any, global_shape: Any,
-              out: Any) -> tuple[dict[str, Any], list[Distribution], Exception | None]:
-        """This rank's arguments for the other ranks, or the error of this rank."""
-        try:
-            self._logger = read_options(ReshapeOptions, options).logger
-            self._operand = wrap(operand)
-            if self._operand.package == "DTensor":
-                dtensor = self._operand.given
-                input_box = Placements(dtensor.placements, dtensor.device_mesh) if input_box is None else input_box
-                global_shape = tuple(dtensor.shape) if global_shape is None else global_shape
-                if isinstance(output_box, (list, tuple)):
-                    output_box = Placements(output_box, dtensor.device_mesh)
-                if not isinstance(output_box, Placements):
-                    raise TypeError("the operand is a DTensor, and its result one too: give placements for it, not "
-                                    f"{kind_of(output_box)}")
-                self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
-            sides = [_ends.read_distribution(input_box, "input_box", self._ranks),
-                     _ends.read_distribution(output_box, "output_box", self._ranks)]
-            requires_grad = bool(self._operand.tensor.requires_grad
-                                 or getattr(self._operand.given, "requires_grad", False))
-            facts: dict[str, Any] = {**self._operand.facts(), "input_box": sides[0].describe(),
-                                     "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,
-                                     "global_shape": None if global_shape is None
-                                                     else list(as_dims(global_shape, "global_shape"))}
-            if out is not None:
-                self._out = read_out(out, self._operand)
-                self._refuse_gradient(requires_grad)
-                facts["out"] = self._out.facts()
-            return facts, sides, None
-        except Exception as failure:  # any error is sent: the other ranks wait for this rank
-            return {}, [], failure
+              out: Any) -> tuple[dict[str, Any], list[Distribution]]:
+        """This rank's arguments for the other ranks, and the input's and the output's distribution."""
+        self._logger = read_options(ReshapeOptions, options).logger
+        self._operand = wrap(operand)
+        if self._operand.package == "DTensor":
+            dtensor = self._operand.given
+            input_box = Placements(dtensor.placements, dtensor.device_mesh) if input_box is None else input_box
+            global_shape = tuple(dtensor.shape) if global_shape is None else global_shape
+            if isinstance(output_box, (list, tuple)):
+                output_box = Placements(output_box, dtensor.device_mesh)
+            if not isinstance(output_box, Placements):
+                raise TypeError("the operand is a DTensor, and its result one too: give placements for it, not "
+                                f"{kind_of(output_box)}")
+            self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
+        sides = [_ends.read_distribution(input_box, "input_box", self._ranks),
+                 _ends.read_distribution(output_box, "output_box", self._ranks)]
+        requires_grad = self._operand.requires_grad
+        facts: dict[str, Any] = {**self._operand.facts(), "input_box": sides[0].describe(),
+                                 "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,
+                                 "global_shape": None if global_shape is None
+                                                 else list(as_dims(global_shape, "global_shape"))}
+        if out is not None:
+            self._out = read_out(out, self._operand)
+            self._refuse_gradient(requires_grad)
+            facts["out"] = self._out.facts()
+        return facts, sides
 
     @staticmethod
     def _refuse_gradient(requires_grad: bool) -> None:
@@ -224,13 +218,10 @@ class Reshape:
             raise InvalidReshapeState("execute() needs an operand, and reset_operand(None) took it away; give one by "
                                       "reset_operand(...)")
         operand = wrap(operand.given)  # anew, since some arrays can only be read through a copy
-        local = operand.tensor
         if self._out is not None:
-            result = self._out.tensor
-            self._run(local.detach(), result)
+            self._run(operand.tensor.detach(), self._out.tensor)
             return self._out.given
-        if operand.package == "DTensor":
-            local = operand.given.to_local() if operand.given.requires_grad else local
+        local = operand.tracked
         result = (_Move.apply(local, self) if local.requires_grad and torch.is_grad_enabled()
                   else self._run(local.detach(), None))
         return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution,
@@ -280,7 +271,7 @@ class Reshape:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(
                     f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
         if self._out is not None:
-            self._refuse_gradient(fresh.tensor.requires_grad or getattr(operand, "requires_grad", False))
+            self._refuse_gradient(fresh.requires_grad)
         return fresh
 
     def explain(self) -> str:
@@ -295,17 +286,6 @@ class Reshape:
         """Frees operation, operand and out; the object cannot be used any more. A second call does nothing."""
         self._freed = True
         self._op = self._operand = self._out = None
-
-    def _check_alive(self) -> None:
-        if self._freed:
-            raise InvalidReshapeState("this object was freed; make another one")
-
-    def __enter__(self) -> Any:
-        self._check_alive()
-        return self
-
-    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        self.free()
 
 
 class Redistribute(Reshape):

@@ -68,18 +68,8 @@ def read_epilog(kind: Any, inputs: Any, package: str, is_complex: bool) -> Epilo
         if operand.package != package:
             raise TypeError(f"epilog_inputs[{name!r}] is of {operand.package}, the operands of {package}; give both of "
                             "one package")
-        read[name] = tracked(operand)
+        read[name] = operand.tracked
     return Epilog(kind, read)
-
-
-def tracked(operand: Any) -> torch.Tensor:
-    """The local tensor, which keeps the history of a DTensor's gradient."""
-    given = operand.given
-    if operand.package == "DTensor" and given.requires_grad:
-        local: torch.Tensor = given.to_local()
-        return local
-    tensor: torch.Tensor = operand.tensor
-    return tensor
 
 
 def check_inputs(call: str, epilog: Epilog, rank: int, inputs: Mapping[str, Any], shape: tuple[int, ...],

@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 
-from ... import _C
 from ...compiler.agree import Attempt
 from ...compiler.layout import kind_of
-from ...groups.lookup import global_ranks, resolve_backend
 from .. import _ends, _meeting, _runtime
 from .._operand import Operand, check_writable, order_of, storage_of, unwrap, wrap
-from ..distribution import Boxes, Distribution, Placements
+from .._planned import Planned
+from ..distribution import Distribution, Placements
 from ..reshape import read_options
-from ._epilogs import tracked
 from ._options import is_count, read_dtype
 from ._system import Factored, Settings, System
 
@@ -70,7 +68,7 @@ class DirectSolverOptions:
             raise ValueError(f"panel_width is {kind_of(self.panel_width)}; give a number from 1, or None")
 
 
-class DirectSolver:
+class DirectSolver(Planned):
     """The systems A X = B of a distributed matrix, factorized once and solved any number of times.
 
     a, b: this rank's parts of A (n x n, or batch x n x n) and of B (n x k or n, or with the batch in front): torch
@@ -87,19 +85,19 @@ class DirectSolver:
     """
 
     _call = "linalg.DirectSolver"
+    _noun, _state_error = "DirectSolver", InvalidDirectSolverState
 
     def __init__(self, a: Any, b: Any, /, *, distributions: Sequence[Any] | None = None, options: Any = None,
                  stream: Any = None, group: Any = None) -> None:
         del stream
-        self._group = _runtime.group_of(group)
-        backend = resolve_backend(self._group)
-        self._ranks, self._rank = global_ranks(backend), _C.rank(backend)
-        self._freed = False
+        self._join(group)
         self._operands: list[Operand | None] = []
         self._system: System | None = None
         self._factored: Factored | None = None
-        facts, error = self._read(a, b, distributions, options)
-        self._everyone = _meeting.exchange(self._group, self._call, facts, error)
+        facts: dict[str, Any] = {}
+        with Attempt() as attempt:
+            facts = self._read(a, b, distributions, options)
+        self._everyone = _meeting.exchange(self._group, self._call, facts, attempt.error)
         self._facts = self._everyone[self._rank]
         self._key = f"{self._call} {self._everyone}"
         if self._key not in _meeting.kept_plans(self._group):
@@ -107,25 +105,21 @@ class DirectSolver:
 
     # Arguments.
 
-    def _read(self, a: Any, b: Any, distributions: Any,
-              options: Any) -> tuple[dict[str, Any], Exception | None]:
-        """This rank's arguments for the other ranks, or the error of this rank."""
-        try:
-            self._options: DirectSolverOptions = read_options(DirectSolverOptions, options)
-            operands = [wrap(value, name) for name, value in zip(_NAMES, (a, b))]
-            self._check_operands(operands)
-            self._operands = list(operands)
-            self._sides = self._read_sides(distributions, operands)
-            chosen = self._options
-            return {"dtype": str(operands[0].tensor.dtype), "package": operands[0].package,
-                    "device": operands[0].tensor.device.type, "factorization": chosen.factorization,
-                    "panel_width": chosen.panel_width, "inplace_a": chosen.inplace_a, "inplace_b": chosen.inplace_b,
-                    "of": [operand.facts() for operand in operands],
-                    "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
-                                      for operand in operands],
-                    "distributions": [side.describe() for side in self._sides]}, None
-        except Exception as failure:  # any error is sent: the other ranks wait for this rank
-            return {}, failure
+    def _read(self, a: Any, b: Any, distributions: Any, options: Any) -> dict[str, Any]:
+        """This rank's arguments for the other ranks."""
+        self._options: DirectSolverOptions = read_options(DirectSolverOptions, options)
+        operands = [wrap(value, name) for name, value in zip(_NAMES, (a, b))]
+        self._check_operands(operands)
+        self._operands = list(operands)
+        self._sides = self._read_sides(distributions, operands)
+        chosen = self._options
+        return {"dtype": str(operands[0].tensor.dtype), "package": operands[0].package,
+                "device": operands[0].tensor.device.type, "factorization": chosen.factorization,
+                "panel_width": chosen.panel_width, "inplace_a": chosen.inplace_a, "inplace_b": chosen.inplace_b,
+                "of": [operand.facts() for operand in operands],
+                "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
+                                  for operand in operands],
+                "distributions": [side.describe() for side in self._sides]}
 
     def _check_operands(self, operands: Sequence[Operand]) -> None:
         first, second = operands
@@ -133,7 +127,7 @@ class DirectSolver:
             if operand.tensor.dtype not in _DTYPES:
                 raise TypeError(f"{name} has dtype {operand.tensor.dtype}; a solver takes float32, float64, complex64 "
                                 "and complex128")
-            if torch.is_grad_enabled() and tracked(operand).requires_grad:
+            if torch.is_grad_enabled() and operand.tracked.requires_grad:
                 raise ValueError(f"{name} requires grad, and no gradient goes through a solver; give {name}.detach(), "
                                  "or call under torch.no_grad()")
         for key in ("package", "dtype", "device"):
@@ -185,21 +179,15 @@ class DirectSolver:
                              + (f"{batch[0]} matrices of " if batch else "") + f"{rows} rows")
 
     def _end_of(self, index: int) -> _ends.End:
-        call, name, size = self._call, _NAMES[index], len(self._ranks)
+        call, name, size, everyone = self._call, _NAMES[index], len(self._ranks), self._everyone
         what = f"the distribution of {name}"
         side = _ends.resolve(call, what, self._sides[index],
-                             [record["distributions"][index] for record in self._everyone], size)
-        of = [record["of"][index] for record in self._everyone]
-        shapes, given = [record["shape"] for record in of], self._everyone[0]["global_shapes"][index]
-        if side.ndim not in (None, len(shapes[0])):
-            raise ValueError(f"{call}: {what} has {side.ndim} dimensions, and {name} {len(shapes[0])}")
-        if isinstance(side, Boxes) and given is None:
-            side, _ = _ends.at_origin(side)
-        dims = _ends.global_shape_of(call, side, shapes, given)
-        end = _ends.make_end(call, what, side, dims, size)
-        _ends.check_shapes(call, name, end, shapes)
-        _ends.check_pieces(call, name, end, [record["pieces"] for record in of])
-        return end
+                             [record["distributions"][index] for record in everyone], size)
+        of = [record["of"][index] for record in everyone]
+        ndim = len(of[0]["shape"])
+        if side.ndim not in (None, ndim):
+            raise ValueError(f"{call}: {what} has {side.ndim} dimensions, and {name} {ndim}")
+        return _ends.stored_end(call, name, side, of, everyone[0]["global_shapes"][index], size)
 
     # Operations.
 
@@ -284,10 +272,7 @@ class DirectSolver:
         for name, value, operand, former in zip(_NAMES, values, fresh, self._facts["of"]):
             if value is None or operand is None:
                 continue
-            for key, found in operand.facts().items():
-                if found != former[key]:
-                    raise (TypeError if key in ("package", "dtype") else ValueError)(
-                        f"the {key} of {name} was {former[key]}, the new one's is {found}")
+            operand.check_like(name, former)
         if None not in fresh:
             self._check_operands([operand for operand in fresh if operand is not None])
         return fresh
@@ -312,16 +297,6 @@ class DirectSolver:
             raise InvalidDirectSolverState("this comes after plan()")
         return self._system
 
-    def _check_alive(self) -> None:
-        if self._freed:
-            raise InvalidDirectSolverState("this DirectSolver was freed; make another one")
-
-    def __enter__(self) -> DirectSolver:
-        self._check_alive()
-        return self
-
-    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        self.free()
 
 
 class _Once(DirectSolver):

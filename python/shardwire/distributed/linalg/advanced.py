@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import _C
 from ...compiler.agree import Attempt
 from ...compiler.layout import Replicate, kind_of
-from ...groups.lookup import global_ranks, resolve_backend
-from .. import _ends, _meeting, _runtime
+from .. import _ends, _meeting
 from .._fft_chunks import are_between_hosts, host_with_wires
 from .._operand import Operand, unwrap, wrap
-from ..distribution import Boxes, Distribution, Placements
+from .._planned import Planned
+from ..distribution import Distribution, Placements
 from ..reshape import read_options
-from ._epilogs import Epilog, check_inputs, read_epilog, tracked
+from ._epilogs import Epilog, check_inputs, read_epilog
 from ._gradient import transposed
 from ._options import (MatmulAlgoType, MatmulComputeType, MatmulEpilog, MatmulEpilogPreferences, MatmulOptions,
                        MatmulPlanPreferences, Qualifier, read_dtype, read_qualifiers)
@@ -44,7 +43,7 @@ class _Scales(NamedTuple):
     beta: Any = 0
 
 
-class Matmul:
+class Matmul(Planned):
     """A product F(alpha op(A) @ op(B) + beta C) of distributed matrices, planned once and executed any number of times.
 
     a, b, c: this rank's parts: torch tensors, numpy arrays or DTensors of one package, of two dimensions and any
@@ -61,22 +60,22 @@ class Matmul:
     MismatchError where ranks were given different arguments. Differentiable once, in a, b, c and a bias.
     """
 
+    _noun, _state_error = "Matmul", InvalidMatmulState
+
     def __init__(self, a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | None = None,
                  alpha: Any = None, beta: Any = None, qualifiers: Any = None, quantization_scales: Any = None,
                  options: Any = None, stream: Any = None, group: Any = None,
                  _epilog: tuple[Any, Any, Any] | None = None) -> None:
         del stream
         self._call = "linalg.advanced.Matmul" if _epilog is None else "linalg.advanced.matmul"
-        self._group = _runtime.group_of(group)
-        backend = resolve_backend(self._group)
-        self._ranks, self._rank = global_ranks(backend), _C.rank(backend)
-        self._freed = False
+        self._join(group)
         self._operands: list[Operand | None] = []
         self._mesh: Any = None
         self._epilog = Epilog(MatmulEpilog.DEFAULT, {})
-        facts, error = self._read(a, b, c, distributions, alpha, beta, qualifiers, quantization_scales, options,
-                                  _epilog)
-        everyone = _meeting.exchange(self._group, self._call, facts, error)
+        facts: dict[str, Any] = {}
+        with Attempt() as attempt:
+            facts = self._read(a, b, c, distributions, alpha, beta, qualifiers, quantization_scales, options, _epilog)
+        everyone = _meeting.exchange(self._group, self._call, facts, attempt.error)
         self._facts = everyone[self._rank]
         self._key = f"{self._call} {everyone}"
         kept = None if _epilog is None else _meeting.kept_plans(self._group).get(self._key)
@@ -91,46 +90,42 @@ class Matmul:
     # Arguments.
 
     def _read(self, a: Any, b: Any, c: Any, distributions: Any, alpha: Any, beta: Any, qualifiers: Any,
-              quantization_scales: Any, options: Any,
-              epilog: tuple[Any, Any, Any] | None) -> tuple[dict[str, Any], Exception | None]:
-        """This rank's arguments for the other ranks, or the error of this rank."""
-        try:
-            given: MatmulOptions = read_options(MatmulOptions, options)
-            self._logger, self._is_inplace = given.logger, given.inplace
-            _refuse_scales(quantization_scales)
-            operands = [wrap(value, name) for name, value in zip(_NAMES, (a, b, c)) if name != "c" or c is not None]
-            self._operands = list(operands)
-            first = operands[0].tensor
-            self._check_operands(operands)
-            of_c = operands[2].tensor.dtype if c is not None else None
-            sums, result = given.dtypes_for(first.dtype, of_c)
-            if not (first.dtype.is_floating_point or first.dtype.is_complex) and first.device.type != "cpu":
-                raise TypeError(f"the operands have dtype {first.dtype} and lie on {first.device.type}; torch "
-                                "multiplies matrices of integers on the CPU only")
-            self._qualifiers = read_qualifiers(qualifiers, first.dtype.is_complex)
-            if (c is None) != (beta is None):
-                raise ValueError("c is given, and beta is not; give both or none" if beta is None
-                                 else "beta is given, and c is not; give both or none")
-            if given.inplace and c is None:
-                raise ValueError("inplace writes the result to c, which is not given")
-            self._scales = _Scales(read_scale(alpha, 1, "alpha", sums), read_scale(beta, 0, "beta", sums))
-            self._sides = self._read_sides(distributions, operands)
-            facts = {"dtype": str(first.dtype), "result_type": str(result), "package": operands[0].package,
-                     "device": first.device.type, "operands": list(_NAMES[:len(operands)]),
-                     "alpha": repr(self._scales.alpha), "beta": repr(self._scales.beta),
-                     "qualifiers": [list(item) for item in self._qualifiers], "sums": str(sums),
-                     "grid": None if given.grid is None else list(given.grid), "panels": given.panels,
-                     "inplace": given.inplace,
-                     "wires": host_with_wires(self._group), "of": [operand.facts() for operand in operands],
-                     "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
-                                       for operand in operands],
-                     "distributions": [None if side is None else side.describe() for side in self._sides],
-                     "requires_grad": [tracked(operand).requires_grad for operand in operands[:2]]}
-            if epilog is not None:
-                facts["epilog"] = self._read_epilog(*epilog, dtype=sums, package=operands[0].package)
-            return facts, None
-        except Exception as failure:  # any error is sent: the other ranks wait for this rank
-            return {}, failure
+              quantization_scales: Any, options: Any, epilog: tuple[Any, Any, Any] | None) -> dict[str, Any]:
+        """This rank's arguments for the other ranks."""
+        given: MatmulOptions = read_options(MatmulOptions, options)
+        self._logger, self._is_inplace = given.logger, given.inplace
+        _refuse_scales(quantization_scales)
+        operands = [wrap(value, name) for name, value in zip(_NAMES, (a, b, c)) if name != "c" or c is not None]
+        self._operands = list(operands)
+        first = operands[0].tensor
+        self._check_operands(operands)
+        of_c = operands[2].tensor.dtype if c is not None else None
+        sums, result = given.dtypes_for(first.dtype, of_c)
+        if not (first.dtype.is_floating_point or first.dtype.is_complex) and first.device.type != "cpu":
+            raise TypeError(f"the operands have dtype {first.dtype} and lie on {first.device.type}; torch "
+                            "multiplies matrices of integers on the CPU only")
+        self._qualifiers = read_qualifiers(qualifiers, first.dtype.is_complex)
+        if (c is None) != (beta is None):
+            raise ValueError("c is given, and beta is not; give both or none" if beta is None
+                             else "beta is given, and c is not; give both or none")
+        if given.inplace and c is None:
+            raise ValueError("inplace writes the result to c, which is not given")
+        self._scales = _Scales(read_scale(alpha, 1, "alpha", sums), read_scale(beta, 0, "beta", sums))
+        self._sides = self._read_sides(distributions, operands)
+        facts = {"dtype": str(first.dtype), "result_type": str(result), "package": operands[0].package,
+                 "device": first.device.type, "operands": list(_NAMES[:len(operands)]),
+                 "alpha": repr(self._scales.alpha), "beta": repr(self._scales.beta),
+                 "qualifiers": [list(item) for item in self._qualifiers], "sums": str(sums),
+                 "grid": None if given.grid is None else list(given.grid), "panels": given.panels,
+                 "inplace": given.inplace,
+                 "wires": host_with_wires(self._group), "of": [operand.facts() for operand in operands],
+                 "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
+                                   for operand in operands],
+                 "distributions": [None if side is None else side.describe() for side in self._sides],
+                 "requires_grad": [operand.tracked.requires_grad for operand in operands[:2]]}
+        if epilog is not None:
+            facts["epilog"] = self._read_epilog(*epilog, dtype=sums, package=operands[0].package)
+        return facts
 
     @staticmethod
     def _check_operands(operands: Sequence[Operand]) -> None:
@@ -215,18 +210,10 @@ class Matmul:
         own = self._sides[index]
         assert own is not None
         side = _ends.resolve(call, what, own, [record["distributions"][index] for record in facts], len(self._ranks))
-        of = [record["of"][index] for record in facts]
-        shapes = [record["shape"] for record in of]
-        given = facts[0]["global_shapes"][index]
         if side.ndim not in (None, 2):
             raise ValueError(f"{call}: {what} has {side.ndim} dimensions; a product takes matrices")
-        if isinstance(side, Boxes) and given is None:
-            side, _ = _ends.at_origin(side)
-        dims = _ends.global_shape_of(call, side, shapes, given)
-        end = _ends.make_end(call, what, side, dims, len(self._ranks))
-        _ends.check_shapes(call, name, end, shapes)
-        _ends.check_pieces(call, name, end, [record["pieces"] for record in of])
-        return end
+        return _ends.stored_end(call, name, side, [record["of"][index] for record in facts],
+                                facts[0]["global_shapes"][index], len(self._ranks))
 
     def _settle_result(self, facts: Sequence[dict[str, Any]]) -> None:
         """Checks the epilog and c of all ranks, and compiles. Collective."""
@@ -298,7 +285,7 @@ class Matmul:
         if None in operands:
             raise InvalidMatmulState("execute() needs operands, and reset_operands() took them away; give others by "
                                      "reset_operands(...)")
-        a, b, *rest = [tracked(operand) for operand in operands if operand is not None]
+        a, b, *rest = [operand.tracked for operand in operands if operand is not None]
         is_fortran = all(tensor.t().is_contiguous() for tensor in (a, b))
         order = "F" if is_fortran and not (a.is_contiguous() and b.is_contiguous()) else "C"
         if self._epilog.sums_all and rest and rest[0].requires_grad and torch.is_grad_enabled():
@@ -373,13 +360,9 @@ class Matmul:
             if value is None:
                 continue
             fresh = wrap(value, _NAMES[index])
-            former = self._facts["of"][index]
-            for key, found in fresh.facts().items():
-                if found != former[key]:
-                    raise (TypeError if key in ("package", "dtype") else ValueError)(
-                        f"the {key} of {_NAMES[index]} was {former[key]}, the new one's is {found}")
-            if index < 2 and tracked(fresh).requires_grad != self._facts["requires_grad"][index]:
-                raise ValueError(f"{_NAMES[index]} {'required no' if tracked(fresh).requires_grad else 'required'} "
+            fresh.check_like(_NAMES[index], self._facts["of"][index])
+            if index < 2 and fresh.tracked.requires_grad != self._facts["requires_grad"][index]:
+                raise ValueError(f"{_NAMES[index]} {'required no' if fresh.tracked.requires_grad else 'required'} "
                                  "grad, and the new one differs; give a tensor like the former one")
             operands[index] = fresh
         sums, scales = self._problem.sums, self._scales
@@ -411,17 +394,6 @@ class Matmul:
         if self._problem.product is None:
             raise InvalidMatmulState("this comes after plan()")
         return self._problem
-
-    def _check_alive(self) -> None:
-        if self._freed:
-            raise InvalidMatmulState("this Matmul was freed; make another one")
-
-    def __enter__(self) -> Matmul:
-        self._check_alive()
-        return self
-
-    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        self.free()
 
 
 def matmul(a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | None = None, alpha: Any = None,
