@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from .compile_op import CustomOp, compile_op
-from ..groups.lookup import find_process_group, resolve_backend, table_by_group
+from ..groups.lookup import group_object, table_by_group
 from .layout import Layout, Partial, Replicate, Shard, StridedShard, kind_of, is_dtensor, local_tensor
 from ..errors import UnsupportedError
 
@@ -72,14 +71,6 @@ def clear_redistribute_cache(group: Any = None) -> None:
         _caches.pop(group_object(group), None)
 
 
-def group_object(group: Any) -> Any:
-    """The group itself for None and names. Raises the errors of resolve_backend for a group without shardwire."""
-    resolve_backend(group)
-    if group is None:
-        return c10d._get_default_group()
-    return find_process_group(group) if isinstance(group, str) else group
-
-
 def dtensor_class() -> Any:
     """torch's DTensor class. The ImportError for a torch without DTensor names the alternative."""
     try:
@@ -97,11 +88,16 @@ def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, group: Any) -
     shape = target.local_shape(rank)
     result = torch.empty((0,) if shape is None else shape, dtype=target.dtype, device=local.device)
     op([local if rank in source.ranks else None], [None if shape is None else result]).wait()
-    strides = [1] * len(target.shape)
+    return dtensor_around(result, mesh, target)
+
+
+def dtensor_around(local: torch.Tensor, mesh: Any, layout: Layout) -> Any:
+    """The DTensor of ``layout``, whose local tensor on this rank is ``local``."""
+    strides = [1] * len(layout.shape)
     for dim in range(len(strides) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(target.shape[dim + 1], 1)
-    return dtensor_class().from_local(result, mesh, [torch_placement(item) for item in target.placements],
-                                      run_check=False, shape=torch.Size(target.shape), stride=tuple(strides))
+        strides[dim] = strides[dim + 1] * max(layout.shape[dim + 1], 1)
+    return dtensor_class().from_local(local, mesh, [_torch_placement(item) for item in layout.placements],
+                                      run_check=False, shape=torch.Size(layout.shape), stride=tuple(strides))
 
 
 def _cached_op(source: Layout, target: Layout, group: Any) -> CustomOp:
@@ -115,7 +111,7 @@ def _cached_op(source: Layout, target: Layout, group: Any) -> CustomOp:
     return op
 
 
-def torch_placement(item: Any) -> Any:
+def _torch_placement(item: Any) -> Any:
     import torch.distributed.tensor as dt
     if isinstance(item, Shard):
         return dt.Shard(item.dim)

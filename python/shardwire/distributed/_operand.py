@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from .. import _C
 from ..compiler.layout import kind_of, is_dtensor, local_tensor
-from ..compiler.redistribute import torch_placement, dtensor_class
+from ..compiler.redistribute import dtensor_around
 from ..errors import UnsupportedError
 from .distribution import Distribution, Placements
 
@@ -85,12 +85,7 @@ def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: 
         return tensor.numpy()
     if package == "DTensor":
         assert isinstance(target, Placements)
-        strides = [1] * len(global_shape)
-        for dim in range(len(strides) - 2, -1, -1):
-            strides[dim] = strides[dim + 1] * max(global_shape[dim + 1], 1)
-        layout = target.layout(global_shape, num_ranks)
-        return dtensor_class().from_local(tensor, device_mesh, [torch_placement(item) for item in layout.placements],
-                                          run_check=False, shape=torch.Size(global_shape), stride=tuple(strides))
+        return dtensor_around(tensor, device_mesh, target.layout(global_shape, num_ranks))
     return tensor
 
 

@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from ..groups.lookup import end_process_group, global_ranks, resolve_backend
+from ..groups.lookup import end_process_group, global_ranks, group_object, resolve_backend
 from ..compiler.layout import kind_of
 from ..groups.mpi import create_process_group_from_mpi
-from ..compiler.redistribute import group_object
 from .process_group import ProcessGroup, group_behind
 
 _BACKENDS = ("shardwire", "mpi", "nccl", "nvshmem")

@@ -220,9 +220,10 @@ def name_of_group(group: Any) -> str:
 
 
 def group_object(group: Any) -> Any:
-    """torch's object of ``group``: None (the default group; ValueError where there is none), a name, or the object."""
+    """torch's object of ``group``: None (the default group), a name, or the object. Raises the errors of
+    resolve_backend."""
+    resolve_backend(group)
     if group is None:
-        resolve_backend(None)
         return c10d._get_default_group()
     return find_process_group(group) if isinstance(group, str) else group
 
