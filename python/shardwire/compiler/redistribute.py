@@ -14,6 +14,7 @@ from .compile_op import CustomOp, compile_op
 from ..groups.lookup import group_object, table_by_group
 from .layout import Layout, Partial, Replicate, Shard, StridedShard, kind_of, is_dtensor, local_tensor
 from ..errors import UnsupportedError
+from ..plain.tensor_bytes import contiguous_strides
 
 # Compiled ops kept per group. Every rank of a group makes the same sequence of calls, so all ranks evict the same op at
 # the same time.
@@ -93,11 +94,9 @@ def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, group: Any) -
 
 def dtensor_around(local: torch.Tensor, mesh: Any, layout: Layout) -> Any:
     """The DTensor of ``layout``, whose local tensor on this rank is ``local``."""
-    strides = [1] * len(layout.shape)
-    for dim in range(len(strides) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(layout.shape[dim + 1], 1)
     return dtensor_class().from_local(local, mesh, [_torch_placement(item) for item in layout.placements],
-                                      run_check=False, shape=torch.Size(layout.shape), stride=tuple(strides))
+                                      run_check=False, shape=torch.Size(layout.shape),
+                                      stride=tuple(contiguous_strides(layout.shape)))
 
 
 def _cached_op(source: Layout, target: Layout, group: Any) -> CustomOp:

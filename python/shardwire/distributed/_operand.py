@@ -13,6 +13,7 @@ from .. import _C
 from ..compiler.layout import kind_of, is_dtensor, local_tensor
 from ..compiler.redistribute import dtensor_around
 from ..errors import UnsupportedError
+from ..plain.tensor_bytes import storage_address
 from .distribution import Distribution, Placements
 
 
@@ -104,7 +105,7 @@ def read_out(out: Any, operand: Operand) -> Operand:
     if tensor.requires_grad:
         raise ValueError("out requires grad; a result that has a gradient cannot be written into a given tensor")
     check_writable(target, "out")
-    if tensor.numel() and operand.tensor.numel() and storage_of(tensor) == storage_of(operand.tensor):
+    if tensor.numel() and operand.tensor.numel() and storage_address(tensor) == storage_address(operand.tensor):
         raise ValueError("out shares the operand's memory; give another tensor")
     return target
 
@@ -123,8 +124,3 @@ def check_writable(operand: Operand, what: str, instead: str = "") -> None:
     if any(extent > 1 and stride == 0 for extent, stride in zip(tensor.shape, tensor.stride())):
         raise ValueError(f"{what} is an expanded tensor, several of whose elements are one place in memory; give a "
                          f"tensor of its own{instead}")
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The address of the memory under a tensor."""
-    return (tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()).data_ptr()

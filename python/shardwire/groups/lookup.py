@@ -102,8 +102,7 @@ def end_process_group(group: Any = None) -> None:
     """Ends a group on this rank, standalone or not: pending and later operations fail on this rank with AbortedError,
     and peers that wait for this rank are notified."""
     ended = [resolve_backend(group)]
-    world: Any = getattr(c10d, "_world", None)
-    known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
+    known = torch_table("pg_map")
     group = group_object(group)
     if group in known:
         if dist.is_initialized() and group is c10d._get_default_group():  # with which all other groups of torch end
@@ -234,20 +233,24 @@ def store_of(group: Any) -> Any:
     group = group_object(group)
     if group in store_by_group:
         return store_by_group[group]
-    world: Any = getattr(c10d, "_world", None)
-    is_old = not hasattr(world, "pg_map")  # 1.13: its table has the store shared by all groups
-    entry = (c10d._pg_map if is_old else world.pg_map).get(group)
+    entry = torch_table("pg_map").get(group)
     if entry is None or entry[1] is None:
         raise ValueError("this group is not known to torch any more (was it destroyed?), or was made in C++: it has no "
                          "store to meet ranks through")
-    return dist.PrefixStore(c10d._pg_names[group], entry[1]) if is_old else entry[1]
+    if hasattr(c10d, "_world"):
+        return entry[1]
+    return dist.PrefixStore(c10d._pg_names[group], entry[1])  # 1.13: its table has the store shared by all groups
+
+
+def torch_table(name: str) -> Any:
+    """torch's table of its groups: "pg_map", of each group's backend and store, or "pg_names"."""
+    world: Any = getattr(c10d, "_world", None)
+    return getattr(c10d, f"_{name}") if world is None else getattr(world, name)
 
 
 def _torch_groups() -> Iterator[tuple[Any, list[str]]]:
     """torch's groups with their names and descriptions."""
-    world: Any = getattr(c10d, "_world", None)
-    names = world.pg_names if hasattr(world, "pg_names") else c10d._pg_names
-    for group, name in list(names.items()):
+    for group, name in list(torch_table("pg_names").items()):
         description = getattr(group, "group_desc", None)
         yield group, [each for each in (name, description) if isinstance(each, str) and each not in ("", "undefined")]
 

@@ -26,7 +26,7 @@ from .. import _C
 from ..errors import PeerFailedError, ShardwireError, UnsupportedError
 from ..groups.timeouts import as_timeout
 from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
-                             group_object, resolve_backend, table_by_group)
+                             group_object, resolve_backend, table_by_group, torch_table)
 from .agreement import Verdict, agree_on
 from .handles import ProcessHandle, own_store, parse_handle
 from .meeting import digest_of, forget_meeting, meet
@@ -287,6 +287,4 @@ def _kind_of(group: Any, backend: str | None) -> _Kind:
     timeout = native.options._timeout
     if dist.is_initialized() and found is c10d._get_default_group():
         return _Kind(True, backend or _configured(found), timeout, None, False)
-    world: Any = getattr(c10d, "_world", None)
-    known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
-    return _Kind(False, "shardwire", timeout, _C.group_name(native), found not in known)
+    return _Kind(False, "shardwire", timeout, _C.group_name(native), found not in torch_table("pg_map"))

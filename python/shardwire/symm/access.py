@@ -19,7 +19,7 @@ from operator import index
 import torch
 
 from .. import _C
-from .arguments import seconds_of
+from ..compiler.future import as_seconds
 
 _SIGNAL_OPS = {"set": "set", "add": "add"}
 
@@ -81,7 +81,7 @@ def signal_wait(signal: torch.Tensor, cmp: str, value: int, timeout: float | tim
     names the sources and which of the sources is stopped, and leaves the group usable; KeyboardInterrupt. Any thread;
     the GIL is released.
     """
-    return _C.symm_wait(signal, cmp, value, seconds_of(timeout), _ranks_of(source))
+    return _C.symm_wait(signal, cmp, value, as_seconds(timeout), _ranks_of(source))
 
 
 def _ranks_of(source: int | Sequence[int] | None) -> list[int]:

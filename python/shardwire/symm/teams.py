@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
+from ..compiler.future import as_seconds
 from ..errors import TimeoutError
 from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, group_object, store_of
 from ..groups.reductions import reduction_of
-from .arguments import backend_of, seconds_of
+from .arguments import backend_of
 from .tensors import empty, zeros
 
 
@@ -151,7 +152,7 @@ class Team:
     def barrier(self, timeout: float | timedelta | None = None) -> None:
         """Waits until all ranks have called; earlier writes of each rank to its peers are then seen by all. A timeout
         fails the group and names the missing ranks."""
-        _C.symm_barrier(self._symm_backend, None if timeout is None else seconds_of(timeout))
+        _C.symm_barrier(self._symm_backend, None if timeout is None else as_seconds(timeout))
 
     def sync(self, timeout: float | timedelta | None = None) -> None:
         """As :meth:`barrier`: here a barrier completes the writes without further cost."""
@@ -209,4 +210,4 @@ def split_2d(parent: Any, x_size: int) -> tuple[Team, Team]:
 
 def barrier(group: Any = None, timeout: float | timedelta | None = None) -> None:
     """:meth:`Team.barrier` of a group or team."""
-    _C.symm_barrier(backend_of(group), seconds_of(timeout))
+    _C.symm_barrier(backend_of(group), as_seconds(timeout))

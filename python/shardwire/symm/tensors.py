@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .. import _C
-from .arguments import backend_of, seconds_of
+from ..compiler.future import as_seconds
+from .arguments import backend_of
 
 _MOST_BYTES = 1 << 60
 _MOST_DIMS = 16
@@ -51,7 +52,7 @@ def make_tensor(size: Sequence[Any], dtype: torch.dtype | None, group: Any, time
     seconds = None
     # The other ranks wait for this rank, so an error of this rank alone must be sent to all.
     try:
-        seconds = seconds_of(timeout)
+        seconds = as_seconds(timeout)
     except (TypeError, ValueError) as failure:
         error = error or str(failure)
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
@@ -110,7 +111,7 @@ def free(tensor: torch.Tensor, timeout: float | timedelta | None = None, group: 
     """
     seconds, error = None, ""
     try:
-        seconds = seconds_of(timeout)
+        seconds = as_seconds(timeout)
     except (TypeError, ValueError) as failure:  # the other ranks wait for this rank
         error = str(failure)
     if isinstance(tensor, torch.Tensor) and _C.symm_place(tensor) is not None:

@@ -16,6 +16,7 @@ from ..compiler.fused import FusedLayout
 from ..compiler.layout import Layout, kind_of, is_dtensor, local_tensor
 from ..compiler.spec import check_local
 from ..errors import UnsupportedError
+from ..plain.tensor_bytes import untyped
 from .simple_layouts import Whole
 
 # Prefixes that torch's wrappers put into the names of the parameters below.
@@ -274,5 +275,4 @@ def _place_in_memory(tensor: torch.Tensor) -> Any:
     since meta tensors have no address."""
     if tensor.numel() == 0:
         return None
-    storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor._storage()
-    return storage._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return untyped(tensor)._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype

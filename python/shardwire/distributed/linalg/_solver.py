@@ -15,8 +15,9 @@ import torch
 
 from ...compiler.agree import Attempt
 from ...compiler.layout import kind_of
+from ...plain.tensor_bytes import storage_address
 from .. import _ends, _meeting, _runtime
-from .._operand import Operand, check_writable, order_of, storage_of, unwrap, wrap
+from .._operand import Operand, check_writable, order_of, unwrap, wrap
 from .._planned import Planned
 from ..distribution import Distribution, Placements
 from ..reshape import read_options
@@ -144,7 +145,7 @@ class DirectSolver(Planned):
             if is_written:
                 check_writable(operand, name, f", or inplace_{name}=False")
         if (self._options.inplace_a and first.tensor.numel() and second.tensor.numel()
-                and storage_of(first.tensor) == storage_of(second.tensor)):
+                and storage_address(first.tensor) == storage_address(second.tensor)):
             raise ValueError("a and b share memory, and inplace_a overwrites a before b is read; give a copy, or "
                              "inplace_a=False")
 

@@ -11,6 +11,7 @@ import torch
 
 from ... import _C, symm
 from ...compiler.layout import kind_of
+from ...plain.tensor_bytes import untyped
 from ...symm.tensors import make_tensor
 from .all_pes import NvshmemError, NvshmemInvalid, world
 from .team_table import Teams
@@ -39,7 +40,7 @@ def as_tensor(value: Any) -> torch.Tensor:
     size = plain.element_size()
     if not isinstance(owner, torch.Tensor):
         return plain
-    whole = owner.as_strided((_bytes_of_storage(owner) // owner.element_size(),), (1,), 0).view(torch.uint8)
+    whole = owner.as_strided((untyped(owner).nbytes() // owner.element_size(),), (1,), 0).view(torch.uint8)
     begin = plain.data_ptr() - whole.data_ptr()
     if plain.numel() == 0 or begin % size:
         return plain
@@ -138,7 +139,7 @@ def register_external_tensor(tensor: torch.Tensor) -> torch.Tensor:
     elif _C.symm_place(tensor) is not None:
         error = "the tensor lies in symmetric memory already"
     elif (tensor._is_view() or not tensor.is_contiguous() or tensor.requires_grad
-          or _bytes_of_storage(tensor) != tensor.numel() * tensor.element_size()):
+          or untyped(tensor).nbytes() != tensor.numel() * tensor.element_size()):
         error = "a tensor that is registered is contiguous, owns the whole of its memory and needs no gradient"
     try:
         made = make_tensor((tuple(getattr(tensor, "shape", ())),), getattr(tensor, "dtype", None), world(), None, False,
@@ -169,12 +170,6 @@ def register_external_buffer(buffer: torch.Tensor, preferred_address: Any = None
 def unregister_external_buffer(buffer: torch.Tensor) -> None:
     """:func:`unregister_external_tensor`."""
     unregister_external_tensor(buffer)
-
-
-def _bytes_of_storage(tensor: torch.Tensor) -> int:
-    if hasattr(tensor, "untyped_storage"):
-        return tensor.untyped_storage().nbytes()
-    return tensor.storage().nbytes()  # torch 1.13
 
 
 def free_tensor(tensor: torch.Tensor | symm.MulticastTensor) -> None:
