@@ -19,32 +19,19 @@ namespace {
 // Calls visit(i, j), i < j, for tensors of one device whose views share memory.
 template <typename Visit>
 void forEachPair(std::span<const at::Tensor* const> tensors, Visit&& visit) {
-  struct Entry {
-    AddressRange range;
-    std::size_t index;
-  };
   std::vector<TensorView> views;
-  std::vector<Entry> entries;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    views.push_back(deviceViewOf(*tensors[i]));
-    if (const AddressRange range = addressRange(views.back()); range.first < range.last) {
-      entries.push_back({range, i});
-    }
+  std::vector<IndexedRange> ranges;
+  for (const at::Tensor* tensor : tensors) {
+    views.push_back(deviceViewOf(*tensor));
+    ranges.push_back({addressRange(views.back()), ranges.size()});
   }
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
-  std::vector<Entry> open;  // ranges that go on at the current address
-  for (const Entry& entry : entries) {
-    std::erase_if(open, [&](const Entry& other) { return other.range.last <= entry.range.first; });
-    for (const Entry& other : open) {
-      // Addresses of two devices, or of a device and the host, are unrelated.
-      if (tensors[other.index]->device() == tensors[entry.index]->device() &&
-          shareMemory(views[other.index], views[entry.index])) {
-        visit(std::min(other.index, entry.index), std::max(other.index, entry.index));
-      }
+  visitMeetings(std::move(ranges), [&](const IndexedRange& a, const IndexedRange& b) {
+    // Addresses of two devices, or of a device and the host, are unrelated.
+    if (tensors[a.index]->device() == tensors[b.index]->device() && shareMemory(views[a.index], views[b.index])) {
+      visit(std::min(a.index, b.index), std::max(a.index, b.index));
     }
-    open.push_back(entry);
-  }
+    return false;
+  });
 }
 
 [[noreturn]] void refuseWith(std::string text) {

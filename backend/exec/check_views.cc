@@ -17,31 +17,21 @@ namespace shardwire::internal {
 
 namespace {
 
-// [first, last) of the addresses of a box; empty boxes give first == last.
-struct Range {
-  std::uintptr_t first = 0;
-  std::uintptr_t last = 0;
-  bool meets(const Range& other) const { return first < other.last && other.first < last; }
-};
-
-Range rangeOf(const TensorView& view, const Dims* offset, const Dims& shape) {
+// Of the addresses of a box.
+AddressRange rangeOf(const TensorView& view, const Dims& offset, const Dims& shape) {
   std::int64_t first = 0;
   std::int64_t last = 0;
   for (int d = 0; d < shape.size(); ++d) {
     if (shape[d] == 0) {
       return {};
     }
-    first += (offset != nullptr ? (*offset)[d] : 0) * view.strides[d];
+    first += offset[d] * view.strides[d];
     last += (shape[d] - 1) * view.strides[d];
   }
   const auto elem = static_cast<std::int64_t>(elementBytes(view.dtype));
   const auto base = reinterpret_cast<std::uintptr_t>(view.bytes);
   const auto start = base + static_cast<std::uintptr_t>(first * elem);
   return {start, start + static_cast<std::uintptr_t>((last + 1) * elem)};
-}
-
-Range rangeOf(const TensorView& view) {
-  return rangeOf(view, nullptr, view.shape);
 }
 
 // True when two elements of the tensor may lie at one address.
@@ -114,9 +104,9 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
     if (static_cast<std::size_t>(write.output) != output) {
       continue;
     }
-    const Range written = rangeOf(out, &write.offset, write.shape);
+    const AddressRange written = rangeOf(out, write.offset, write.shape);
     for (const PlanSendItem& item : plan.sendItems) {
-      if (static_cast<std::size_t>(item.input) == input && written.meets(rangeOf(in, &item.offset, item.shape))) {
+      if (static_cast<std::size_t>(item.input) == input && written.meets(rangeOf(in, item.offset, item.shape))) {
         return false;
       }
     }
@@ -126,7 +116,7 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
         if (source.rank != plan.rank || static_cast<std::size_t>(source.input) != input) {
           continue;
         }
-        const Range read = rangeOf(in, &source.offset, reader.shape);
+        const AddressRange read = rangeOf(in, source.offset, reader.shape);
         // An element read and written by the same move at the same place is safe: the read comes first.
         const bool samePlace =
             &reader == &write && read.first == written.first && in.strides == out.strides && in.dtype == out.dtype;
@@ -163,41 +153,24 @@ Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::spa
 
 Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                      const std::string& opName) {
-  struct Entry {
-    Range range;
-    std::size_t index;
-    bool isOutput;
-  };
-  std::vector<Entry> entries;
-  entries.reserve(inputs.size() + outputs.size());
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    entries.push_back({rangeOf(inputs[i]), i, false});
-  }
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    entries.push_back({rangeOf(outputs[i]), i, true});
-  }
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
-  // A sweep: entries still open at the current address.
-  std::vector<const Entry*> open;
-  for (const Entry& entry : entries) {
-    std::erase_if(open, [&](const Entry* other) { return other->range.last <= entry.range.first; });
-    if (entry.range.first == entry.range.last) {
-      continue;
+  std::vector<IndexedRange> ranges;  // of the inputs, then of the outputs
+  ranges.reserve(inputs.size() + outputs.size());
+  for (const std::span<const TensorView> views : {inputs, outputs}) {
+    for (const TensorView& view : views) {
+      ranges.push_back({addressRange(view), ranges.size()});
     }
-    for (const Entry* other : open) {
-      if (other->isOutput == entry.isOutput) {
-        continue;
-      }
-      const std::size_t input = entry.isOutput ? other->index : entry.index;
-      const std::size_t output = entry.isOutput ? entry.index : other->index;
-      if (!mayRun(plan, inputs, outputs, input, output)) {
-        return sharedMemory(opName, plan.rank, input, output);
-      }
-    }
-    open.push_back(&entry);
   }
-  return Status::ok();
+  Status status;
+  visitMeetings(std::move(ranges), [&](const IndexedRange& a, const IndexedRange& b) {
+    const std::size_t input = std::min(a.index, b.index);
+    const std::size_t output = std::max(a.index, b.index) - inputs.size();
+    if (input < inputs.size() && std::max(a.index, b.index) >= inputs.size() &&
+        !mayRun(plan, inputs, outputs, input, output)) {
+      status = sharedMemory(opName, plan.rank, input, output);
+    }
+    return !status.isOk();
+  });
+  return status;
 }
 
 }  // namespace shardwire::internal

@@ -114,11 +114,6 @@ bool shareMemory(const TensorView& a, const AddressRange& rangeA, const TensorVi
   return sum.reaches(target);
 }
 
-struct Entry {
-  AddressRange range;
-  std::size_t index = 0;
-};
-
 }  // namespace
 
 AddressRange addressRange(const TensorView& view) {
@@ -181,26 +176,19 @@ std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const Te
   if (extentOf(views).ascend) {
     return std::nullopt;
   }
-  std::vector<Entry> entries;
-  entries.reserve(views.size());
-  for (std::size_t i = 0; i < views.size(); ++i) {
-    if (const AddressRange range = addressRange(views[i]); range.first < range.last) {
-      entries.push_back({range, i});
-    }
+  std::vector<IndexedRange> ranges;
+  ranges.reserve(views.size());
+  for (const TensorView& view : views) {
+    ranges.push_back({addressRange(view), ranges.size()});
   }
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
-  std::vector<Entry> open;  // ranges that go on at the current address
-  for (const Entry& entry : entries) {
-    std::erase_if(open, [&](const Entry& other) { return other.range.last <= entry.range.first; });
-    for (const Entry& other : open) {
-      if (shareMemory(views[other.index], other.range, views[entry.index], entry.range)) {
-        return std::pair(std::min(other.index, entry.index), std::max(other.index, entry.index));
-      }
+  std::optional<std::pair<std::size_t, std::size_t>> found;
+  visitMeetings(std::move(ranges), [&](const IndexedRange& a, const IndexedRange& b) {
+    if (shareMemory(views[a.index], a.range, views[b.index], b.range)) {
+      found.emplace(std::min(a.index, b.index), std::max(a.index, b.index));
     }
-    open.push_back(entry);
-  }
-  return std::nullopt;
+    return found.has_value();
+  });
+  return found;
 }
 
 }  // namespace shardwire::internal

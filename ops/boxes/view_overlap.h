@@ -1,11 +1,13 @@
 // Which views share memory: exact for strided views, columns of one buffer included. Pure; reads no tensor; any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "shardwire/export.h"
 #include "shardwire/tensor_view.h"
@@ -19,6 +21,29 @@ struct AddressRange {
   bool meets(const AddressRange& other) const { return first < other.last && other.first < last; }
 };
 SHARDWIRE_EXPORT AddressRange addressRange(const TensorView& view);
+
+struct IndexedRange {
+  AddressRange range;
+  std::size_t index = 0;
+};
+// Calls visit(a, b) for each pair of ranges that meet, until visit() returns true. Empty ranges meet no other.
+template <typename Visit>
+void visitMeetings(std::vector<IndexedRange> ranges, Visit&& visit) {
+  std::erase_if(ranges, [](const IndexedRange& each) { return each.range.first >= each.range.last; });
+  std::sort(ranges.begin(), ranges.end(),
+            [](const IndexedRange& a, const IndexedRange& b) { return a.range.first < b.range.first; });
+  std::vector<IndexedRange> open;  // ranges that go on at the current address
+  for (const IndexedRange& each : ranges) {
+    std::erase_if(open, [&](const IndexedRange& other) { return other.range.last <= each.range.first; });
+    for (const IndexedRange& other : open) {
+      if (visit(other, each)) {
+        return;
+      }
+    }
+    open.push_back(each);
+  }
+}
+
 // Whether each stride, and the distance to the farthest element, in bytes, fits in 64 bits. The other functions of this
 // file require true.
 bool isAddressable(const TensorView& view);
