@@ -18,6 +18,14 @@ namespace shardwire::python {
 // The Status of a Python exception: exceptionOf() gives the same class again. Other classes than shardwire's own,
 // ValueError and TypeError become the closest of these.
 Status statusOf(const pybind11::handle& exception);
+// The shardwire group behind a c10d backend object. TypeError for anything else.
+ProcessGroupShardwire& groupOf(const pybind11::handle& object);
+
+// The argument of a function that takes a c10d backend object.
+struct Group {
+  ProcessGroupShardwire* behind = nullptr;
+  ProcessGroupShardwire* operator->() const { return behind; }
+};
 
 }  // namespace shardwire::python
 
@@ -33,6 +41,16 @@ struct type_caster<shardwire::Status> {
       return false;
     }
     value = source.is_none() ? shardwire::Status::ok() : shardwire::python::statusOf(source);
+    return true;
+  }
+};
+
+template <>
+struct type_caster<shardwire::python::Group> {
+  PYBIND11_TYPE_CASTER(shardwire::python::Group, const_name("object"));
+
+  bool load(handle source, bool) {
+    value.behind = &shardwire::python::groupOf(source);
     return true;
   }
 };
@@ -91,8 +109,6 @@ void bindSight(py::module_& module);
 
 // The Python exception (not raised) for a Status with an error.
 py::object exceptionOf(const Status& status);
-// The shardwire group behind a c10d backend object. TypeError for anything else.
-ProcessGroupShardwire& groupOf(const py::handle& object);
 
 // A TensorDecl with torch's own dtype: of dtypes unknown to the core, the core keeps only the width. Empty: torch has
 // no such type.

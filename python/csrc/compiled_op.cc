@@ -192,11 +192,10 @@ WhoPlans whoPlansOf(std::optional<bool> rank0Plans) {
 
 // `localError`: this rank's error takes part in the exchange, since the other ranks wait there and must receive the
 // error.
-PyCompiledOp compileOp(const py::object& backend, std::vector<DeclaredTensor> tensors, std::vector<LocalTensor> inputs,
+PyCompiledOp compileOp(Group group, std::vector<DeclaredTensor> tensors, std::vector<LocalTensor> inputs,
                        std::vector<LocalTensor> outputs, bool allowGaps, const std::string& name,
                        const Status& localError, std::optional<double> seconds, const std::string& overlap,
                        std::optional<bool> rank0Plans, bool useCached, const std::string& buildDir) {
-  ProcessGroupShardwire& group = groupOf(backend);
   LocalSpec spec{.inputs = std::move(inputs),
                  .outputs = std::move(outputs),
                  .allowGaps = allowGaps,
@@ -210,7 +209,7 @@ PyCompiledOp compileOp(const py::object& backend, std::vector<DeclaredTensor> te
   }
   spec.localError = localError;
   const py::gil_scoped_release release;
-  return PyCompiledOp(group.compileOp(spec, durationOf(seconds)), std::move(tensors));
+  return PyCompiledOp(group->compileOp(spec, durationOf(seconds)), std::move(tensors));
 }
 
 PyCompiledOp planOffline(std::vector<RankLists> ranks, Rank rank, bool allowGaps, const std::string& overlap,
@@ -250,11 +249,10 @@ std::string writeKept(const std::string& folder, const std::string& name, const 
   return internal::writeKept(folder, name, view).message();
 }
 
-PyCompiledOp attach(const py::object& backend, const PyCompiledOp& planned, std::optional<double> seconds) {
-  ProcessGroupShardwire& group = groupOf(backend);
+PyCompiledOp attach(Group group, const PyCompiledOp& planned, std::optional<double> seconds) {
   std::vector<DeclaredTensor> declared = planned.declared();
   const py::gil_scoped_release release;
-  return PyCompiledOp(group.attach(planned.compiled(), durationOf(seconds)), std::move(declared));
+  return PyCompiledOp(group->attach(planned.compiled(), durationOf(seconds)), std::move(declared));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Makes, finds and ends groups. A list of all groups made from Python comes first, for the shutdown at interpreter
 // exit. createBackend() makes a group through a store. bindBackend() binds the methods of a backend object that torch's
-// Python code expects. bindGroups() binds the functions that take a backend object: each finds our group behind the
-// object (groupOf) and calls the group.
+// Python code expects. bindGroups() binds the functions that take a backend object: each calls our group behind the
+// object (Group).
 #include <pybind11/chrono.h>
 
 #include "backend/base/mutex.h"
@@ -187,39 +187,18 @@ ProcessGroupShardwire& groupOf(const py::handle& object) {
 namespace {
 
 void bindEnds(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> released;
   module.def(
-      "abort",
-      [](const py::object& backend) {
-        ProcessGroupShardwire& group = groupOf(backend);
-        const py::gil_scoped_release release;
-        group.abort();
-      },
-      py::arg("backend"), "Fails every pending and later operation of the group on this rank.");
+      "abort", [](Group group) { group->abort(); }, py::arg("backend"), released,
+      "Fails every pending and later operation of the group on this rank.");
   module.def(
-      "revoke",
-      [](const py::object& backend, const std::string& notice) {
-        ProcessGroupShardwire& group = groupOf(backend);
-        const py::gil_scoped_release release;
-        group.revoke(notice);
-      },
-      py::arg("backend"), py::arg("notice"), "Ends the group on all its ranks. notice: the error of the operations.");
+      "revoke", [](Group group, const std::string& notice) { group->revoke(notice); }, py::arg("backend"),
+      py::arg("notice"), released, "Ends the group on all its ranks. notice: the error of the operations.");
   module.def(
-      "revocation",
-      [](const py::object& backend) {
-        ProcessGroupShardwire& group = groupOf(backend);
-        const py::gil_scoped_release release;
-        return group.revocation();
-      },
-      py::arg("backend"),
+      "revocation", [](Group group) { return group->revocation(); }, py::arg("backend"), released,
       "The rank that revoked the group, as a sentence; empty while no rank did, as far as this rank knows.");
   module.def(
-      "shutdown",
-      [](const py::object& backend) {
-        ProcessGroupShardwire& group = groupOf(backend);
-        const py::gil_scoped_release release;
-        group.shutdown();
-      },
-      py::arg("backend"), "Ends the group on this rank.");
+      "shutdown", [](Group group) { group->shutdown(); }, py::arg("backend"), released, "Ends the group on this rank.");
 }
 
 }  // namespace
@@ -255,33 +234,30 @@ void bindGroups(py::module_& module) {
       "is_backend", [](const py::object& object) { return findGroup(object) != nullptr; }, py::arg("object"),
       "Whether the object is the c10d backend object of a shardwire group.");
   module.def(
-      "rank", [](const py::object& backend) { return groupOf(backend).getRank(); }, py::arg("backend"));
+      "rank", [](Group group) { return group->getRank(); }, py::arg("backend"));
   module.def(
-      "size", [](const py::object& backend) { return groupOf(backend).getSize(); }, py::arg("backend"));
+      "size", [](Group group) { return group->getSize(); }, py::arg("backend"));
   module.def(
-      "global_ranks", [](const py::object& backend) { return groupOf(backend).globalRanks(); }, py::arg("backend"),
+      "global_ranks", [](Group group) { return group->globalRanks(); }, py::arg("backend"),
       "The job's rank of each member of the group.");
   module.def(
-      "describe", [](const py::object& backend) { return groupOf(backend).communicator()->describeTransports(); },
-      py::arg("backend"), "One line per peer: transport and data path, and why not a faster one.");
+      "describe", [](Group group) { return group->communicator()->describeTransports(); }, py::arg("backend"),
+      "One line per peer: transport and data path, and why not a faster one.");
   module.def(
-      "describe_collectives",
-      [](const py::object& backend) { return groupOf(backend).communicator()->describeCollectives(); },
+      "describe_collectives", [](Group group) { return group->communicator()->describeCollectives(); },
       py::arg("backend"), "The table by which collectives choose their algorithm.");
   module.def(
-      "group_name", [](const py::object& backend) { return groupOf(backend).communicator()->groupName(); },
-      py::arg("backend"));
+      "group_name", [](Group group) { return group->communicator()->groupName(); }, py::arg("backend"));
   module.def(
-      "set_timeout",
-      [](const py::object& backend, std::chrono::milliseconds timeout) { groupOf(backend).setTimeout(timeout); },
-      py::arg("backend"), py::arg("timeout"));
+      "set_timeout", [](Group group, Milliseconds timeout) { group->setTimeout(timeout); }, py::arg("backend"),
+      py::arg("timeout"));
   module.def(
       "exchange",
-      [](const py::object& backend, const std::string& call, const std::string& text, const std::string& blob,
-         const Status& error, std::optional<double> timeout) {
+      [](Group group, const std::string& call, const std::string& text, const std::string& blob, const Status& error,
+         std::optional<double> timeout) {
         std::vector<std::string> blobs;
         {
-          const auto communicator = groupOf(backend).communicator();
+          const auto communicator = group->communicator();
           const py::gil_scoped_release release;
           blobs = internal::valueOrThrow(communicator->exchange({call, text, blob, error}, durationOf(timeout)));
         }

@@ -133,12 +133,12 @@ py::object numberOf(std::uint64_t bits, c10::ScalarType type) {
 
 // ---- calls
 
-at::Tensor makeTensor(const py::object& backend, const std::vector<std::int64_t>& shape, const py::object& dtype,
+at::Tensor makeTensor(Group group, const std::vector<std::int64_t>& shape, const py::object& dtype,
                       const std::string& error, bool isZeroed, Seconds timeout) {
-  const auto communicator = groupOf(backend).communicator();
+  const auto communicator = group->communicator();
   const c10::ScalarType type = scalarTypeOf(dtype);
   const Dims dims{std::span<const std::int64_t>(shape)};
-  SymmetricRequest request{.localError = error, .isZeroed = isZeroed, .jobRanks = groupOf(backend).globalRanks()};
+  SymmetricRequest request{.localError = error, .isZeroed = isZeroed, .jobRanks = group->globalRanks()};
   request.bytes = c10::elementSize(type);
   for (const std::int64_t extent : shape) {  // checked by the caller: not negative, and no overflow
     request.bytes *= static_cast<std::size_t>(extent);
@@ -257,12 +257,8 @@ void bindWords(py::module_& module) {
   });
   module.def(
       "symm_barrier",
-      [](const py::object& backend, Seconds timeout) {
-        const auto communicator = groupOf(backend).communicator();
-        const py::gil_scoped_release release;
-        throwUnlessOk(communicator->symmetricBarrier(durationOf(timeout)));
-      },
-      py::arg("backend"), py::arg("timeout") = py::none());
+      [](Group group, Seconds timeout) { throwUnlessOk(group->communicator()->symmetricBarrier(durationOf(timeout))); },
+      py::arg("backend"), py::arg("timeout") = py::none(), py::call_guard<py::gil_scoped_release>());
 }
 
 void bindMulticast(py::module_& module) {
