@@ -25,6 +25,14 @@ inline RandomId readId(ByteReader& reader) {
   return id;
 }
 
+// For lists of fields.
+inline void idField(ByteWriter& writer, const RandomId& id) {
+  writeId(writer, id);
+}
+inline void idField(ByteReader& reader, RandomId& id) {
+  id = readId(reader);
+}
+
 // The code in one byte, then at most `maxTextBytes` of the text.
 inline void writeStatus(ByteWriter& writer, const Status& status, std::size_t maxTextBytes) {
   writer.u8(static_cast<std::uint8_t>(codeForPeers(status.code())));
@@ -38,6 +46,13 @@ inline Status readStatus(ByteReader& reader, std::size_t maxTextBytes) {
     reader.fail();
   }
   return code == StatusCode::kOk ? Status::ok() : Status{code, std::move(text)};
+}
+
+inline void statusField(ByteWriter& writer, const Status& status, std::size_t maxTextBytes) {
+  writeStatus(writer, status, maxTextBytes);
+}
+inline void statusField(ByteReader& reader, Status& status, std::size_t maxTextBytes) {
+  status = readStatus(reader, maxTextBytes);
 }
 
 }  // namespace shardwire::internal

@@ -35,33 +35,37 @@ std::uint64_t userNamespace() {
   return ::stat("/proc/thread-self/ns/user", &status) == 0 ? status.st_ino : 0;
 }
 
-void writeLinks(ByteWriter& writer, const std::vector<NetAddress>& links) {
-  writer.u32(static_cast<std::uint32_t>(std::min<std::size_t>(links.size(), kMaxLinks)));
-  for (std::size_t i = 0; i < links.size() && i < kMaxLinks; ++i) {
-    writer.text(links[i].ip);
-    writer.u32(links[i].scope);
-    writer.u32(links[i].port);
-    writer.text(links[i].interface);
-  }
-}
+constexpr auto kLinkFields = [](auto& codec, auto& link) {
+  codec.field(link.ip, kMaxNameBytes);
+  codec.field(link.scope);
+  codec.wideField(link.port);
+  codec.field(link.interface, kMaxNameBytes);
+};
 
-// False: the bytes are garbled.
-bool readLinks(ByteReader& reader, std::vector<NetAddress>& links) {
-  const std::uint32_t count = reader.u32();
-  for (std::uint32_t i = 0; i < count && i < kMaxLinks && reader.ok(); ++i) {
-    NetAddress link;
-    link.ip = reader.text(kMaxNameBytes);
-    link.scope = reader.u32();
-    const std::uint32_t port = reader.u32();
-    link.interface = reader.text(kMaxNameBytes);
-    if (port > 0xffff) {
-      return false;
-    }
-    link.port = static_cast<std::uint16_t>(port);
-    links.push_back(std::move(link));
+constexpr auto kAddressFields = [](auto& codec, auto& address) {
+  statusField(codec, address.failure, kMaxTextBytes);
+  codec.field(address.worldSize);
+  codec.field(address.bootId, kMaxTextBytes);
+  codec.field(address.networkNamespace);
+  codec.field(address.kernel, kMaxTextBytes);
+  codec.field(address.userNamespace);
+  codec.field(address.host, kMaxTextBytes);
+  codec.field(address.pid);
+  codec.field(address.uid);
+  idField(codec, address.process);
+  codec.field(address.hasJobToken);
+  codec.field(address.joinsLate);
+  codec.field(address.socketName, kMaxUnixNameBytes);
+  idField(codec, address.processToken);
+  codec.field(address.lifeName, kMaxNameBytes);
+  codec.listField(address.lifeLinks, kMaxLinks, kLinkFields);
+  idField(codec, address.token);
+  codec.listField(address.links, kMaxLinks, kLinkFields);
+  for (auto& transport : address.transports) {
+    codec.field(transport.bytes, kMaxTextBytes);
+    codec.field(transport.whyNot, kMaxTextBytes);
   }
-  return count <= kMaxLinks;
-}
+};
 
 }  // namespace
 
@@ -88,28 +92,7 @@ std::string encodeAddress(const RankAddress& address) {
   ByteWriter writer;
   writer.u32(kMagic);
   writer.u32(kAddressVersion);
-  writeStatus(writer, address.failure, kMaxTextBytes);
-  writer.u32(address.worldSize);
-  writer.text(address.bootId);
-  writer.u64(address.networkNamespace);
-  writer.text(address.kernel);
-  writer.u64(address.userNamespace);
-  writer.text(address.host);
-  writer.u32(address.pid);
-  writer.u32(address.uid);
-  writeId(writer, address.process);
-  writer.u8(address.hasJobToken ? 1 : 0);
-  writer.u8(address.joinsLate ? 1 : 0);
-  writer.text(address.socketName);
-  writeId(writer, address.processToken);
-  writer.text(address.lifeName);
-  writeLinks(writer, address.lifeLinks);
-  writeId(writer, address.token);
-  writeLinks(writer, address.links);
-  for (const TransportAddress& transport : address.transports) {
-    writer.text(transport.bytes);
-    writer.text(std::string_view(transport.whyNot).substr(0, kMaxTextBytes));
-  }
+  kAddressFields(writer, address);
   return writer.bytes();
 }
 
@@ -128,30 +111,9 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
             version, kAddressVersion)};
   }
   RankAddress address;
-  address.failure = readStatus(reader, kMaxTextBytes);
-  address.worldSize = reader.u32();
-  address.bootId = reader.text(kMaxTextBytes);
-  address.networkNamespace = reader.u64();
-  address.kernel = reader.text(kMaxTextBytes);
-  address.userNamespace = reader.u64();
-  address.host = reader.text(kMaxTextBytes);
-  address.pid = reader.u32();
-  address.uid = reader.u32();
-  address.process = readId(reader);
-  address.hasJobToken = reader.boolean();
-  address.joinsLate = reader.boolean();
-  address.socketName = reader.text(kMaxUnixNameBytes);
-  address.processToken = readId(reader);
-  address.lifeName = reader.text(kMaxNameBytes);
-  bool linksRead = readLinks(reader, address.lifeLinks);
-  address.token = readId(reader);
-  linksRead = readLinks(reader, address.links) && linksRead;
-  for (TransportAddress& transport : address.transports) {
-    transport.bytes = reader.text(kMaxTextBytes);
-    transport.whyNot = reader.text(kMaxTextBytes);
-  }
-  return linksRead && reader.isDone() ? Result(std::move(address))
-                                      : Status{StatusCode::kMismatch, "its address in the store is garbled"};
+  kAddressFields(reader, address);
+  return reader.isDone() ? Result(std::move(address))
+                         : Status{StatusCode::kMismatch, "its address in the store is garbled"};
 }
 
 Result<RankAddress> makeAddress() {

@@ -7,6 +7,13 @@ namespace {
 
 constexpr std::uint32_t kHostMagic = 0x4d485357;  // "WSHM"
 
+constexpr auto kHelloFields = [](auto& codec, auto& hello) {
+  idField(codec, hello.process);
+  idField(codec, hello.token);
+};
+constexpr auto kRequestFields = [](auto& codec, auto& token) { idField(codec, token); };
+constexpr auto kSecretFields = [](auto& codec, auto& secret) { codec.field(secret, kMaxHostTextBytes); };
+
 }  // namespace
 
 ByteWriter startHostMessage(HostMessage kind) {
@@ -42,19 +49,11 @@ Status checkHostMessage(ByteReader& reader, HostMessage wanted, const char* what
 }
 
 std::string encodeHostHello(const HostHello& hello) {
-  ByteWriter writer = startHostMessage(HostMessage::kHello);
-  writeId(writer, hello.process);
-  writeId(writer, hello.token);
-  return writer.bytes();
+  return encodeHostMessage(HostMessage::kHello, hello, kHelloFields);
 }
 
 Result<HostHello> decodeHostHello(std::string_view bytes) {
-  ByteReader reader(bytes);
-  SW_RETURN_IF_ERROR(checkHostMessage(reader, HostMessage::kHello, "hello"));
-  HostHello hello;
-  hello.process = readId(reader);
-  hello.token = readId(reader);
-  return reader.isDone() ? Result(hello) : garbledHostMessage("hello");
+  return decodeHostMessage<HostHello>(HostMessage::kHello, "hello", bytes, kHelloFields);
 }
 
 std::string encodeHostRefusal(const Status& reason) {
@@ -64,29 +63,20 @@ std::string encodeHostRefusal(const Status& reason) {
 }
 
 std::string encodeSecretRequest(const RandomId& token) {
-  ByteWriter writer = startHostMessage(HostMessage::kSecretRequest);
-  writeId(writer, token);
-  return writer.bytes();
+  return encodeHostMessage(HostMessage::kSecretRequest, token, kRequestFields);
 }
 
 Result<RandomId> decodeSecretRequest(std::string_view bytes) {
-  ByteReader reader(bytes);
-  SW_RETURN_IF_ERROR(checkHostMessage(reader, HostMessage::kSecretRequest, "request"));
-  const RandomId token = readId(reader);
-  return reader.isDone() ? Result(token) : garbledHostMessage("request");
+  return decodeHostMessage<RandomId>(HostMessage::kSecretRequest, "request", bytes, kRequestFields);
 }
 
 std::string encodeSecret(std::string_view secret) {
-  ByteWriter writer = startHostMessage(HostMessage::kSecret);
-  writer.text(secret);
-  return writer.bytes();
+  return encodeHostMessage(HostMessage::kSecret, secret, kSecretFields);
 }
 
 Result<std::string> decodeSecret(std::string_view bytes) {
-  ByteReader reader(bytes);
-  SW_RETURN_IF_ERROR(checkHostMessage(reader, HostMessage::kSecret, "secret"));
-  std::string secret = reader.text(kMaxHostTextBytes);
-  return reader.isDone() && !secret.empty() ? Result(std::move(secret)) : garbledHostMessage("secret");
+  auto secret = decodeHostMessage<std::string>(HostMessage::kSecret, "secret", bytes, kSecretFields);
+  return secret.isOk() && secret->empty() ? garbledHostMessage("secret") : std::move(secret);
 }
 
 bool isSecretRequest(std::string_view bytes) {

@@ -46,6 +46,22 @@ ByteWriter startHostMessage(HostMessage kind);
 Status checkHostMessage(ByteReader& reader, HostMessage wanted, const char* what);
 Status garbledHostMessage(const char* what);
 
+// A message whose fields follow the common part; fields: see ops/wire/byte_codec.h.
+template <typename Message, typename Fields>
+std::string encodeHostMessage(HostMessage kind, const Message& message, Fields fields) {
+  ByteWriter writer = startHostMessage(kind);
+  fields(writer, message);
+  return writer.take();
+}
+template <typename Message, typename Fields>
+Result<Message> decodeHostMessage(HostMessage kind, const char* what, std::string_view bytes, Fields fields) {
+  ByteReader reader(bytes);
+  SW_RETURN_IF_ERROR(checkHostMessage(reader, kind, what));
+  Message message;
+  fields(reader, message);
+  return reader.isDone() ? Result<Message>(std::move(message)) : garbledHostMessage(what);
+}
+
 std::string encodeHostHello(const HostHello& hello);
 std::string encodeHostRefusal(const Status& reason);
 // A request for the secret that a process gives only to processes of the same user (see HostListener). `token` as in

@@ -20,7 +20,10 @@ constexpr std::uint32_t kMagic = 0x4b4c5753;  // "SWLK"
 constexpr std::size_t kLengthBytes = 4;
 constexpr std::size_t kMaxRefusalBytes = 512;
 
-void read32(ByteReader& reader, std::array<std::uint8_t, 32>& bytes) {
+void bytesField(ByteWriter& writer, const std::array<std::uint8_t, 32>& bytes) {
+  writer.text(asText(bytes));
+}
+void bytesField(ByteReader& reader, std::array<std::uint8_t, 32>& bytes) {
   const std::string text = reader.text(bytes.size());
   if (text.size() == bytes.size()) {
     std::copy(text.begin(), text.end(), bytes.begin());
@@ -30,29 +33,29 @@ void read32(ByteReader& reader, std::array<std::uint8_t, 32>& bytes) {
 }
 
 // False: there is no such message.
-bool readFields(ByteReader& reader, LinkMessage& message) {
+constexpr auto kMessageFields = [](auto& codec, auto& message) {
   switch (message.type) {
     case LinkMessageType::kHello:
-      message.hello.from = static_cast<Rank>(reader.u32());
-      message.hello.to = static_cast<Rank>(reader.u32());
-      message.hello.worldSize = reader.u32();
-      message.hello.kind = reader.u8();
-      message.hello.endpoint = readId(reader);
-      read32(reader, message.challenge);
+      codec.field(message.hello.from);
+      codec.field(message.hello.to);
+      codec.field(message.hello.worldSize);
+      codec.field(message.hello.kind);
+      idField(codec, message.hello.endpoint);
+      bytesField(codec, message.challenge);
       return true;
     case LinkMessageType::kChallenge:
-      read32(reader, message.challenge);
+      bytesField(codec, message.challenge);
       return true;
     case LinkMessageType::kProof:
     case LinkMessageType::kWelcome:
-      read32(reader, message.proof);
+      bytesField(codec, message.proof);
       return true;
     case LinkMessageType::kRefusal:
-      message.refusal = readStatus(reader, kMaxRefusalBytes);
+      statusField(codec, message.refusal, kMaxRefusalBytes);
       return !message.refusal.isOk();
   }
   return false;
-}
+};
 
 }  // namespace
 
@@ -61,26 +64,7 @@ std::string encodeLinkMessage(const LinkMessage& message) {
   writer.u32(kMagic);
   writer.u8(kLinkVersion);
   writer.u8(static_cast<std::uint8_t>(message.type));
-  switch (message.type) {
-    case LinkMessageType::kHello:
-      writer.u32(static_cast<std::uint32_t>(message.hello.from));
-      writer.u32(static_cast<std::uint32_t>(message.hello.to));
-      writer.u32(message.hello.worldSize);
-      writer.u8(message.hello.kind);
-      writeId(writer, message.hello.endpoint);
-      writer.text(asText(message.challenge));
-      break;
-    case LinkMessageType::kChallenge:
-      writer.text(asText(message.challenge));
-      break;
-    case LinkMessageType::kProof:
-    case LinkMessageType::kWelcome:
-      writer.text(asText(message.proof));
-      break;
-    case LinkMessageType::kRefusal:
-      writeStatus(writer, message.refusal, kMaxRefusalBytes);
-      break;
-  }
+  kMessageFields(writer, message);
   return writer.bytes();
 }
 
@@ -97,7 +81,7 @@ Result<LinkMessage> decodeLinkMessage(std::string_view bytes) {
   }
   LinkMessage message;
   message.type = static_cast<LinkMessageType>(reader.u8());
-  if (!readFields(reader, message) || !reader.isDone()) {
+  if (!kMessageFields(reader, message) || !reader.isDone()) {
     return Status{StatusCode::kMismatch, "sent a garbled message of the link protocol"};
   }
   return message;

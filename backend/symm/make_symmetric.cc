@@ -33,23 +33,21 @@ struct Offer {
   HeapPlace attached;  // unused when the request attaches nothing
 };
 
-void encodePlace(ByteWriter* writer, const HeapPlace& place) {
-  writer->u8(place.isInHeap ? 1 : 0);
-  writer->u64(place.address);
-  writer->u64(place.offset);
-}
+constexpr auto kPlaceFields = [](auto& codec, auto& place) {
+  codec.field(place.isInHeap);
+  codec.field(place.address);
+  codec.field(place.offset);
+};
 
-void decodePlace(ByteReader* reader, HeapPlace* place) {
-  place->isInHeap = reader->u8() != 0;
-  place->address = reader->u64();
-  place->offset = reader->u64();
-}
+constexpr auto kOfferFields = [](auto& codec, auto& offer) {
+  codec.field(offer.isAllJoined);
+  kPlaceFields(codec, offer.place);
+  kPlaceFields(codec, offer.attached);
+};
 
 std::string encodeOffer(const Offer& offer) {
   ByteWriter writer;
-  writer.u8(offer.isAllJoined ? 1 : 0);
-  encodePlace(&writer, offer.place);
-  encodePlace(&writer, offer.attached);
+  kOfferFields(writer, offer);
   return writer.take();
 }
 
@@ -58,9 +56,7 @@ Result<std::vector<Offer>> decodeOffers(const std::vector<std::string>& blobs) {
   for (const std::string& blob : blobs) {
     ByteReader reader(blob);
     Offer offer;
-    offer.isAllJoined = reader.u8() != 0;
-    decodePlace(&reader, &offer.place);
-    decodePlace(&reader, &offer.attached);
+    kOfferFields(reader, offer);
     if (!reader.isDone()) {
       return Status{StatusCode::kInternal,
                     fmt::format("{}: the message of rank {} cannot be read", kWhat, offers.size())};

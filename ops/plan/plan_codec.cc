@@ -15,115 +15,78 @@ namespace {
 constexpr std::uint32_t kPlanMagic = 0x4c505753;  // "SWPL"
 constexpr std::uint8_t kPlanVersion = 3;
 
-template <typename T, typename Write>
-void writeList(ByteWriter& out, const std::vector<T>& items, Write write) {
+template <typename T, typename Fields>
+void list(ByteWriter& out, const std::vector<T>& items, std::size_t, Fields fields) {
   out.fixed(static_cast<std::uint32_t>(items.size()));
   for (const T& item : items) {
-    write(item);
+    fields(out, item);
   }
 }
-
 // minBytes: of one record, so that a count never makes us allocate for more records than the bytes left can hold.
-template <typename T, typename Read>
-void readList(ByteReader& in, std::vector<T>& items, std::size_t minBytes, Read read) {
+template <typename T, typename Fields>
+void list(ByteReader& in, std::vector<T>& items, std::size_t minBytes, Fields fields) {
   const std::size_t count = in.count(in.fixed<std::uint32_t>(), minBytes);
   items.resize(count);
   for (std::size_t i = 0; i < count && in.ok(); ++i) {
-    read(items[i]);
+    fields(in, items[i]);
   }
 }
 
-void writeTensors(ByteWriter& out, const std::vector<PlanTensor>& tensors) {
-  writeList(out, tensors, [&out](const PlanTensor& tensor) {
-    out.fixed(static_cast<std::uint8_t>(tensor.dtype));
-    out.fixedDims(tensor.shape);
-  });
-}
-void readTensors(ByteReader& in, std::vector<PlanTensor>& tensors) {
-  readList(in, tensors, 2, [&in](PlanTensor& tensor) {
-    tensor.dtype = in.enumerator<DType>(kNumDTypes);
-    tensor.shape = in.fixedDims();
-  });
-}
+constexpr auto kTensorFields = [](auto& codec, auto& tensor) {
+  codec.enumField(tensor.dtype, kNumDTypes);
+  codec.field(tensor.shape);
+};
 
-void writeEdges(ByteWriter& out, const std::vector<PlanEdge>& edges) {
-  writeList(out, edges, [&out](const PlanEdge& edge) {
-    out.fixed(edge.peer);
-    out.fixed(edge.first);
-    out.fixed(edge.count);
-    out.fixed(edge.numCopies);
-    out.fixed(edge.bytes);
-    out.fixed(edge.numItems);
-    writeList(out, edge.inputs, [&out](std::int32_t input) { out.fixed(input); });
-  });
-}
-void readEdges(ByteReader& in, std::vector<PlanEdge>& edges) {
-  readList(in, edges, 36, [&in](PlanEdge& edge) {
-    edge.peer = in.fixed<Rank>();
-    edge.first = in.fixed<std::uint32_t>();
-    edge.count = in.fixed<std::uint32_t>();
-    edge.numCopies = in.fixed<std::uint32_t>();
-    edge.bytes = in.fixed<std::uint64_t>();
-    edge.numItems = in.fixed<std::uint64_t>();
-    readList(in, edge.inputs, 4, [&in](std::int32_t& input) { input = in.fixed<std::int32_t>(); });
-  });
-}
+constexpr auto kEdgeFields = [](auto& codec, auto& edge) {
+  codec.field(edge.peer);
+  codec.field(edge.first);
+  codec.field(edge.count);
+  codec.field(edge.numCopies);
+  codec.field(edge.bytes);
+  codec.field(edge.numItems);
+  list(codec, edge.inputs, 4, [](auto& each, auto& input) { each.field(input); });
+};
 
-void writeSteps(ByteWriter& out, const Plan& plan) {
-  writeList(out, plan.sources, [&out](const PlanSource& source) {
-    out.fixed(source.rank);
-    out.fixed(source.input);
-    out.fixed(source.slot);
-    out.fixedDims(source.offset);
-  });
-  writeList(out, plan.moves, [&out](const PlanMove& move) {
-    out.fixed(move.output);
-    out.fixedDims(move.offset);
-    out.fixedDims(move.shape);
-    out.fixed(move.firstSource);
-    out.fixed(move.numSources);
-    out.fixed(static_cast<std::uint8_t>(move.reduction));
-    out.fixed(static_cast<std::uint8_t>(move.sourceDtype));
-  });
-  writeEdges(out, plan.receives);
-  writeList(out, plan.sendItems, [&out](const PlanSendItem& item) {
-    out.fixed(item.input);
-    out.fixed(item.slot);
-    out.fixedDims(item.offset);
-    out.fixedDims(item.shape);
-    out.fixed(static_cast<std::uint8_t>(item.withPrevious));
-    out.fixed(static_cast<std::uint8_t>(item.stagedDtype));
-  });
-  writeEdges(out, plan.sends);
-}
+constexpr auto kSourceFields = [](auto& codec, auto& source) {
+  codec.field(source.rank);
+  codec.field(source.input);
+  codec.field(source.slot);
+  codec.field(source.offset);
+};
 
-void readSteps(ByteReader& in, Plan& plan) {
-  readList(in, plan.sources, 13, [&in](PlanSource& source) {
-    source.rank = in.fixed<Rank>();
-    source.input = in.fixed<std::int32_t>();
-    source.slot = in.fixed<std::int32_t>();
-    source.offset = in.fixedDims();
-  });
-  readList(in, plan.moves, 16, [&in](PlanMove& move) {
-    move.output = in.fixed<std::int32_t>();
-    move.offset = in.fixedDims();
-    move.shape = in.fixedDims();
-    move.firstSource = in.fixed<std::uint32_t>();
-    move.numSources = in.fixed<std::uint32_t>();
-    move.reduction = in.enumerator<ReduceOp>(kNumReduceOps);
-    move.sourceDtype = in.enumerator<DType>(kNumDTypes);
-  });
-  readEdges(in, plan.receives);
-  readList(in, plan.sendItems, 12, [&in](PlanSendItem& item) {
-    item.input = in.fixed<std::int32_t>();
-    item.slot = in.fixed<std::int32_t>();
-    item.offset = in.fixedDims();
-    item.shape = in.fixedDims();
-    item.withPrevious = in.boolean();
-    item.stagedDtype = in.enumerator<DType>(kNumDTypes);
-  });
-  readEdges(in, plan.sends);
-}
+constexpr auto kMoveFields = [](auto& codec, auto& move) {
+  codec.field(move.output);
+  codec.field(move.offset);
+  codec.field(move.shape);
+  codec.field(move.firstSource);
+  codec.field(move.numSources);
+  codec.enumField(move.reduction, kNumReduceOps);
+  codec.enumField(move.sourceDtype, kNumDTypes);
+};
+
+constexpr auto kSendItemFields = [](auto& codec, auto& item) {
+  codec.field(item.input);
+  codec.field(item.slot);
+  codec.field(item.offset);
+  codec.field(item.shape);
+  codec.field(item.withPrevious);
+  codec.enumField(item.stagedDtype, kNumDTypes);
+};
+
+constexpr auto kPlanFields = [](auto& codec, auto& plan) {
+  codec.field(plan.rank);
+  codec.field(plan.worldSize);
+  codec.field(plan.fingerprint);
+  codec.field(plan.numOwnCopies);
+  codec.field(plan.firstCombine);
+  list(codec, plan.inputs, 2, kTensorFields);
+  list(codec, plan.outputs, 2, kTensorFields);
+  list(codec, plan.sources, 13, kSourceFields);
+  list(codec, plan.moves, 16, kMoveFields);
+  list(codec, plan.receives, 36, kEdgeFields);
+  list(codec, plan.sendItems, 12, kSendItemFields);
+  list(codec, plan.sends, 36, kEdgeFields);
+};
 
 }  // namespace
 
@@ -131,14 +94,7 @@ std::string serialise(const Plan& plan) {
   ByteWriter out;
   out.fixed(kPlanMagic);
   out.fixed(kPlanVersion);
-  out.fixed(plan.rank);
-  out.fixed(plan.worldSize);
-  out.fixed(plan.fingerprint);
-  out.fixed(plan.numOwnCopies);
-  out.fixed(plan.firstCombine);
-  writeTensors(out, plan.inputs);
-  writeTensors(out, plan.outputs);
-  writeSteps(out, plan);
+  kPlanFields(out, plan);
   return out.take();
 }
 
@@ -156,14 +112,7 @@ Result<Plan> deserialise(std::string_view bytes) {
                                                     ": compile it again");
   }
   Plan plan;
-  plan.rank = in.fixed<Rank>();
-  plan.worldSize = in.fixed<std::int32_t>();
-  plan.fingerprint = in.fixed<std::uint64_t>();
-  plan.numOwnCopies = in.fixed<std::uint32_t>();
-  plan.firstCombine = in.fixed<std::uint32_t>();
-  readTensors(in, plan.inputs);
-  readTensors(in, plan.outputs);
-  readSteps(in, plan);
+  kPlanFields(in, plan);
   if (!in.isDone()) {
     return Status(StatusCode::kInvalidArgument,
                   "a plan of " + std::to_string(bytes.size()) +

@@ -6,7 +6,9 @@
 // zero or empty, so decoders check once per record instead of once per field.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <concepts>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -63,6 +65,32 @@ class ByteWriter {
     u8(static_cast<std::uint8_t>(dims.size()));
     for (const std::int64_t value : dims) {
       fixed(value);
+    }
+  }
+  // Fields of formats that list their fields once, for both directions: the functions of the same names in ByteReader.
+  // The list is a constant such as
+  //   constexpr auto kHelloFields = [](auto& codec, auto& hello) {
+  //     codec.field(hello.rank);
+  //     codec.field(hello.name, kMaxNameBytes);
+  //   };
+  template <std::integral T>
+  void field(T value) {
+    fixed(value);
+  }
+  void field(bool value) { u8(value ? 1 : 0); }
+  void wideField(std::uint16_t value) { u32(value); }  // in four bytes
+  void field(std::string_view value, std::size_t most) { text(value.substr(0, most)); }
+  void field(const Dims& value) { fixedDims(value); }
+  template <typename E>
+  void enumField(E value, int) {
+    u8(static_cast<std::uint8_t>(value));
+  }
+  template <typename Items, typename Fields>
+  void listField(const Items& items, std::size_t most, Fields fields) {
+    const std::size_t count = std::min(items.size(), most);
+    u32(static_cast<std::uint32_t>(count));
+    for (std::size_t i = 0; i < count; ++i) {
+      fields(*this, items[i]);
     }
   }
   const std::string& bytes() const { return bytes_; }
@@ -159,6 +187,36 @@ class ByteReader {
   }
   Dims fixedDims() {
     return dims([this] { return fixed<std::int64_t>(); });
+  }
+
+  template <std::integral T>
+  void field(T& value) {
+    value = fixed<T>();
+  }
+  void field(bool& value) { value = boolean(); }
+  void wideField(std::uint16_t& value) {
+    const std::uint32_t raw = u32();
+    value = static_cast<std::uint16_t>(raw);
+    if (value != raw) {
+      fail();
+    }
+  }
+  void field(std::string& value, std::size_t most) { value = text(most); }
+  void field(Dims& value) { value = fixedDims(); }
+  template <typename E>
+  void enumField(E& value, int limit) {
+    value = enumerator<E>(limit);
+  }
+  // At most `most` items, behind their number in four bytes. `fields` lists the fields of one item.
+  template <typename Items, typename Fields>
+  void listField(Items& items, std::size_t most, Fields fields) {
+    const std::size_t count = u32();
+    if (count > most) {
+      fail();
+    }
+    for (std::size_t i = 0; i < count && ok_; ++i) {
+      fields(*this, items.emplace_back());
+    }
   }
 
  private:

@@ -36,30 +36,42 @@ ReadLimits limitsOf(const Options& options) {
   return limits;
 }
 
+// The version in one byte, then the fields.
+template <typename Message, typename Fields>
+std::string encode(std::uint8_t version, const Message& message, Fields fields) {
+  ByteWriter writer;
+  writer.u8(version);
+  fields(writer, message);
+  return writer.take();
+}
+template <typename Message, typename Fields>
+bool decode(std::string_view bytes, std::uint8_t version, Message* message, Fields fields) {
+  ByteReader reader(bytes);
+  if (reader.u8() != version) {
+    return false;
+  }
+  fields(reader, *message);
+  return reader.isDone();
+}
+
 struct MpiAddress {
   std::string job;
   std::uint32_t rank = 0;  // in the MPI world
   std::uint32_t size = 0;
 };
 
+constexpr auto kAddressFields = [](auto& codec, auto& address) {
+  codec.field(address.job, kMaxJobBytes);
+  codec.field(address.rank);
+  codec.field(address.size);
+};
+
 std::string encodeAddress(const MpiAddress& address) {
-  ByteWriter writer;
-  writer.u8(kAddressVersion);
-  writer.text(address.job);
-  writer.u32(address.rank);
-  writer.u32(address.size);
-  return writer.bytes();
+  return encode(kAddressVersion, address, kAddressFields);
 }
 
 bool decodeAddress(std::string_view bytes, MpiAddress* address) {
-  ByteReader reader(bytes);
-  if (reader.u8() != kAddressVersion) {
-    return false;
-  }
-  address->job = reader.text(kMaxJobBytes);
-  address->rank = reader.u32();
-  address->size = reader.u32();
-  return reader.isDone() && address->rank < address->size;
+  return decode(bytes, kAddressVersion, address, kAddressFields) && address->rank < address->size;
 }
 
 // The message of each side over the link: the lane lengths and, from the lower rank of the MPI world, the tags.
@@ -69,29 +81,13 @@ struct Joint {
   std::string failure;  // why this side cannot join; empty: no failure
 };
 
-std::string encodeJoint(const Joint& joint) {
-  ByteWriter writer;
-  writer.u8(kJointVersion);
-  writer.u32(joint.firstTag);
-  for (const std::uint64_t bytes : joint.laneBytes) {
-    writer.u64(bytes);
+constexpr auto kJointFields = [](auto& codec, auto& joint) {
+  codec.field(joint.firstTag);
+  for (auto& bytes : joint.laneBytes) {
+    codec.field(bytes);
   }
-  writer.text(joint.failure);
-  return writer.bytes();
-}
-
-bool decodeJoint(std::string_view bytes, Joint* joint) {
-  ByteReader reader(bytes);
-  if (reader.u8() != kJointVersion) {
-    return false;
-  }
-  joint->firstTag = reader.u32();
-  for (std::uint64_t& lane : joint->laneBytes) {
-    lane = reader.u64();
-  }
-  joint->failure = reader.text(Link::kMaxMessageBytes);
-  return reader.isDone();
-}
+  codec.field(joint.failure, Link::kMaxMessageBytes);
+};
 
 class MpiEndpoint final : public Endpoint {
  public:
@@ -148,11 +144,11 @@ Joint MpiEndpoint::propose(int worldRank) {
 // Makes sure that both sides are present, willing, and configured alike, before either side waits inside of MPI.
 Status MpiEndpoint::agree(Link& link, int worldRank, const std::string& who, const WaitLimit& limit, int* firstTag) {
   const Joint mine = propose(worldRank);
-  SW_RETURN_IF_ERROR(link.send(encodeJoint(mine), limit));
+  SW_RETURN_IF_ERROR(link.send(encode(kJointVersion, mine, kJointFields), limit));
   const auto answer = link.receive(limit);
   SW_RETURN_IF_ERROR(answer.status());
   Joint theirs;
-  if (!decodeJoint(*answer, &theirs)) {
+  if (!decode(*answer, kJointVersion, &theirs, kJointFields)) {
     return {StatusCode::kMismatch, fmt::format("{} speaks another version of the mpi transport", who)};
   }
   if (!mine.failure.empty() || !theirs.failure.empty()) {

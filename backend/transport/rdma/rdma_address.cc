@@ -13,6 +13,18 @@ namespace {
 
 constexpr std::size_t kMaxNameBytes = 64;
 
+constexpr auto kRailFields = [](auto& codec, auto& rail) {
+  codec.field(rail.device, kMaxNameBytes);
+  codec.field(rail.port);
+  codec.field(rail.isEthernet);
+  codec.wideField(rail.lid);
+  for (auto& byte : rail.gid) {
+    codec.field(byte);
+  }
+  codec.field(rail.mtu);
+  codec.field(rail.mbps);
+};
+
 int commonPrefixBits(const Gid& a, const Gid& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a[i] != b[i]) {
@@ -38,15 +50,7 @@ std::string encodeRailAddresses(const std::vector<RailAddress>& rails) {
   writer.u8(kRdmaAddressVersion);
   writer.u8(static_cast<std::uint8_t>(rails.size()));
   for (const RailAddress& rail : rails) {
-    writer.text(std::string_view(rail.device).substr(0, kMaxNameBytes));
-    writer.u8(rail.port);
-    writer.u8(rail.isEthernet ? 1 : 0);
-    writer.u32(rail.lid);
-    for (const std::uint8_t byte : rail.gid) {
-      writer.u8(byte);
-    }
-    writer.u8(rail.mtu);
-    writer.u32(rail.mbps);
+    kRailFields(writer, rail);
   }
   return writer.bytes();
 }
@@ -61,16 +65,7 @@ Result<std::vector<RailAddress>> decodeRailAddresses(std::string_view bytes) {
   const std::size_t numRails = reader.u8();
   std::vector<RailAddress> rails;
   for (std::size_t i = 0; i < numRails && reader.ok(); ++i) {
-    RailAddress& rail = rails.emplace_back();
-    rail.device = reader.text(kMaxNameBytes);
-    rail.port = reader.u8();
-    rail.isEthernet = reader.u8() != 0;
-    rail.lid = static_cast<std::uint16_t>(reader.u32());
-    for (std::uint8_t& byte : rail.gid) {
-      byte = reader.u8();
-    }
-    rail.mtu = reader.u8();
-    rail.mbps = reader.u32();
+    kRailFields(reader, rails.emplace_back());
   }
   if (!reader.isDone() || rails.empty() || rails.size() > kMaxRails) {
     return Status{StatusCode::kMismatch, "published a malformed RDMA address"};

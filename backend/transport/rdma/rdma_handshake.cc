@@ -41,20 +41,23 @@ struct Offer {
   std::vector<QueuePairAddress> queues;  // of the lanes, then of the payload
 };
 
+constexpr auto kOfferFields = [](auto& codec, auto& offer) {
+  for (auto& bytes : offer.laneBytes) {
+    codec.field(bytes);
+  }
+  codec.field(offer.memory);
+  codec.field(offer.memoryKey);
+  codec.listField(offer.queues, 1 + kMaxRails, [](auto& each, auto& queue) {
+    each.field(queue.number);
+    each.field(queue.firstPacket);
+  });
+};
+
 std::string encodeOffer(const Offer& offer) {
   ByteWriter writer;
   writer.u8(kVersion);
   writer.u8(static_cast<std::uint8_t>(Message::kQueuePairs));
-  for (const std::uint64_t bytes : offer.laneBytes) {
-    writer.u64(bytes);
-  }
-  writer.u64(offer.memory);
-  writer.u32(offer.memoryKey);
-  writer.u32(static_cast<std::uint32_t>(offer.queues.size()));
-  for (const QueuePairAddress& queue : offer.queues) {
-    writer.u32(queue.number);
-    writer.u32(queue.firstPacket);
-  }
+  kOfferFields(writer, offer);
   return writer.bytes();
 }
 
@@ -227,19 +230,10 @@ Result<std::string_view> RdmaJoining::bodyOf(std::string_view message, Message k
 
 Status RdmaJoining::takeOffer(std::string_view body) {
   ByteReader reader(body);
-  for (std::uint64_t& bytes : theirs_.laneBytes) {
-    bytes = reader.u64();
-  }
-  theirs_.memory = reader.u64();
-  theirs_.memoryKey = reader.u32();
-  const std::uint32_t numQueues = reader.u32();
-  for (std::uint32_t i = 0; i < numQueues && reader.ok(); ++i) {
-    const std::uint32_t number = reader.u32();
-    theirs_.queues.push_back({number, reader.u32()});
-  }
+  kOfferFields(reader, theirs_);
   if (!reader.isDone() || theirs_.queues.size() != offer_.queues.size()) {
-    return {StatusCode::kMismatch,
-            fmt::format("{} sent {} RDMA queue pairs, this rank {}", h_.who, numQueues, offer_.queues.size())};
+    return {StatusCode::kMismatch, fmt::format("{} sent {} RDMA queue pairs, this rank {}", h_.who,
+                                               theirs_.queues.size(), offer_.queues.size())};
   }
   if (theirs_.laneBytes != offer_.laneBytes) {
     return {

@@ -3,55 +3,41 @@
 #include "backend/fabric/unix_socket.h"
 
 namespace shardwire::internal {
+namespace {
+
+constexpr auto kAddressFields = [](auto& codec, auto& address) {
+  idField(codec, address.owner.process);
+  codec.field(address.owner.socketName, kMaxUnixNameBytes);
+  idField(codec, address.owner.token);
+  codec.field(address.inboxOffset);
+  idField(codec, address.inboxId);
+  codec.enumField(address.ordinaryPath, static_cast<int>(OrdinaryPath::kStaged) + 1);
+};
+
+constexpr auto kWelcomeFields = [](auto& codec, auto& welcome) {
+  idField(codec, welcome.process);
+  codec.field(welcome.arenaBytes);
+  codec.field(welcome.heapBytes);
+  codec.field(welcome.probeAddress);
+  codec.field(welcome.probeSecret);
+};
+
+}  // namespace
 
 std::string encodeShmAddress(const ShmAddress& address) {
-  ByteWriter writer = startHostMessage(HostMessage::kAddress);
-  writeId(writer, address.owner.process);
-  writer.text(address.owner.socketName);
-  writeId(writer, address.owner.token);
-  writer.u64(address.inboxOffset);
-  writeId(writer, address.inboxId);
-  writer.u8(static_cast<std::uint8_t>(address.ordinaryPath));
-  return writer.bytes();
+  return encodeHostMessage(HostMessage::kAddress, address, kAddressFields);
 }
 
 Result<ShmAddress> decodeShmAddress(std::string_view bytes) {
-  ByteReader reader(bytes);
-  SW_RETURN_IF_ERROR(checkHostMessage(reader, HostMessage::kAddress, "address"));
-  ShmAddress address;
-  address.owner.process = readId(reader);
-  address.owner.socketName = reader.text(kMaxUnixNameBytes);
-  address.owner.token = readId(reader);
-  address.inboxOffset = reader.u64();
-  address.inboxId = readId(reader);
-  const std::uint8_t path = reader.u8();
-  if (!reader.isDone() || path > static_cast<std::uint8_t>(OrdinaryPath::kStaged)) {
-    return garbledHostMessage("address");
-  }
-  address.ordinaryPath = static_cast<OrdinaryPath>(path);
-  return address;
+  return decodeHostMessage<ShmAddress>(HostMessage::kAddress, "address", bytes, kAddressFields);
 }
 
 std::string encodeShmWelcome(const ShmWelcome& welcome) {
-  ByteWriter writer = startHostMessage(HostMessage::kWelcome);
-  writeId(writer, welcome.process);
-  writer.u64(welcome.arenaBytes);
-  writer.u64(welcome.heapBytes);
-  writer.u64(welcome.probeAddress);
-  writer.u64(welcome.probeSecret);
-  return writer.bytes();
+  return encodeHostMessage(HostMessage::kWelcome, welcome, kWelcomeFields);
 }
 
 Result<ShmWelcome> decodeShmWelcome(std::string_view bytes) {
-  ByteReader reader(bytes);
-  SW_RETURN_IF_ERROR(checkHostMessage(reader, HostMessage::kWelcome, "welcome"));
-  ShmWelcome welcome;
-  welcome.process = readId(reader);
-  welcome.arenaBytes = reader.u64();
-  welcome.heapBytes = reader.u64();
-  welcome.probeAddress = reader.u64();
-  welcome.probeSecret = reader.u64();
-  return reader.isDone() ? Result(welcome) : garbledHostMessage("welcome");
+  return decodeHostMessage<ShmWelcome>(HostMessage::kWelcome, "welcome", bytes, kWelcomeFields);
 }
 
 }  // namespace shardwire::internal

@@ -81,17 +81,21 @@ struct Setup {
   Status status;  // an error when the sender rejects the set-up
 };
 
+constexpr auto kSetupFields = [](auto& codec, auto& setup) {
+  for (auto& capacity : setup.capacities) {
+    codec.field(capacity);
+  }
+  codec.wideField(setup.port);
+  codec.field(setup.wantsChecksums);
+  codec.enumField(setup.tls, static_cast<int>(TlsWish::kMust) + 1);
+  statusField(codec, setup.status, kMaxTextBytes);
+};
+
 std::string encodeSetup(const Setup& setup) {
   ByteWriter writer;
   writer.u32(kMagic);
   writer.u8(kTcpVersion);
-  for (const std::uint64_t capacity : setup.capacities) {
-    writer.u64(capacity);
-  }
-  writer.u32(setup.port);
-  writer.u8(setup.wantsChecksums ? 1 : 0);
-  writer.u8(static_cast<std::uint8_t>(setup.tls));
-  writeStatus(writer, setup.status, kMaxTextBytes);
+  kSetupFields(writer, setup);
   writer.u32(crc32c(writer.bytes().data(), writer.bytes().size()));
   return writer.bytes();
 }
@@ -109,17 +113,9 @@ Result<Setup> decodeSetup(std::string_view bytes) {
                     version, static_cast<int>(kTcpVersion))};
   }
   Setup setup;
-  for (std::uint64_t& capacity : setup.capacities) {
-    capacity = reader.u64();
-  }
-  const std::uint32_t port = reader.u32();
-  setup.port = static_cast<std::uint16_t>(port);
-  setup.wantsChecksums = reader.u8() != 0;
-  const std::uint8_t tls = reader.u8();
-  setup.tls = static_cast<TlsWish>(tls);
-  setup.status = readStatus(reader, kMaxTextBytes);
+  kSetupFields(reader, setup);
   const std::uint32_t sent = reader.u32();
-  if (!reader.isDone() || port > 0xffff || tls > static_cast<std::uint8_t>(TlsWish::kMust)) {
+  if (!reader.isDone()) {
     return Status{StatusCode::kMismatch, "the peer's tcp set-up is malformed"};
   }
   // Without this a changed bit could have one end send checksums and the other end read them as bytes.
