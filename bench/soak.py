@@ -15,7 +15,6 @@ import argparse
 import ctypes
 import os
 import sys
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path

@@ -16,10 +16,9 @@ from test_fft import check, data_of, naive
 from test_reshape import check_misuse, random_distribution, take
 
 import shardwire
-import shardwire.distributed as swd
 from shardwire.distributed._fft_long import fold, splits, view_of
 from shardwire.distributed._ends import End
-from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, Pencil, ProcessGrid, Slab
+from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, ProcessGrid, Slab
 from shardwire.distributed.fft import FFT, fft, ifft, irfft, rfft
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261126"))

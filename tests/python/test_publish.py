@@ -10,7 +10,6 @@ import functools
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
