@@ -54,6 +54,7 @@ Status Lookout::look() {
   } else if (const auto failure = board_.read()) {
     ended_ = *failure;
   } else if (const auto dead = deadRank(); dead && Clock::now() < group_.deadline) {
+    foundDead_ = dead;
     ended_ = diedError(*dead);
   } else {
     ended_ = whyAbsent();
@@ -202,7 +203,10 @@ Status Lookout::agreeOnFailure(const Status& why) {
     if (const auto failure = board_.read()) {
       return *failure;
     }
-    const std::optional<Rank> dead = isEnd || isMaybeEnd ? deadRank() : std::nullopt;
+    // Ranks that have ended since may be a consequence of the first death.
+    const std::optional<Rank> dead = foundDead_.has_value() ? foundDead_
+                                     : isEnd || isMaybeEnd  ? deadRank()
+                                                            : std::nullopt;
     const Duration waited = Clock::now() - start;
     if (waited >= patience || (dead && waited >= kWrittenWithin)) {
       // Read once more: a rank that seems dead may have written the reason, and exited, since this rank last read the

@@ -61,7 +61,8 @@ class Lookout {
   InterruptibleWait interruptible_;
   const WaitLimit::Look look_ = [this] { return look(); };
   Deadline nextLook_;
-  Status ended_;  // the result of look() once the making has ended
+  Status ended_;                   // the result of look() once the making has ended
+  std::optional<Rank> foundDead_;  // the death that ended the making of the group
   bool isOutdated_ = false;
   // The peer in a handshake with this rank as of the last look, since when, and whether the store has a note of it.
   Rank awaited_ = -1;

@@ -29,10 +29,11 @@ TEST(SimulateJoins, KeepsThePromises) {
 
 // Seeds of defects of the product, each repaired since.
 TEST(SimulateJoins, KeepsThePromisesWhereItDidNot) {
-  expectJoinsKept(90);     // an error named a rank that waited for another rank, and not the other rank
-  expectJoinsKept(834);    // the same, where the rank did not accept the dial
-  expectJoinsKept(41605);  // the same, and the error did not say that the store gave no answer
-  expectJoinsKept(10006);  // a store without an answer until the deadline: ranks that had given up were called dead
+  expectJoinsKept(90);      // an error named a rank that waited for another rank, and not the other rank
+  expectJoinsKept(834);     // the same, where the rank did not accept the dial
+  expectJoinsKept(41605);   // the same, and the error did not say that the store gave no answer
+  expectJoinsKept(222045);  // a rank that knew of a death named another rank, which had left because of the death
+  expectJoinsKept(10006);   // a store without an answer until the deadline: ranks that had given up were called dead
 }
 
 TEST(SimulateJoins, PlaysASeedTheSameWayEveryTime) {
