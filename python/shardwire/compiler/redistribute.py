@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .compile_op import CustomOp, compile_op
-from ..groups.lookup import group_object, table_by_group
+from ..groups.lookup import shardwire_group, table_by_group
 from .layout import Layout, Partial, Replicate, Shard, StridedShard, kind_of, is_dtensor, local_tensor
 from ..errors import UnsupportedError
 from ..plain.tensor_bytes import contiguous_strides
@@ -54,7 +54,7 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
         partial = next(item for item in target.placements if isinstance(item, Partial))
         raise UnsupportedError(f"redistribute cannot make {partial}: a value has no addends of its own; use "
                                "Replicate() or Shard(dim)")
-    group = group_object(group)
+    group = shardwire_group(group)
     if dtensor.requires_grad and torch.is_grad_enabled():
         return _Redistribute.apply(dtensor, mesh, target, group)
     return _move(dtensor, source, mesh, target, group)
@@ -69,7 +69,7 @@ def clear_redistribute_cache(group: Any = None) -> None:
     if group is None:
         _caches.clear()
     else:
-        _caches.pop(group_object(group), None)
+        _caches.pop(shardwire_group(group), None)
 
 
 def dtensor_class() -> Any:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from ..groups.lookup import end_process_group, global_ranks, group_object, resolve_backend
+from ..groups.lookup import end_process_group, global_ranks, resolve_backend, shardwire_group
 from ..compiler.layout import kind_of
 from ..groups.mpi import create_process_group_from_mpi
 from .process_group import ProcessGroup, group_behind
@@ -77,7 +77,7 @@ def initialize(device_id: int | None = None, process_group: Any = None, backends
             if process_group is None and not dist.is_initialized():
                 dist.init_process_group("shardwire")
                 ends = "default"
-            group = group_object(process_group)
+            group = shardwire_group(process_group)
         backend = resolve_backend(group)
         _context = DistributedContext(device_id, group, comm, names, _C.rank(backend), len(global_ranks(backend)))
         _end = ends
@@ -128,7 +128,7 @@ def group_of(group: Any) -> Any:
     if group is None and not dist.is_initialized():
         raise RuntimeError("shardwire.distributed was not initialized: call "
                            "shardwire.distributed.initialize(device_id, comm) first, or give group=")
-    return group_object(group)
+    return shardwire_group(group)
 
 
 def known_size() -> int:

@@ -219,12 +219,17 @@ def name_of_group(group: Any) -> str:
 
 
 def group_object(group: Any) -> Any:
-    """torch's object of ``group``: None (the default group), a name, or the object. Raises the errors of
-    resolve_backend."""
-    resolve_backend(group)
+    """torch's object of ``group``: None (the default group; ValueError where there is none), a name, or the object."""
     if group is None:
+        resolve_backend(None)
         return c10d._get_default_group()
     return find_process_group(group) if isinstance(group, str) else group
+
+
+def shardwire_group(group: Any) -> Any:
+    """As :func:`group_object`, with the errors of :func:`resolve_backend` for a group without shardwire."""
+    resolve_backend(group)
+    return group_object(group)
 
 
 def store_of(group: Any) -> Any:
