@@ -128,17 +128,24 @@ bool isAboutRankThatWaited(const Report& report, const std::vector<Report>& repo
 }
 
 // All other ranks had been killed long before, and no rank could send anything any more. The silence of a dead host
-// lasts longer. A rank that was stopped beyond the timeout sees the deaths and the timeout at once.
+// lasts longer, and nothing passes a cut link, not even a death. A rank that was stopped beyond the timeout sees the
+// deaths and the timeout at once.
 bool waitedForTheDead(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
   const auto has = [&](FaultKind kind, Rank process) {
     return std::ranges::any_of(drawn.faults,
                                [&](const Fault& each) { return each.kind == kind && each.rank == process; });
   };
+  const auto isCutFrom = [&](Rank process) {
+    return std::ranges::any_of(drawn.faults, [&](const Fault& each) {
+      return each.kind == FaultKind::kCut && ((each.rank == report.process && each.peer == process) ||
+                                              (each.rank == process && each.peer == report.process));
+    });
+  };
   return report.failure.code() == StatusCode::kTimeout && !has(FaultKind::kStop, report.process) &&
          std::ranges::all_of(reports, [&](const Report& other) {
            return other.group != report.group || other.rank == report.rank ||
                   (other.isDead && other.diedAt + kLongWait < report.failedAt &&
-                   !has(FaultKind::kHostDies, other.process));
+                   !has(FaultKind::kHostDies, other.process) && !isCutFrom(other.process));
          });
 }
 
