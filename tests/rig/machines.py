@@ -33,6 +33,7 @@ BOOT_LIMIT, BOOT_TRIES = 90, 3
 APPEND = ("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check nowatchdog cryptomgr.notests "
           "rcupdate.rcu_cpu_stall_suppress=1")
 TIMED_OUT, BROKEN = 124, 125
+CRASH = re.compile(r"BUG: |Oops|general protection|invalid opcode|Kernel panic")  # how a kernel's last words begin
 
 
 def assignments(prefix, values):
@@ -208,8 +209,10 @@ class Machines:
         return next((one for one in status.values() if one), 0)
 
     def say_on_console(self, node, control, words):
+        lines = read(control / "console").splitlines()
+        first = next((number for number, line in enumerate(lines) if CRASH.search(line)), len(lines) - 30)
         kernel.say(f"node{node} {words}; the end of its console:")
-        print(*read(control / "console").splitlines()[-30:], sep="\n", file=sys.stderr)
+        print(*lines[max(first, 0):][:90], sep="\n", file=sys.stderr)
 
 
 def main():
