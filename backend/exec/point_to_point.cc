@@ -255,8 +255,8 @@ bool PointSend::offer(RunContext& context) {
   const ReadLimits limits = connection.readLimits();
   if (reach_ == Reach::kNone && bytes.size() >= limits.minEdgeBytes) {
     reach_ = connection.expose(bytes.data(), bytes.size(), &address_);
-    const bool isStagedSooner = context.hasCorePerRank && bytes.size() > limits.maxMessageBytes;
-    reach_ = reach_ == Reach::kCopy && isStagedSooner ? Reach::kNone : reach_;
+    const std::size_t longestRead = context.hasCorePerRank ? limits.maxMessageBytes : limits.maxEdgeBytes;
+    reach_ = reach_ == Reach::kCopy && bytes.size() > longestRead ? Reach::kNone : reach_;
   }
   const OfferFrame frame{
       .about = about, .reach = static_cast<std::uint32_t>(reach_), .space = address_.space, .address = address_.value};

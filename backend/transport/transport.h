@@ -97,7 +97,7 @@ struct ReadLimits {
   // works, and the peer combines straight from the ring.
   std::size_t minCombinedBytes = 0;  // inputs of a shorter edge that the peer combines are staged
   // Likewise, where each rank has a core:
-  std::size_t maxEdgeBytes = kNone;     // a longer edge is staged
+  std::size_t maxEdgeBytes = kNone;     // a longer edge is staged; a longer message also where cores are shared
   bool stagesOneWay = false;            // likewise an edge without as many bytes that come back meanwhile
   std::size_t maxMessageBytes = kNone;  // a longer message (send, recv) is staged
 };

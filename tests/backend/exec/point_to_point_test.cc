@@ -86,11 +86,14 @@ TEST(PointToPoint, MovesALongMessageByEveryPathWhoeverComesFirst) {
 }
 
 TEST(PointToPoint, StagesAMessageOverTheLimit) {
-  for (const bool isOver : {false, true}) {
+  for (const int variant : {0, 1, 2, 3}) {
+    const bool isOver = variant % 2 == 1, isCrowded = variant >= 2;
     Message message(5000);
+    message.group[0].context.hasCorePerRank = !isCrowded;
     message.group.forEachLink([&](FakeConnection& link) {
       link.reach = Reach::kCopy;
-      link.limits.maxMessageBytes = isOver ? 4999 : 5000;
+      (isCrowded ? link.limits.maxEdgeBytes : link.limits.maxMessageBytes) = isOver ? 4999 : 5000;
+      (isCrowded ? link.limits.maxMessageBytes : link.limits.maxEdgeBytes) = 1;
     });
     message.startSend();
     message.group[0].step(*message.send);
