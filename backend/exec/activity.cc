@@ -93,6 +93,9 @@ Activity::Completion Activity::complete(std::shared_ptr<Activity> activity, Stat
 }
 
 void Activity::runCallbacks() {
+  if (const auto first = std::exchange(whenDone, nullptr); first != nullptr) {
+    callUser(kCallback, [&] { first(status_); });
+  }
   Callback* newest = callbacks_.exchange(kCalled, std::memory_order_acq_rel);
   Callback* oldest = nullptr;
   while (newest != nullptr) {

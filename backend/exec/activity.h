@@ -20,6 +20,8 @@ class Driver {
  public:
   // Work::wait of an operation in flight.
   virtual Status waitFor(Activity& activity, Deadline until) = 0;
+  // Threads in waitFor() look again whether their activity is done.
+  virtual void wakeWaiters() = 0;
 
  protected:
   ~Driver() = default;
@@ -107,6 +109,10 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // tensors. Mostly empty.
   std::function<void()> epilogue;
 
+  // Called once, before the other callbacks, on the thread that notices the end. Must not wait for anything: the thread
+  // goes on driving meanwhile. Set before the engine takes the activity.
+  std::function<void(const Status&)> whenDone;
+
   // Marks the activity as done with `status`, and returns the objects to be called and destroyed outside of the
   // engine's lock.
   struct Completion {
@@ -127,6 +133,15 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // The engine takes the activity: sets the group and the driver. Both stay the same for all runs of one activity.
   bool isIn(const RunContext& context) const { return context_ == &context; }
   void enter(RunContext& context, const std::weak_ptr<Driver>& driver);
+  // Lets `other`, which no engine takes, be waited for like this activity, which an engine has taken: a waiter drives
+  // this activity's group.
+  void lendDriver(Activity& other) const { other.enter(*context_, driver_); }
+  // After complete() of an activity that no engine has taken.
+  void wakeWaiters() const {
+    if (const std::shared_ptr<Driver> driver = driver_.lock()) {
+      driver->wakeWaiters();
+    }
+  }
 
  protected:
   // Makes a finished activity ready for another run (pooled runs).

@@ -71,6 +71,7 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
  private:
   Engine(Peers peers, GroupFacts facts);
   Status waitFor(Activity& activity, Deadline until) override;
+  void wakeWaiters() override { peers_.doorbell->ringSelf(); }
   // On the progress thread.
   Look lookAsLeader() override { return driving_.lookAsLeader(); }
   // Another group of this process failed: notifies the peers of this group. Never waits.
