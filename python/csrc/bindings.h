@@ -106,6 +106,8 @@ void bindSymmetricMemory(py::module_& module);
 void bindMpi(py::module_& module);
 void bindOffline(py::module_& module);
 void bindSight(py::module_& module);
+void bindQueues(py::module_& module);
+void bindPlain(py::module_& module);
 
 // The Python exception (not raised) for a Status with an error.
 py::object exceptionOf(const Status& status);

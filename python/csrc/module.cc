@@ -21,4 +21,6 @@ PYBIND11_MODULE(_C, module) {
   shardwire::python::bindMpi(module);
   shardwire::python::bindOffline(module);
   shardwire::python::bindSight(module);
+  shardwire::python::bindQueues(module);
+  shardwire::python::bindPlain(module);
 }

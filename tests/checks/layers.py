@@ -39,6 +39,8 @@ ROOMS = {
     "backend/symm": CORE + WIRE + OPS + HOW,
     # The visible status of a running job: reads the engines, and writes only to its own memory.
     "backend/sight": CORE + WIRE + HOW,
+    # The queues that a rank holds: over links, which are groups of two ranks.
+    "backend/queues": CORE + WIRE + OPS + HOW,
     # Kept plans: the facts of an op, a cache, a file.
     "backend/plans": CORE + WIRE + OPS + ["backend/base"],
     # The top of the core: the communicator connects the rooms.

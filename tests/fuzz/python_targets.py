@@ -27,7 +27,7 @@ from shardwire.kernels import package
 from shardwire.kernels.tensor_forms import TensorForm
 from shardwire.plain.serialize import PLAIN, deserialize, from_parts, serialize
 from shardwire.plain.write import write
-from shardwire.queues import content, wire
+from shardwire.queues import content
 from shardwire.records import server as record_server
 from shardwire.status import processes
 from shardwire.weights import checkpoint_folder, dcp_folder, meeting_place, safetensors_file, torch_archive
@@ -55,18 +55,9 @@ def parse_plain(data: bytes) -> None:
         from_parts(PLAIN, data[1:], [torch.ones(size, dtype=torch.uint8) for size in (40, 8, 12, 4, 16)], False)
 
 
-def parse_queue_message(data: bytes) -> None:
-    """A frame, the head outside of the frame, and the entry in the message."""
-    frame = wire.Frame()
-    frame.memory[:min(len(data), wire.FRAME_BYTES)] = data[:wire.FRAME_BYTES]
-    outside = wire.head_outside(frame)
-    if outside > LONGEST_INPUT:
-        return
-    rest = tensor_of(data[wire.FRAME_BYTES:][:outside].ljust(outside, b"\0")) if outside else None
-    message = wire.decode(frame, rest)
-    entry = content.Content(message.head)
-    if message.parts is not None:
-        entry.value(message.parts, None, None, False)
+def parse_queue_entry(data: bytes) -> None:
+    """The head of an entry, whose parts have fixed sizes."""
+    content.Content(data).value([torch.ones(size, dtype=torch.uint8) for size in (24, 40)], None, None, False)
 
 
 class Records(record_server.RecordServer):
@@ -178,11 +169,9 @@ def line_of(*request: Any) -> bytes:
 
 
 def queue_seeds() -> Iterator[bytes]:
-    for head, parts in (content.of_tensor(torch.arange(6.0).reshape(2, 3)), content.of_object({"a": [1, "b"]}, False),
-                        content.of_object(["x" * 3000], False), (b"a text", [])):
-        message = wire.Message(wire.PUT, 0, 3, 7, 1, head, tuple(part.numel() for part in parts))
-        frame, rest, _ = wire.encode(message, parts)
-        yield bytes(frame.memory) + (b"" if rest is None else bytes(rest.numpy()))
+    for value in ({"a": [1, "b"]}, ["x" * 3000], [torch.arange(6.0), "text"]):
+        yield content.of_object(value, False)[0]
+    yield content.of_tensor(torch.arange(6.0).reshape(2, 3))[0]
 
 
 def archive_seeds() -> Iterator[bytes]:
@@ -247,8 +236,7 @@ def targets() -> dict[str, Target]:
     return {
         "serialize": Target(parse_plain, list(plain_seeds()), (ValueError,),
                             ("plain/serialize", "plain/read", "plain/keys", "plain/tensor_bytes")),
-        "queue_messages": Target(parse_queue_message, list(queue_seeds()), (Exception,),
-                                 ("queues/wire", "queues/content")),
+        "queue_entries": Target(parse_queue_entry, list(queue_seeds()), (Exception,), ("queues/content",)),
         "records": Target(Records().take, list(record_seeds()), (), ("records/server",)),
         "publish_records": Target(lambda data: meeting_place.verified("publisher", data, "the record"), [signed],
                                   (ValueError, errors.MismatchError), ("weights/meeting_place", "records/job_token")),

@@ -16,7 +16,6 @@ import torch
 
 from shardwire.errors import CheckpointError, UnsupportedError
 from shardwire.kernels import package
-from shardwire.queues import wire
 from shardwire.status import processes
 from shardwire.weights.checkpoint_folder import read_index
 from shardwire.weights.meeting_place import verified
@@ -115,9 +114,3 @@ def test_a_process_that_answers_anything_else_is_silent(tmp_path, answer) -> Non
         server.start()
         assert processes.ask(os.getpid(), path) == processes.Process(os.getpid(), "silent")
         server.join()
-
-
-def test_the_request_of_a_long_head_is_known_without_the_head() -> None:
-    message = wire.Message(wire.PUT, request=77, head=bytes(5000))
-    frame, rest, _ = wire.encode(message, [])
-    assert (wire.head_outside(frame), rest.numel(), wire.request_of(frame)) == (5000, 5000, 77)

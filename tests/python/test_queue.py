@@ -895,11 +895,11 @@ def test_entries_are_freed_when_they_were_taken():
 
 def test_a_putter_is_notified_before_a_getter():
     """A getter may end its process after the last entry; the putter's answer must be on its way by then."""
-    from shardwire.queues.entries import READY, Entry, Getter, HeldQueue, Putting
-    notified = []
-    held = HeldQueue("key", [], None, False)
-    held.get(Getter(lambda entry, why: notified.append(("getter", entry.head, why)), True), True)
-    putting = Putting("a source", lambda outcome: notified.append(("putter", outcome)))
-    putting.entries.append(Entry(b"last", []))
-    held.put(putting, True)
-    assert notified == [("putter", READY), ("getter", b"last", READY)]
+    holder = shardwire._C.QueueHolder("group")
+    held = holder.hold("key", "[]", 0, False)
+    get, put = (shardwire._C.QueueLocalCall(holder, held) for _ in range(2))
+    get.when_over(1)
+    put.when_over(2)
+    get.get(True, True)
+    put.put([shardwire._C.QueueEntry(b"last", [])], True)
+    assert [holder.next_notice(), holder.next_notice()] == [2, 1] and get.result()[2] == b"last"

@@ -134,7 +134,8 @@ def _in_queues(rank, size):
     put = full.put("two", async_op=True) if rank < 2 else None
     if rank == 0:
         held = [each.held() for each in (empty, full)]
-        while len(held[0].getters) < 2 or len(held[1].for_room) < 2:  # of rank 0 and rank 1
+        counts = empty.hub.holder.counts
+        while counts(held[0])[1] < 2 or counts(held[1])[2] < 2:  # of rank 0 and rank 1
             time.sleep(0.001)
         meet("waiting", 2)
         raises(shardwire.AbortedError, put.wait, contains=notice)

@@ -12,7 +12,8 @@ from typing import Any, Callable
 
 import torch
 
-from .write import C128, F64, I64, MAGIC, PLAIN_KINDS, U32
+from .. import _C
+from .write import C128, I64, MAGIC, PLAIN_KINDS, U32
 from .handles import HANDLE_TAGS, handle_with
 from .keys import ReadKeys, Ref
 from .tensor_bytes import Broken, contiguous_strides, dtype_named, item_bytes, typed
@@ -20,8 +21,7 @@ from .user_classes import Record, by_name
 
 _3_I64 = struct.Struct("<3q")
 _DTYPE_OF_NUMPY = re.compile(r"[<>|=](?:b1|[iufcSU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,2}\])?)")
-_TAG_REFERENCE, _TAG_INTEGER, _TAG_TEXT, _TAG_FLOAT, _TAG_COMPLEX = b"Risfc"
-_CONSTANTS = {ord("N"): None, ord("T"): True, ord("F"): False}
+_TAG_COMPLEX = ord("c")
 
 
 class _Reader:
@@ -85,44 +85,14 @@ class _Reader:
 
     def values(self, count: int) -> list[Any]:
         """The next values. ``linked`` says whether the values contain references."""
-        head, at = self.head, self.at
-        found: list[Any] = []
-        add = found.append
-        self.linked = False
-        # Common tags first, in the order of the writer; each value takes a byte at least
-        for _ in range(count):
-            tag = head[at]
-            at += 1
-            if tag == _TAG_TEXT:
-                begin = at + 4
-                at = begin + U32.unpack_from(head, at)[0]
-                if at > len(head):
-                    raise Broken(f"a text ends at byte {at} of {len(head)}")
-                try:
-                    add(str(head[begin:at], "utf-8", "surrogatepass"))
-                except UnicodeDecodeError as error:
-                    raise Broken(f"no text: {error}") from None
-            elif tag == _TAG_INTEGER:
-                add(I64.unpack_from(head, at)[0])
-                at += 8
-            elif tag == _TAG_FLOAT:
-                add(F64.unpack_from(head, at)[0])
-                at += 8
-            elif tag == _TAG_REFERENCE:
-                number = U32.unpack_from(head, at)[0]
-                if number >= self.count:
-                    raise Broken(f"node {number} of {self.count}")
-                add(Ref(number))
-                at += 4
-                self.linked = True
-            elif tag in _CONSTANTS:
-                add(_CONSTANTS[tag])
-            else:
-                self.at = at
-                add(complex(*C128.unpack(self.take(16))) if tag == _TAG_COMPLEX else self.text(bytes((tag,))))
-                at = self.at
-        self.at = at
+        found, self.at, self.linked = _C.read_values(self.head, self.at, count, self.count, Ref, Broken, self.other)
         return found
+
+    def other(self, tag: int, at: int) -> tuple[Any, int]:
+        """A value of a rare kind, and the place behind it."""
+        self.at = at
+        value = complex(*C128.unpack(self.take(16))) if tag == _TAG_COMPLEX else self.text(bytes((tag,)))
+        return value, self.at
 
     def text(self, tag: bytes) -> Any:
         data: Any = self.take(self.u32()) if tag in b"sbIyva" else None

@@ -28,11 +28,8 @@ MAGIC = b"SWG1"
 _LONG = 32
 U32 = struct.Struct("<I")
 I64 = struct.Struct("<q")
-F64 = struct.Struct("<d")
 C128 = struct.Struct("<dd")
 _TAGGED_U32 = struct.Struct("<cI")
-_TAGGED_I64 = struct.Struct("<cq")
-_TAGGED_F64 = struct.Struct("<cd")
 _CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDict: b"o", set: b"S", frozenset: b"Z",
                                   torch.Size: b"z"}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -62,6 +59,8 @@ class _Writer:
         self.out = bytearray()
         self.keys = WrittenKeys()
         self.storages: dict[int, tuple[int, int]] = {}  # address of a shared storage -> its part, the first byte in it
+        # With the places of their bytes in `out`: which tensors share memory shows at the end
+        self.tensors: list[tuple[int, torch.Tensor]] = []
 
     def write(self, value: Any) -> bytes:
         self.value(value)
@@ -69,34 +68,24 @@ class _Writer:
         while done < len(self.nodes):  # nodes add nodes
             self.node(self.nodes[done])
             done += 1
-        head = MAGIC + U32.pack(len(self.nodes)) + bytes(self.out)
+        head = MAGIC + U32.pack(len(self.nodes)) + (self.with_tensors() if self.tensors else bytes(self.out))
         if wrong := self.keys.wrong(len(head)):
             raise NotPlain(wrong)
         return head
 
+    def with_tensors(self) -> bytes:
+        tensors, walked = self.tensors, self.out
+        if len(tensors) > 1:
+            self.share([tensor for _, tensor in tensors])
+        self.out, done = bytearray(), 0
+        for place, tensor in tensors:
+            self.out += walked[done:place]
+            done = place
+            self.tensor(tensor)
+        return bytes(self.out + walked[done:])
+
     def values(self, values: Iterable[Any]) -> None:
-        out, numbers, nodes = self.out, self.numbers, self.nodes
-        # Common types first: objects have many values, and all pass through this loop
-        for value in values:
-            kind = type(value)
-            if kind is str and len(value) < _LONG:
-                data = value.encode("utf-8", "surrogatepass")
-                out += _TAGGED_U32.pack(b"s", len(data))
-                out += data
-            elif kind is int and -(1 << 63) <= value < 1 << 63:
-                out += _TAGGED_I64.pack(b"i", value)
-            elif kind is float:
-                out += _TAGGED_F64.pack(b"f", value)
-            elif value is None or kind is bool:
-                out += b"N" if value is None else b"T" if value else b"F"
-            elif kind in _OFTEN_NODES:
-                number = numbers.get(id(value))
-                if number is None:
-                    number = numbers[id(value)] = len(nodes)
-                    nodes.append(value)
-                out += _TAGGED_U32.pack(b"R", number)
-            else:
-                self.rare(value, kind)
+        _C.write_values(values, self.out, self.numbers, self.nodes, _OFTEN_NODES, self.rare)
 
     def value(self, value: Any) -> None:
         self.values((value,))
@@ -143,7 +132,8 @@ class _Writer:
         elif kind in (bytes, bytearray):
             self.text(b"b" if kind is bytes else b"a", value)
         elif is_plain_tensor(value):
-            self.tensor(value)
+            _C.require_memory(value, "a tensor in the object")
+            self.tensors.append((len(self.out), value))
         elif kind in (range, slice):
             self.out += b"r" if kind is range else b"/"
             self.values((value.start, value.stop, value.step))
@@ -245,37 +235,8 @@ def _could_be(kind: type) -> str:
     return f"; shardwire.register_plain({kind.__name__}) on both ends makes it one" if is_known else ""
 
 
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    """The CPU tensors of the graph, each once."""
-    found: list[torch.Tensor] = []
-    seen: dict[int, Any] = {}
-    left = [value]
-    while left:
-        each = left.pop()
-        kind = type(each)
-        if kind not in _OFTEN_NODES and kind not in by_class or id(each) in seen:
-            continue
-        seen[id(each)] = each
-        if kind in by_class:
-            of = by_class[kind]
-            left += [getattr(each, field) for field in of.fields if hasattr(each, field)]
-        elif kind in _TENSORS:
-            if is_plain_tensor(each):
-                _C.require_memory(each, "a tensor in the object")
-                found.append(each)
-        elif kind in (dict, OrderedDict):
-            left += each.keys()
-            left += each.values()
-        else:
-            left += each
-    return found
-
-
 def write(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     """The head and the parts (uint8, CPU) of ``value``. Parts are views of the tensors' own memory for contiguous
     tensors. NotPlain for an object that needs pickle."""
     writer = _Writer()
-    tensors = _tensors_in(value)
-    if len(tensors) > 1:
-        writer.share(tensors)
     return writer.write(value), writer.parts

@@ -1,8 +1,8 @@
 """Queues between ranks: :class:`shardwire.Queue` (docs/queue.md).
 
-``queue``: the users' class; ``works``: the works of puts, and transactions; ``content``: entries as bytes; ``entries``:
-the entries, getters and putters of one queue; ``hub``: this rank's queues and links; ``held_link`` and ``use_link``:
-the two ends of a link; ``wire``: the messages of a link.
+``queue``: the users' class; ``works``: the works of puts, and transactions; ``content``: entries as bytes; ``hub``:
+this rank's queues and links; ``use_link``: the user's end of a link; ``wire``: the numbers of messages and outcomes.
+The holder's end of a link, and the entries, are C++ (backend/queues).
 """
 
 from queue import Empty

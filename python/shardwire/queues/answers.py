@@ -21,11 +21,11 @@ async def until_came(came: asyncio.Future[None], until: float) -> bool:
 
 async def answered(link: UseLink, call: Call, deadline: float | None) -> bool:
     """Whether the answer came before the deadline, successful or not."""
-    if call.work.is_completed():
+    if call.is_completed():
         return True
     loop = asyncio.get_running_loop()
     came: asyncio.Future[None] = loop.create_future()
-    call.work.get_future().then(lambda _: wake(loop, came))
+    call.then(partial(wake, loop, came))
     steps = link.waits(call, deadline)
     until = next(steps)
     while True:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import _C
 from ..compiler.future import Seconds, in_thread, wake
 from . import wire
 from .answers import answered, over, until_came
-from .works import LocalGet
 
 if TYPE_CHECKING:
     from .queue import Queue
@@ -93,16 +93,17 @@ async def _in_turn(queue: Queue, what: str, join: Callable[[], Any]) -> AsyncIte
 async def _get_here(queue: Queue, block: bool, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
     loop = asyncio.get_running_loop()
     came: asyncio.Future[None] = loop.create_future()
-    get = LocalGet(queue.hub, queue.held(), partial(wake, loop, came))
+    call = _C.QueueLocalCall(queue.hub.holder, queue.held())
     try:
-        get.start(block)
-        if not await until_came(came, deadline) and get.forget():
+        call.get(True, block)
+        call.when_over(queue.hub.notice(partial(wake, loop, came)))
+        if not await until_came(came, deadline) and call.give_up():
             raise queue.nothing(seconds)
-        found, _ = queue.served(get, None, out)
+        found, served = queue.served(call, None, out)
     except BaseException:
-        get.give_back()
+        call.give_back()
         raise
-    return found.value(get.parts, None, out, queue.allow_pickle)
+    return found.value(served.parts, None, out, queue.allow_pickle)
 
 
 async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, seconds: float,

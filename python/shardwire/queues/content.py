@@ -83,7 +83,7 @@ class Content:
     def summary(self) -> str:
         return f"{name_of(self.dtype)}{list(self.shape)}"
 
-    def memory(self, sizes: tuple[int, ...],
+    def memory(self, sizes: list[int],
                out: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """The memory for the parts, and the tensor that the parts will make."""
         if not self.is_tensor:

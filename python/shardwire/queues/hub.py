@@ -6,23 +6,21 @@ user's group and its order, a dead rank breaks only its own links, and a rank wi
 user sends a *connection request*: the user writes a key for the holder into the group's store, and both make the link.
 A holder looks for the next request often at first, then five times per second, as the rest of shardwire waits for keys.
 
-Changes of the queues on this rank run in `_pump`, in one thread at a time and never on the main thread, where Ctrl-C
-could interrupt a change halfway. The thread is the one that brings a message (the progress thread's callbacks) or the
-thread of a local caller; for the main thread, a thread of the hub.
+The entries lie in C++ (backend/queues): requests of users are served there, without Python's lock. The thread of
+`_run_notices` calls Python when a call or a link is over in C++.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
-import queue
 import sys
 import threading
 import time
 import traceback
 import uuid
 import weakref
-from collections import deque
 from datetime import timedelta
 from functools import partial
 from typing import Any, Callable
@@ -36,14 +34,12 @@ from ..groups.lookup import resolve_backend, store_of, table_by_group
 from ..groups.mpi import tcp_store
 from ..errors import AbortedError, ShardwireError, TimeoutError
 from . import wire
-from .entries import HeldQueue
-from .held_link import HeldLink
 from .use_link import UseLink
 
 # Timeout of a link's operations: a getter may wait for days. Calls have their own timeouts.
 _FOREVER = timedelta(days=3650)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.2
-_DRIVE_LIMIT = timedelta(milliseconds=200)
+_JOIN_S = 5.0
 _LOST_S = 1.0  # between two checks of the number of connection requests
 _MEET_S = 60.0  # the longest attempt of a holder to meet a requesting user
 
@@ -67,78 +63,48 @@ class Hub:
     def __init__(self, group: Any, backend: Any) -> None:
         self.pid = os.getpid()
         self._group = weakref.ref(group)
-        self.revoked = ""  # the notice of the rank that revoked the group
+        self._revoked = ""  # the notice of the rank that revoked the group, when all links were notified
         self.rank, self.size = _C.rank(backend), _C.size(backend)
         self.label = _C.group_name(backend)
         # The longest silence of a holder before the holder counts as stopped
         self.silence = backend.options._timeout.total_seconds()
         self.store = _own_store(group, self.silence)
-        self.held: dict[str, HeldQueue] = {}
-        self.held_by_number: list[HeldQueue] = []
+        self.holder = _C.QueueHolder(self.label)
+        self.held: dict[str, Any] = {}
         self.unnamed = itertools.count()
         # key -> the arguments of the first Queue with that key
         self.about: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
         self._users: dict[int, UseLink] = {}
         self._meeting: dict[int, threading.Lock] = {}
-        self.held_links: set[HeldLink] = set()
-        # Open requests that came before the queue was made on this rank
-        self.openings: dict[str, list[Callable[[], None]]] = {}
-        self._events: deque[Callable[[], Any]] = deque()
-        self._pumping = threading.Lock()
-        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._to_drive: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._held_links: dict[int, Any] = {}  # number of the link's notice -> backend
+        self._numbers = itertools.count(1)
+        self._notices: dict[int, Callable[[], Any]] = {}
         self._stopped = threading.Event()
         self._requested_at = 0.0
         # Of calls of asyncio that wait for a link: the last one of each event loop, queue, and kind of call
         self.turns: dict[tuple[str, str, Any], Any] = {}
         self._threads: dict[str, threading.Thread] = {}
 
-    # ---- one event at a time
+    # ---- notices of C++
 
-    def post(self, event: Callable[[], Any]) -> None:
-        """Runs `event` soon, perhaps within this call. From any thread."""
-        self._events.append(event)
-        if threading.get_ident() == threading.main_thread().ident:
-            self._start(self._pump_for_main)
-            self._woken.put(None)
-        else:
-            self._pump()
+    def notice(self, action: Callable[[], Any]) -> int:
+        """A number for the holder's notices: when the number comes, a thread of the hub calls `action`, once."""
+        number = next(self._numbers)
+        self._notices[number] = action
+        self._start(self._run_notices)
+        return number
 
-    def _pump(self) -> None:
-        # The event of a thread that finds the pump busy is not lost: the pumping thread looks again after the release.
-        while self._events and self._pumping.acquire(blocking=False):
+    def later(self, action: Callable[[], Any]) -> None:
+        """Calls `action` on a thread of the hub, where Ctrl-C cannot interrupt it."""
+        self.holder.notify(self.notice(action))
+
+    def _run_notices(self) -> None:
+        while (number := self.holder.next_notice()) is not None:
             try:
-                while self._events:
-                    event = self._events.popleft()
-                    try:
-                        event()
-                    except Exception:  # a bug of shardwire; the other events go on
-                        sys.stderr.write(f"shardwire: a queue of group {self.label!r} "
-                                         f"failed:\n{traceback.format_exc()}")
-            finally:
-                self._pumping.release()
-
-    def _pump_for_main(self) -> None:
-        while not self._stopped.is_set():
-            self._woken.get()
-            self._pump()
-
-    def drive(self, work: Any) -> None:
-        """Lets a thread of the hub wait for a long transfer: the wait drives the transfer."""
-        self._start(self._drive)
-        self._to_drive.put(work)
-
-    def _drive(self) -> None:
-        while not self._stopped.is_set():
-            work = self._to_drive.get()
-            try:
-                if work is not None:
-                    work.wait(_DRIVE_LIMIT)
-            except Exception:
-                # The work's callback gets the error; or the work waits for the peer, whose frames wake the progress
-                # thread
-                pass
+                self._notices.pop(number)()
+            except Exception:  # a bug of shardwire; the other notices go on
+                sys.stderr.write(f"shardwire: a queue of group {self.label!r} failed:\n{traceback.format_exc()}")
 
     def _start(self, body: Callable[[], None]) -> None:
         name = body.__name__
@@ -156,75 +122,53 @@ class Hub:
                                  "work there only; make a group and a Queue in this process")
         if self._stopped.is_set():
             raise ShardwireError(f"the queues of group {self.label!r} were ended on rank {self.rank}")
-        if self.revoked:
+        if self._revoked:
             raise self.revoked_error()
 
     # ---- the group was revoked
+
+    @property
+    def revoked(self) -> str:
+        """The notice of the rank that revoked the group."""
+        return self._revoked or self.holder.notice()
 
     def revoked_error(self) -> AbortedError:
         return AbortedError(f"the queues of group {self.label!r} were ended on rank {self.rank}: {self.revoked}")
 
     def _watch_group(self) -> None:
         """Looks for a revocation of the group: nothing of a queue goes over the group's own links."""
-        while not self._stopped.wait(_LONGEST_PAUSE) and not self.revoked:
+        while not self._stopped.wait(_LONGEST_PAUSE) and not self._revoked:
             group = self._group()
             if group is None:
                 return
             try:
-                notice = _C.revocation(resolve_backend(group))
+                notice = self.holder.notice() or _C.revocation(resolve_backend(group))
             except ShardwireError:  # the group was shut down
                 return
             if notice:
-                self.post(partial(self.revoke, notice))
+                self.later(partial(self.revoke, notice))
             del group
 
     def revoke(self, notice: str) -> None:
         """Ends all waits in the queues of this rank; other ranks learn the notice by the links of the queues, too."""
-        if self.revoked:
+        if self._revoked:
             return
-        self.revoked = notice
-        for held in self.held_by_number:
-            held.revoke(notice)
+        self.holder.revoke(notice)
+        self._revoked = notice
         for link in self._users.values():
             link.revoke()
-        for held_link in list(self.held_links):
-            _C.revoke(held_link.backend, notice)
 
     # ---- holding
 
-    def hold(self, key: str, about: list[Any], capacity: int | None, survives: bool) -> HeldQueue:
+    def hold(self, key: str, about: list[Any], capacity: int | None, survives: bool) -> Any:
         """This rank's part of a queue."""
-        with self._lock:
-            held = self.held.get(key)
-            if held is None:
-                held = self.held[key] = HeldQueue(key, about, capacity, survives)
-                self.held_by_number.append(held)
         self._requested_at = time.monotonic()
+        held = self.holder.hold(key.encode("utf-8", "surrogatepass"), json.dumps(about), capacity or 0, survives)
+        self.held[key] = held
         self._start(self._watch_group)
         if self.size > 1:
             self._start(self._listen)
-
-        def answer_openings() -> None:
-            for answer in self.openings.pop(key, []):
-                answer()
-        self.post(answer_openings)
         return held
-
-    def call(self, action: Callable[[], Any]) -> Any:
-        """Returns the result of `action`, run as by post()."""
-        done, result = threading.Event(), []
-
-        def run() -> None:
-            try:
-                result.append(action())
-            finally:
-                done.set()
-        self.post(run)
-        done.wait()
-        return result[0]
-
-    def number_of(self, held: HeldQueue) -> int:
-        return self.held_by_number.index(held)
 
     def _listen(self) -> None:
         """Waits for connection requests, in the order of their numbers. A user that is killed or interrupted after
@@ -270,8 +214,14 @@ class Hub:
             backend = self._make_link(self.rank, request, user, wire.HOST, min(_MEET_S, self.silence))
         except Exception:
             return  # the user gave up or died; a live user requests again
-        link = HeldLink(self, backend, user)
-        self.post(link.start)
+        number = self.notice(lambda: self._end_link(number))
+        self._held_links[number] = backend
+        self.holder.add_link(backend, user, number)
+
+    def _end_link(self, number: int) -> None:
+        # In a thread: shutdown may wait for other ranks
+        threading.Thread(target=_C.shutdown, args=(self._held_links.pop(number),), name="shardwire-queue-end",
+                         daemon=True).start()
 
     def _make_link(self, holder: int, request: int, user: int, end: int, limit: float) -> Any:
         store = dist.PrefixStore(f"{holder}/link/{request}/", self.store)
@@ -284,11 +234,11 @@ class Hub:
 
     def link_to(self, holder: int, deadline: float | None) -> UseLink:
         """The link to the rank that holds a queue; made when there is none, or the last link broke."""
-        self.check_process()
-        self._start(self._watch_group)
         link = self._users.get(holder)
         if link is not None and link.broken is None:
             return link
+        self.check_process()
+        self._start(self._watch_group)
         if link is not None and link.peer_gone and link.broken is not None:
             raise link.broken
         with self._lock:
@@ -339,17 +289,20 @@ class Hub:
         if self._stopped.is_set() or self.pid != os.getpid():
             return
         self._stopped.set()
-        self._woken.put(None)
-        self._to_drive.put(None)
+        self.holder.stop()
         for user in self._users.values():
             user.leave()
         for backend in (
-                [link.backend for link in self._users.values()] + [link.backend for link in list(self.held_links)]):
+                [link.backend for link in self._users.values()] + list(self._held_links.values())):
             try:
                 _C.shutdown(backend)
             except Exception:
                 # The backend failed before, and has ended all the same
                 pass
+        # A thread that comes back from C++ when the interpreter has ended would end the process
+        notices = self._threads.get(self._run_notices.__name__)
+        if notices is not None and notices is not threading.current_thread():
+            notices.join(_JOIN_S)
 
 
 def _own_store(group: Any, limit: float) -> Any:

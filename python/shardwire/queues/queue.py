@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue as standard
 import re
-import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -12,17 +11,18 @@ from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
+from .. import _C
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.other_order import other_order
 from ..groups.lookup import find_process_group, name_of_group
 from ..plain.handles import Handle, register_handle
 from ..errors import ClosedError, PeerFailedError, ShardwireError
 from . import awaiting, content, wire
-from .entries import NOTHING, OVER, Entry, HeldQueue
 from .hub import Hub, hub_of
 from .use_link import Call, UseLink
 from .watching import wait_any
-from .works import LocalGet, LocalPut, QueueWork, RemotePut, Transaction, copies, open_transaction
+from .wire import Outcome
+from .works import LocalPut, QueueWork, RemotePut, Transaction, open_transaction
 
 
 class _Received(NamedTuple):
@@ -62,6 +62,8 @@ class Queue:
     was read out of another queue, or by :func:`deserialize`, is made on this rank at its first use.
     """
 
+    hub: Hub
+
     @other_order(3, bool, ("group", "location", "streaming", "name"), fixed=1)
     def __init__(self, group: Any = None, location: int | Iterable[int] | None = None, name: str | None = None, *,
                  capacity: int | None = None, survive: bool = False, allow_pickle: bool = False,
@@ -77,7 +79,6 @@ class Queue:
         self.name, self.capacity, self.survive, self.allow_pickle = (
             name, capacity or None, bool(survive), bool(allow_pickle))
         self._group = group
-        self._hub: Hub | None = None
         self._join()
 
     def _join(self) -> Hub:
@@ -97,15 +98,17 @@ class Queue:
             raise ValueError(f"{label} was made with (location, capacity, survive) = {before} on this rank, and now "
                              f"with {about}; take another name, or the same values")
         self._about, self._key, self.label = about, key, label
-        self._held: HeldQueue | None = (hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.location
-                                        else None)
+        self._held = hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.location else None
         # last: other threads may use the queue after this line
-        self._group, self._hub = group, hub
+        self._group, self.hub = group, hub
         return hub
 
-    @property
-    def hub(self) -> Hub:
-        return self._hub or self._join()
+    def __getattr__(self, name: str) -> Any:
+        """The hub of a queue that was read, at the queue's first use. From then on ``hub`` is an attribute, which each
+        call reads several times."""
+        if name != "hub":
+            raise AttributeError(f"a Queue has no attribute {name!r}")
+        return self._join()
 
     @property
     def key(self) -> str:
@@ -121,11 +124,13 @@ class Queue:
 
     def links(self, deadline: float | None) -> list[tuple[UseLink | None, int]]:
         """For each location: the link and the queue's number there; None for this rank."""
+        self.hub.check_process()
         return [(None, 0) if rank == self.hub.rank else self._link(rank, deadline) for rank in self.location]
 
     def _link(self, rank: int, deadline: float | None) -> tuple[UseLink, int]:
         link = self.hub.link_to(rank, deadline)
-        return link, link.open(self._key, self._about, self.label, deadline)
+        number = link.numbers.get(self._key)
+        return link, link.open(self._key, self._about, self.label, deadline) if number is None else number
 
     def links_made(self) -> list[tuple[UseLink, int]]:
         """The existing, unbroken links."""
@@ -147,16 +152,16 @@ class Queue:
                              f"{list(self.location)}; of a queue with several locations each has its own entries")
         return self._link(self.location[0], deadline)
 
-    def held(self) -> HeldQueue:
+    def held(self) -> Any:
         """This rank's part. Call this only where source() returned None for the link."""
-        assert self.hub and self._held is not None
+        assert self._held is not None
         return self._held
 
     @staticmethod
     def blocks(block: bool, timeout: Seconds) -> bool:
         """Whether a call waits. A timeout of 0 means now: an entry or room counts only at this moment, however far away
         the holder is."""
-        return block and as_seconds(timeout) != 0
+        return block and (timeout is None or as_seconds(timeout) != 0)
 
     def deadline(self, block: bool, timeout: Seconds) -> tuple[float, float]:
         """The deadline, and the seconds until then. A call that does not block still waits for the holder's answer."""
@@ -207,7 +212,6 @@ class Queue:
         await awaiting.put(self, *self.content_of(value), timeout)
 
     def _put(self, head: bytes, parts: list[torch.Tensor], block: bool, timeout: Seconds, async_op: bool) -> QueueWork:
-        self.hub.check_process()
         if async_op and timeout is not None:
             raise ValueError("async_op returns at once: give the timeout to the work's wait")
         block = self.blocks(block, timeout)
@@ -221,7 +225,7 @@ class Queue:
         puts: list[Any] = []
         for link, number in self.links(deadline):
             if link is None:
-                puts.append(LocalPut(self, self.held(), [Entry(head, copies(parts))], block))
+                puts.append(LocalPut(self, [_C.QueueEntry(head, parts)], block))
             else:
                 puts.append(RemotePut(
                     link, link.ask(wire.PUT, number, flags=0 if block else wire.NOT_BLOCKING, head=head, parts=parts)))
@@ -232,13 +236,13 @@ class Queue:
         transaction, as in :meth:`put`."""
         return Transaction(self, block, timeout)
 
-    def commit(self, number: int, local: list[Entry], block: bool, timeout: float | None) -> None:
+    def commit(self, number: int, local: list[Any], block: bool, timeout: float | None) -> None:
         """Ends a transaction. Called by Transaction."""
         deadline, seconds = self.deadline(block, timeout)
         puts: list[Any] = []
         for link, there in self.links(deadline):
             if link is None:
-                puts.append(LocalPut(self, self.held(), local, block))
+                puts.append(LocalPut(self, local, block))
             else:
                 puts.append(RemotePut(
                     link, link.ask(wire.COMMIT, there, flags=0 if block else wire.NOT_BLOCKING, value=number)))
@@ -342,7 +346,7 @@ class Queue:
             if message is None:
                 raise self.nothing(seconds)
             if message.op != wire.OK:
-                raise self.error_of({wire.NOTHING: NOTHING, wire.OVER: OVER}.get(message.op, message.head.decode()))
+                raise self.error_of(message.outcome())
             found = content.Content(message.head)
             if wanted is not None or out is not None:
                 found.check(wanted, out)
@@ -363,9 +367,9 @@ class Queue:
         """The error of a getter that was served without an entry."""
         if self.hub.revoked:
             return self.hub.revoked_error()
-        if why == NOTHING:
+        if why == Outcome.NOTHING:
             return self.nothing(0.0)
-        if why == OVER:
+        if why == Outcome.OVER:
             return ClosedError(f"{self.label} is closed, and everything was taken from it")
         return PeerFailedError(f"{self.label} is empty, and {why}")
 
@@ -375,27 +379,26 @@ class Queue:
 
     def _get_here(self, wanted: str | None, block: bool, deadline: float, seconds: float,
                   out: torch.Tensor | None) -> tuple[Any, int]:
-        came = threading.Lock()
-        came.acquire()  # until the getter is served
-        get = LocalGet(self.hub, self.held(), came.release)
+        call = _C.QueueLocalCall(self.hub.holder, self.held())
         try:
-            get.start(block)
-            if not came.acquire(timeout=max(0.0, deadline - time.monotonic())) and get.forget():
+            call.get(True, block)
+            if not call.wait(deadline - time.monotonic()) and call.give_up():
                 raise self.nothing(seconds)
-            found, size = self.served(get, wanted, out)
+            found, served = self.served(call, wanted, out)
         except BaseException:
-            get.give_back()
+            call.give_back()
             raise
-        return found.value(get.parts, None, out, self.allow_pickle), size
+        return found.value(served.parts, None, out, self.allow_pickle), served.left
 
-    def served(self, get: LocalGet, wanted: str | None, out: torch.Tensor | None) -> tuple[content.Content, int]:
+    def served(self, call: Any, wanted: str | None, out: torch.Tensor | None) -> tuple[content.Content, wire.Result]:
         """The entry that a getter of this rank's part was served with, if the getter can take the entry."""
-        entry, why, size = get.served[0]
-        if entry is None:
-            raise self.error_of(why)
-        found = content.Content(entry.head)
-        found.check(wanted, out)
-        return found, size
+        result = wire.result_of(call)
+        if result.head is None:
+            raise self.error_of(result.outcome)
+        found = content.Content(result.head)
+        if wanted is not None or out is not None:
+            found.check(wanted, out)
+        return found, result
 
     def stream(self, ahead: int = 2) -> Iterator[Any]:
         """The entries, one after the other, until the queue is closed and drained. The stream requests `ahead` more
@@ -441,8 +444,7 @@ class Queue:
         """The number of entries now: of this rank's part, or of the one location."""
         link, number = self.source("qsize", self.deadline(True, None)[0])
         if link is None:
-            held = self.held()
-            return self.hub.call(lambda: len(held.entries))
+            return self.hub.holder.counts(self.held())[0]
         answer = link.answer(link.ask(wire.SIZE, number), None)
         assert answer is not None
         return answer.value
@@ -486,10 +488,9 @@ class Queue:
     def close(self) -> None:
         """Closes the queue for all ranks: puts fail, entries in the queue can still be taken, and then getters get
         ClosedError. Idempotent."""
-        self.hub.check_process()
         for link, number in self.links(self.deadline(True, None)[0]):
             if link is None:
-                self.hub.call(self.held().close)
+                self.hub.holder.close(self.held())
             else:
                 link.answer(link.ask(wire.CLOSE, number), None)
 
@@ -525,16 +526,16 @@ class Queue:
         queue = cls.__new__(cls)
         queue.location = _ranks_of([int(rank) for rank in location.split(",")])
         queue.name, queue.capacity, queue.survive, queue.allow_pickle = name, capacity, bool(flags & 1), allow_pickle
-        queue.label, queue._group, queue._hub = f"Queue {name!r}", group, None
+        queue.label, queue._group = f"Queue {name!r}", group
         return queue
 
     def __reduce__(self) -> Any:
         return Queue.from_address, (*self.address(), self.allow_pickle)
 
     def __repr__(self) -> str:
-        if self._hub is None:
+        if "hub" not in self.__dict__:
             return f"<shardwire.{self.label} at {list(self.location)} of group {self._group!r}, not used here yet>"
-        return f"<shardwire.{self.label} at {list(self.location)}, rank {self._hub.rank} of group {self._hub.label!r}>"
+        return f"<shardwire.{self.label} at {list(self.location)}, rank {self.hub.rank} of group {self.hub.label!r}>"
 
 
 _RANKS = re.compile(r"\d{1,9}(,\d{1,9})*", re.ASCII)

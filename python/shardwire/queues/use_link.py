@@ -3,9 +3,10 @@ and so notices the holder's death, the holder's silence, or Ctrl-C."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
+import re
+import struct
 import threading
 import time
 from collections.abc import Generator
@@ -16,26 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _C
+from .._C import QueueCall as Call
 from ..errors import AbortedError, PeerFailedError, ShardwireError, TimeoutError
 from . import wire
-from .held_link import how_it_ended, notice_of
 
 if TYPE_CHECKING:
     from .hub import Hub
 
 _SHORTEST_WAIT = timedelta(milliseconds=1)  # torch takes 0 for no limit
-
-
-class Call:
-    """One request, and the place of the answer."""
-
-    __slots__ = ("op", "queue", "request", "frame", "work", "sends")
-
-    def __init__(self, op: int, queue: int, request: int) -> None:
-        self.op, self.queue, self.request = op, queue, request
-        self.frame = wire.Frame()
-        self.work: Any = None
-        self.sends: list[Any] = []
 
 
 class UseLink:
@@ -44,7 +33,7 @@ class UseLink:
         self.broken: ShardwireError | None = None
         self.peer_gone = False
         self.numbers: dict[str, int] = {}  # key of a queue -> the queue's number at the holder
-        self._requests = itertools.count(1)
+        self._user = _C.QueueUser(backend)
         self._abandoned: list[Call] = []
         self._sweeping = threading.Lock()
 
@@ -55,32 +44,30 @@ class UseLink:
         """Sends a request; the caller can wait for the answer."""
         if self.broken is not None:
             raise self.broken
-        self._sweep()
-        parts = parts or []
-        call = Call(op, queue, next(self._requests))
-        message = wire.Message(op, flags, queue, call.request, value, head, tuple(part.numel() for part in parts))
+        if self._abandoned:
+            self._sweep()
         try:
-            call.work = self.backend.recv([call.frame.tensor], wire.HOST, wire.tag_of(call.request))
-            call.sends = wire.send(self.backend, wire.HOST, wire.REQUESTS, message, parts)
+            return self._user.ask(op, queue, flags, value, head, parts or [])
         except ShardwireError as error:
             raise self._break(error) from error
-        return call
 
     def send_note(self, op: int, queue: int, request: int = 0, value: int = 0) -> None:
         """Sends a message without an answer."""
         if self.broken is None:
             try:
-                wire.send(self.backend, wire.HOST, wire.REQUESTS, wire.Message(op, 0, queue, request, value), [])
+                self._user.note(op, queue, request, value)
             except ShardwireError as error:
                 raise self._break(error) from error
 
     def answer(self, call: Call, deadline: float | None) -> wire.Message | None:
         """The answer; None when `deadline` passes first. TimeoutError when the holder sends no answer to anything for
         as long as its group's timeout."""
+        if call.is_completed():
+            return self._message(call)
         steps = self.waits(call, deadline)
         until = next(steps)
         while True:
-            came = self.arrives(call.work, until)
+            came = self.came(call, until)
             try:
                 until = steps.send(came)
             except StopIteration as end:
@@ -88,12 +75,14 @@ class UseLink:
 
     def is_short(self, call: Call) -> bool:
         """Whether the answer is here, and nothing follows its frame."""
-        if not call.work.is_completed():
+        if not call.is_completed():
             return False
-        self.arrives(call.work, 0.0)
-        if wire.head_outside(call.frame):
-            return False
-        message = wire.decode(call.frame, None)
+        try:
+            if call.head_outside():
+                return False
+        except ShardwireError as error:
+            raise self._break(error) from error
+        message = self._message(call)
         return message.parts is not None or not any(message.part_sizes)
 
     def waits(self, call: Call, deadline: float | None) -> Generator[float, bool, bool]:
@@ -109,7 +98,7 @@ class UseLink:
             is_over = deadline is not None and now >= deadline
             if now < look and not is_over:
                 continue
-            if ping is not None and not ping.work.is_completed() and now - asked >= half / 2:
+            if ping is not None and not ping.is_completed() and now - asked >= half / 2:
                 self._abandoned.append(ping)
                 raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, has "
                                    f"answered nothing for {now - answered:.3g} s: it is stopped, or something holds "
@@ -127,19 +116,31 @@ class UseLink:
             self._abandoned.append(ping)
         return True
 
+    def came(self, call: Call, until: float) -> bool:
+        """Whether the answer's frame is here by then."""
+        try:
+            return call.wait(max(until - time.monotonic(), 0.0))
+        except ShardwireError as error:
+            raise self._break(error) from error
+
     def _message(self, call: Call) -> wire.Message:
-        outside = wire.head_outside(call.frame)
-        if not outside:
-            return wire.decode(call.frame, None)
-        rest = torch.empty(outside, dtype=torch.uint8, device="cpu")
-        self.receive(call, [rest])
-        return wire.decode(call.frame, rest)
+        """The answer, whose frame is here or cannot come."""
+        try:
+            found = call.message()
+        except ShardwireError as error:
+            raise self._break(error) from error
+        if found is None:
+            rest = torch.empty(call.head_outside(), dtype=torch.uint8, device="cpu")
+            self.receive(call, [rest])
+            found = call.message(rest)
+            assert found is not None
+        return wire.Message(*found)
 
     def receive(self, call: Call, parts: list[torch.Tensor]) -> None:
         """Receives the bytes that follow an answer's frame. A transfer that is late or interrupted ends the link, after
         which `parts` belong to the caller again."""
         try:
-            works = [self.backend.recv([part], wire.HOST, wire.tag_of(call.request)) for part in parts if part.numel()]
+            works = [self.backend.recv([part], wire.HOST, call.tag) for part in parts if part.numel()]
             deadline = time.monotonic() + self.hub.silence
             for work in works:
                 while not self.arrives(work, deadline):
@@ -166,7 +167,7 @@ class UseLink:
     def _break(self, error: ShardwireError) -> ShardwireError:
         """Marks the link as broken; returns an error with the holder's rank in the user's group."""
         if self.broken is None and (notice := self.hub.revoked or notice_of(self.backend)):
-            self.hub.post(partial(self.hub.revoke, notice))
+            self.hub.later(partial(self.hub.revoke, notice))
             self.broken = AbortedError(f"the queues of group {self.hub.label!r} were ended: {notice}")
         if self.broken is None:
             self.peer_gone = True
@@ -190,21 +191,17 @@ class UseLink:
 
     def _sweep(self) -> None:
         """Receives late answers of given-up requests: unreceived bytes would be kept for ever."""
-        if not self._abandoned:
-            return
         with self._sweeping:
             waiting, self._abandoned = self._abandoned, []
         for call in waiting:
-            if not call.work.is_completed():
+            if not call.is_completed():
                 self._abandoned.append(call)
                 continue
             try:
-                call.work.wait(_SHORTEST_WAIT)
                 message = self._message(call)
                 for size in message.part_sizes if call.op == wire.GET and message.parts is None else ():
                     if size:
-                        self.backend.recv([torch.empty(size, dtype=torch.uint8, device="cpu")], wire.HOST,
-                                          wire.tag_of(call.request))
+                        self.backend.recv([torch.empty(size, dtype=torch.uint8, device="cpu")], wire.HOST, call.tag)
             except ShardwireError:
                 pass  # the link is over: the next request says so
 
@@ -212,11 +209,9 @@ class UseLink:
 
     def open(self, key: str, about: list[Any], label: str, deadline: float | None) -> int:
         """The queue's number at the holder, which must have made the queue."""
-        number = self.numbers.get(key)
-        if number is not None:
-            return number
         latest = time.monotonic() + self.hub.silence
-        call = self.ask(wire.OPEN, head=json.dumps([key, about]).encode())
+        name = key.encode("utf-8", "surrogatepass")
+        call = self.ask(wire.OPEN, head=struct.pack("<I", len(name)) + name + json.dumps(about).encode())
         try:
             message = self.answer(call, latest if deadline is None else min(deadline, latest))
         except BaseException:
@@ -241,3 +236,17 @@ class UseLink:
             self.send_note(wire.BYE, 0)
         except ShardwireError:
             pass
+
+
+def notice_of(backend: Any) -> str:
+    """The notice by which a rank revoked the group; empty without a notice."""
+    try:
+        return _C.revocation(backend)
+    except ShardwireError:  # the group was shut down here
+        return ""
+
+
+def how_it_ended(error: BaseException) -> str:
+    """ "died (pid 12 on host a)" out of a link's error; ranks in the error are not ranks of the user's group."""
+    found = re.search(r"rank \d+ (\(pid \d+ on host [^)]*\)) ([^;:]*)", str(error))
+    return f"{found.group(2).strip()} {found.group(1)}" if found else f"broke the link: {error}"

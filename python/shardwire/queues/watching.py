@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .. import _C
 from . import wire
-from .entries import NOTHING, OVER, READY, Getter
 from .use_link import Call
+from .wire import Outcome
 
 if TYPE_CHECKING:
     from .queue import Queue
@@ -40,31 +40,31 @@ class _Watch:
         self.queue, self.why = queue, ""
         self._changed, self._block = changed, block
         self._link, number = queue.source("wait", deadline if block else queue.deadline(False, None)[0])
-        self._getter: Getter | None = None
+        self._local: Any = None
         self._call: Call | None = None
-        self._ping: Call | None = None
         if self._link is None:
-            held = queue.held()
-            self._getter = getter = Getter(self._serve, False)
-            begin = partial(held.get, getter, block)
-            queue.hub.post(begin) if block else queue.hub.call(begin)
+            self._local = _C.QueueLocalCall(queue.hub.holder, queue.held())
+            self._local.get(False, block)
+            if block:
+                self._local.when_over(queue.hub.notice(changed.set))
+            else:
+                self._local.wait(queue.hub.silence)
         else:
             self._call = self._link.ask(wire.WAIT, number, flags=0 if block else wire.NOT_BLOCKING)
-            self._call.work.get_future().then(lambda _: changed.set())
-
-    def _serve(self, _: Any, why: str) -> None:
-        self.why = why
-        self._changed.set()
+            if block:
+                self._call.then(changed.set)
 
     def is_ready(self) -> bool:
-        if self._link is not None and self._call is not None and (not self._block or self._call.work.is_completed()):
+        if self._local is not None and self._local.is_over():
+            self.why = wire.result_of(self._local).outcome
+        if self._link is not None and self._call is not None and (not self._block or self._call.is_completed()):
             answer = self._link.answer(self._call, None)
             assert answer is not None
             self._call = None
-            self.why = {wire.OK: READY, wire.OVER: OVER, wire.NOTHING: NOTHING}.get(answer.op, answer.head.decode())
-        if self.why not in ("", READY, OVER, NOTHING):
+            self.why = answer.outcome()
+        if self.why not in ("", Outcome.READY, Outcome.OVER, Outcome.NOTHING):
             raise self.queue.error_of(self.why)
-        return self.why in (READY, OVER)
+        return self.why in (Outcome.READY, Outcome.OVER)
 
     def check(self) -> None:
         """After a long silence: checks that the holder still answers."""
@@ -72,8 +72,8 @@ class _Watch:
             self._link.answer(self._link.ask(wire.PING), None)
 
     def end(self) -> None:
-        if self._getter is not None and not self.why:
-            self.queue.hub.post(partial(self.queue.held().forget, self._getter))
+        if self._local is not None:
+            self._local.give_up()
         elif self._link is not None and self._call is not None:
             self._link.give_up(self._call)
 

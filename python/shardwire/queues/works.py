@@ -6,7 +6,6 @@ import itertools
 import os
 import queue as standard
 import sys
-import threading
 import time
 import traceback
 import uuid
@@ -16,101 +15,50 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import _C
 from ..compiler.future import Seconds, as_seconds
 from ..errors import ClosedError, ShardwireError, TimeoutError
 from . import wire
 from .answers import over
-from .entries import NOTHING, OVER, READY, Entry, Getter, HeldQueue, Putting
-from .held_link import buffer
 from .use_link import Call, UseLink
+from .wire import Outcome
 
 if TYPE_CHECKING:
-    from .hub import Hub
     from .queue import Queue
 
 _transactions = itertools.count(uuid.uuid4().int >> 100 << 16)
 _open: weakref.WeakValueDictionary[int, Transaction] = weakref.WeakValueDictionary()
 
 
-def _serve_nobody(entry: Entry | None, why: str) -> None:
-    pass
-
-
-class LocalGet:
-    """A getter of this rank's own part of a queue. `came` is called once, in the pump, when the getter is served."""
-
-    def __init__(self, hub: Hub, held: HeldQueue, came: Callable[[], Any]) -> None:
-        self.hub, self.held, self._came = hub, held, came
-        self.served: list[tuple[Entry | None, str, int]] = []
-        self.parts: list[torch.Tensor] = []
-        self._getter = Getter(self._serve, True)
-
-    def _serve(self, entry: Entry | None, why: str) -> None:
-        self.served.append((entry, why, len(self.held.entries)))
-        self.parts = entry.parts if entry is not None else []
-        # No reference cycle, which would keep the bytes until Python collects cycles
-        self._getter.serve = _serve_nobody
-        self._came()
-
-    def start(self, block: bool) -> None:
-        if not block:
-            self.hub.post(lambda: self.held.get(self._getter, False))
-        elif self.held.add_getter(self._getter):
-            self.hub.post(self.held.serve)
-
-    def forget(self) -> bool:
-        """Ends the wait. Returns whether the getter was still waiting."""
-        return self.hub.call(lambda: self.held.forget(self._getter))
-
-    def give_back(self) -> None:
-        def give_back() -> None:
-            self.held.forget(self._getter)
-            self.held.give_back([entry for entry, _, _ in self.served if entry is not None])
-        self.hub.post(give_back)
-
-
 class LocalPut:
     """A put into this rank's own part of a queue."""
 
-    def __init__(self, queue: Queue, held: HeldQueue, entries: list[Entry], may_wait: bool) -> None:
-        self.hub, self.held, self.ended = queue.hub, held, threading.Event()
-        self.outcome = ""
-        self._callbacks: list[Callable[[], None]] = []
-        # All local putters are one source: their puts are complete at once.
-        self.putting = Putting(queue.hub, self._notify)
-        self.putting.entries = entries
-        self.hub.post(lambda: held.put(self.putting, may_wait))
-
-    def _notify(self, outcome: str) -> None:
-        self.outcome = outcome
-        self.ended.set()
-        for callback in self._callbacks:
-            callback()
+    def __init__(self, queue: Queue, entries: list[Any], may_wait: bool) -> None:
+        self.hub, self.call = queue.hub, _C.QueueLocalCall(queue.hub.holder, queue.held())
+        self.call.put(entries, may_wait)
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the put is over, at least once, on any thread."""
-        self._callbacks.append(callback)
-        if self.ended.is_set():
-            callback()
+        """Calls `callback` when the put is over, on a thread of the hub."""
+        self.call.when_over(self.hub.notice(callback))
 
     def done(self) -> bool:
-        return self.ended.is_set()
+        return self.call.is_over()
+
+    def _outcome(self) -> str:
+        return wire.result_of(self.call).outcome
 
     def wait(self, deadline: float | None) -> str | None:
-        return (self.outcome if self.ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                else None)
+        left = self.hub.silence if deadline is None else deadline - time.monotonic()
+        return self._outcome() if self.call.is_over() or self.call.wait(left) else None
 
     def give_up(self) -> str:
         """Gives up and returns the final outcome; NOTHING when the entry was not put."""
-        def give_up() -> str:
-            if not self.ended.is_set():
-                self.held.give_up(self.putting)
-            return self.outcome or NOTHING
-        return self.hub.call(give_up)
+        self.call.give_up()
+        return self._outcome()
 
     def abandon(self) -> None:
         """Gives up after an error, without the outcome."""
-        self.give_up()
+        self.call.give_up()
 
 
 class RemotePut:
@@ -121,14 +69,14 @@ class RemotePut:
         self.outcome = ""
 
     def done(self) -> bool:
-        return bool(self.outcome) or self.link.broken is not None or self.call.work.is_completed()
+        return bool(self.outcome) or self.link.broken is not None or self.call.is_completed()
 
     def wait(self, deadline: float | None) -> str | None:
         if not self.outcome:
             message = self.link.answer(self.call, deadline)
             if message is None:
                 return None
-            self.outcome = {wire.OK: READY, wire.OVER: OVER}.get(message.op, NOTHING)
+            self.outcome = {wire.OK: Outcome.READY, wire.OVER: Outcome.OVER}.get(message.op, Outcome.NOTHING)
         return self.outcome
 
     def give_up(self) -> str:
@@ -151,7 +99,7 @@ class QueueWork:
 
     def __init__(self, queue: Queue, puts: list[Any], keep: Any) -> None:
         self._queue, self._puts, self._keep = queue, puts, keep
-        self._pid = os.getpid()
+        self._pid = queue.hub.pid
         self._over = False
         # Not the error itself, whose traceback would keep the tensors
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
@@ -221,11 +169,11 @@ class QueueWork:
         return True
 
     def _judge(self, outcomes: list[str]) -> None:
-        if OVER in outcomes and self._queue.hub.revoked:
+        if Outcome.OVER in outcomes and self._queue.hub.revoked:
             raise self._queue.hub.revoked_error()
-        if OVER in outcomes:
+        if Outcome.OVER in outcomes:
             raise ClosedError(f"{self._queue.label} is closed: nothing can be put into it")
-        if NOTHING in outcomes:
+        if Outcome.NOTHING in outcomes:
             raise self._queue.full_error(0.0)
 
     def put_or_give_up(self, deadline: float | None, waited: float) -> None:
@@ -245,11 +193,12 @@ class QueueWork:
                     except Exception:
                         pass  # the first error is raised
             raise
-        if READY in outcomes and NOTHING in outcomes:
+        if Outcome.READY in outcomes and Outcome.NOTHING in outcomes:
             raise TimeoutError(f"{self._queue.label}: some of its locations had room within {waited:.3g} s and others "
                                "had not; the entry is in "
-                               f"{[rank for rank, one in zip(self._queue.location, outcomes) if one == READY]} only")
-        if NOTHING in outcomes:
+                               f"{[rank for rank, one in zip(self._queue.location, outcomes) if one == Outcome.READY]} "
+                               "only")
+        if Outcome.NOTHING in outcomes:
             raise self._queue.full_error(waited)
         self._judge(outcomes)
 
@@ -283,7 +232,7 @@ class Transaction:
     def __init__(self, queue: Queue, block: bool = True, timeout: Seconds = None) -> None:
         self._queue, self._block, self._timeout = queue, queue.blocks(block, timeout), as_seconds(timeout)
         self._number = next(_transactions)
-        self._local: list[Entry] = []
+        self._local: list[Any] = []
         self._works: list[QueueWork] = []
         self._count = 0
         self._open = False
@@ -323,7 +272,7 @@ class Transaction:
         puts: list[Any] = []
         for link, number in self._queue.links(None):
             if link is None:
-                self._local.append(Entry(head, copies(parts)))
+                self._local.append(_C.QueueEntry(head, parts))
             else:
                 call = link.ask(wire.PUT, number, flags=wire.IN_TRANSACTION, value=self._number, head=head, parts=parts)
                 puts.append(RemotePut(link, call))
@@ -365,10 +314,3 @@ def open_transaction(given: Transaction | int, queue: Queue) -> Transaction:
     if found is None or found._queue is not queue:
         raise ValueError(f"{queue.label} has no open transaction {given!r}")
     return found
-
-
-def copies(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of the parts for the queue, so that the putter may change its tensors."""
-    return [buffer(part.numel()).copy_(part) for part in parts]
-
-

@@ -1,0 +1,265 @@
+// The link always receives the user's next frame. A frame is a request; a long head is received first. A put is
+// admitted to the queue, the bytes are received, and the answer goes out when the entry is visible. A get waits in the
+// queue; an entry handed out is kept until the user confirms the arrival (kTaken), or goes back. When the link breaks,
+// the user's waits end, and incomplete puts are dropped.
+#include "backend/queues/held_link.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace shardwire::internal {
+
+namespace {
+
+// "died (pid 12 on host a)" out of a link's error; ranks in the error are not ranks of the user's group.
+std::string howItEnded(const std::string& error) {
+  const std::size_t begin = error.find(" (pid ");
+  const std::size_t end = begin == std::string::npos ? begin : error.find(')', begin);
+  if (end == std::string::npos || end + 2 > error.size()) {
+    return "broke the link: " + error;
+  }
+  const std::size_t stop = std::min(error.find_first_of(";:", end), error.size());
+  std::string what = error.substr(end + 2, stop - std::min(end + 2, stop));
+  what.erase(what.find_last_not_of(' ') + 1);
+  return what + error.substr(begin, end + 1 - begin);
+}
+
+Status broken(std::string why) {
+  return {StatusCode::kInternal, std::move(why)};
+}
+
+}  // namespace
+
+// ---- requests
+
+void HeldLink::lendTo(LocalCall& call) const {
+  nextFrame_ != nullptr ? call.drive(static_cast<const Activity&>(*nextFrame_), this) : call.driveNothing();
+}
+
+// Calls `then` in an event when the bytes are here; ends the link when the bytes cannot come.
+void HeldLink::receive(const QueuePart& into, int tag, std::function<void()> then) {
+  const auto ended = [self = shared_from_this(), then = std::move(then)](const Status& status) {
+    self->holder_->post([self, then, status] { status.isOk() ? then() : self->end(status); });
+  };
+  Result<WorkPtr> work = receiveBytes(*link_, kUserEnd, tag, into, ended);
+  if (!work.isOk()) {
+    ended(work.status());
+  } else if (tag == kRequestsTag) {
+    nextFrame_ = std::move(work).value();
+  }
+}
+
+void HeldLink::listen() {
+  receive({frame_, frame_->data(), frame_->size()}, kRequestsTag, [this] { onFrame(); });
+}
+
+void HeldLink::onFrame() {
+  if (isOver_) {
+    return;
+  }
+  const Result<std::size_t> outside = headOutside(*frame_);
+  if (!outside.isOk()) {
+    return end(outside.status());
+  }
+  if (*outside == 0) {
+    return onMessage({});
+  }
+  const auto rest = std::make_shared<std::string>(*outside, '\0');  // follows under the request's tag
+  receive({rest, reinterpret_cast<std::byte*>(rest->data()), rest->size()}, tagOfRequest(requestOf(*frame_)),
+          [this, rest] { onMessage(std::move(*rest)); });
+}
+
+void HeldLink::onMessage(std::string rest) {
+  if (isOver_) {
+    return;
+  }
+  Result<QueueMessage> message = decodeMessage(*frame_, std::move(rest));
+  if (!message.isOk()) {
+    return end(message.status());
+  }
+  if (holder_->isStopped()) {
+    return;
+  }
+  holder_->useFirst(shared_from_this());
+  serve(*message);
+  if (!isOver_) {
+    listen();
+  }
+}
+
+void HeldLink::serve(const QueueMessage& message) {
+  switch (message.op) {
+    case QueueOp::kOpen:
+      return open(message);
+    case QueueOp::kRollback:
+      transactions_.erase(message.value);
+      return;
+    case QueueOp::kCancel:
+      return cancel(message);
+    case QueueOp::kTaken:
+      handed_.erase(message.request);
+      return;
+    case QueueOp::kPing:
+      return answer(message, QueueOp::kOk);
+    case QueueOp::kBye:
+      hasLeft_ = true;
+      return;
+    default:
+      break;
+  }
+  const HeldQueuePtr queue = holder_->find(message.queue);
+  if (queue == nullptr) {
+    return end(broken(fmt::format("a message of a queue is for queue {}, which does not exist", message.queue)));
+  }
+  switch (message.op) {
+    case QueueOp::kPut:
+      return (message.flags & kInTransaction) != 0 ? putInTransaction(message, queue) : put(message, queue);
+    case QueueOp::kCommit:
+      return commit(message, queue);
+    case QueueOp::kGet:
+      return get(message, queue, true);
+    case QueueOp::kWait:
+      return get(message, queue, false);
+    case QueueOp::kSize:
+      return answer(message, QueueOp::kOk, static_cast<std::int64_t>(queue->size()));
+    case QueueOp::kClose:
+      queue->close();
+      return answer(message, QueueOp::kOk);
+    default:
+      return end(broken(fmt::format("a message of a queue is of kind {}", static_cast<int>(message.op))));
+  }
+}
+
+// ---- answers
+
+void HeldLink::answer(const QueueMessage& to, QueueOp op, std::int64_t value, std::string head,
+                      const std::vector<QueuePart>& parts) {
+  if (isOver_ || !holder_->notice().empty()) {  // the end of the link says more
+    return;
+  }
+  const QueueMessage reply{op, 0, to.queue, to.request, value, std::move(head), {}, {}};
+  if (const Status status = sendMessage(*link_, kUserEnd, tagOfRequest(to.request), reply, parts); !status.isOk()) {
+    holder_->post([self = shared_from_this(), status] { self->end(status); });
+  }
+}
+
+void HeldLink::answerOutcome(const QueueMessage& to, QueueOutcome outcome, const std::string& failure) {
+  switch (outcome) {
+    case QueueOutcome::kReady:
+      return answer(to, QueueOp::kOk);
+    case QueueOutcome::kNothing:
+      return answer(to, QueueOp::kNothing);
+    case QueueOutcome::kOver:
+      return answer(to, QueueOp::kOver);
+    default:
+      return answer(to, QueueOp::kFailed, 0, failure);
+  }
+}
+
+// The head: the length of the key, the key, and the arguments of the user's Queue.
+void HeldLink::open(const QueueMessage& message) {
+  std::uint32_t keyBytes = 0;
+  if (message.head.size() < sizeof keyBytes) {
+    return end(broken("a request of a queue has no key"));
+  }
+  std::memcpy(&keyBytes, message.head.data(), sizeof keyBytes);
+  const std::string key = message.head.substr(sizeof keyBytes, keyBytes);
+  const std::string about = message.head.substr(sizeof keyBytes + key.size());
+  const HeldQueuePtr held = holder_->find(key);
+  if (held == nullptr) {  // the Queue was not made on this rank yet
+    holder_->whenHeld(key, [self = shared_from_this(), message] { self->open(message); });
+  } else if (held->about != about) {
+    answer(message, QueueOp::kMismatch, 0, held->about);
+  } else {
+    answer(message, QueueOp::kOk, held->number);
+  }
+}
+
+// ---- getting
+
+void HeldLink::get(const QueueMessage& message, const HeldQueuePtr& queue, bool takes) {
+  const auto getter = std::make_shared<QueueGetter>();
+  getter->takes = takes;
+  getter->serve = [self = shared_from_this(), queue, to = QueueMessage{message}](
+                      const QueueEntryPtr& entry, QueueOutcome why, const std::string& failure) {
+    self->gets_.erase(to.request);
+    if (entry == nullptr) {
+      return self->answerOutcome(to, why, failure);
+    }
+    self->handed_[to.request] = {queue, entry};
+    self->answer(to, QueueOp::kOk, static_cast<std::int64_t>(queue->size()), entry->head, entry->parts);
+  };
+  gets_[message.request] = {queue, getter};
+  queue->get(getter, (message.flags & kNotBlocking) == 0);
+}
+
+// A user gave up: ends the user's wait, and returns an entry that was handed out and not taken.
+void HeldLink::cancel(const QueueMessage& message) {
+  const auto waiting = gets_.extract(message.request);
+  const auto handed = handed_.extract(message.request);
+  const auto putting = puts_.extract(message.request);
+  if (!waiting.empty()) {
+    waiting.mapped().queue->forget(waiting.mapped().getter);
+  }
+  if (!handed.empty()) {
+    handed.mapped().queue->giveBack({handed.mapped().entry});
+  }
+  if (!putting.empty()) {
+    const WaitingPut& put = putting.mapped();
+    if (!put.putting->isAdmitted && put.message.op == QueueOp::kPut) {
+      dropBytes(put.message);
+    }
+    put.queue->giveUp(put.putting);
+  }
+  if (!waiting.empty() || !putting.empty()) {
+    answer(message, QueueOp::kNothing);  // the user's end learns: nothing more comes
+  }
+}
+
+// ---- the end
+
+void HeldLink::revoke(const std::string& notice) {
+  link_->revoke(notice);
+}
+
+// The user is gone: ends the user's waits, and drops incomplete puts.
+void HeldLink::end(const Status& why) {
+  if (isOver_) {
+    return;
+  }
+  isOver_ = true;
+  const auto self = shared_from_this();
+  holder_->removeLink(self);
+  if (holder_->isStopped()) {
+    return;  // the program ends, and all held queues with it
+  }
+  if (const std::string notice = link_->revocation(); !notice.empty()) {
+    holder_->revoke(notice);
+  }
+  for (const auto& [request, get] : std::exchange(gets_, {})) {
+    get.queue->forget(get.getter);
+    get.getter->serve = nullptr;
+  }
+  for (const auto& [request, put] : std::exchange(puts_, {})) {
+    put.queue->giveUp(put.putting);
+  }
+  std::map<HeldQueuePtr, std::vector<QueueEntryPtr>> back;
+  for (const auto& [request, handed] : std::exchange(handed_, {})) {
+    back[handed.queue].push_back(handed.entry);
+  }
+  for (const auto& [queue, entries] : back) {
+    queue->giveBack(entries);
+  }
+  transactions_.clear();
+  for (const HeldQueuePtr& queue : std::exchange(hasPut_, {})) {
+    if (!hasLeft_ && !queue->survives) {
+      queue->fail(fmt::format("rank {} of group '{}', which had put into it, {}", user_, holder_->label,
+                              howItEnded(why.message())));
+    }
+  }
+  holder_->notify(endNotice_);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,164 @@
+// A waiting thread waits for a WaitFlag, an operation that no engine steps. The flag has the driver of a link's group,
+// and so the thread drives this group until an event of the holder completes the flag. An event also gives the thread
+// another flag, when the link ends. Without a link the thread sleeps on a condition variable.
+#include "backend/queues/local_call.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "backend/base/interruptible_wait.h"
+#include "backend/queues/holder.h"
+
+namespace shardwire::internal {
+
+class WaitFlag final : public Activity {
+ public:
+  WaitFlag() { description = Description(std::make_shared<const std::string>("a wait in a queue")); }
+  bool step(std::vector<bool>&) override { return false; }
+  bool finished() const override { return isDone(); }
+  bool needs(Rank) const override { return false; }
+  std::string waitingFor() const override { return "no entry came"; }
+};
+
+LocalCall::LocalCall(std::shared_ptr<QueueHolder> holder, HeldQueuePtr queue)
+    : holder_(std::move(holder)), queue_(std::move(queue)) {}
+
+LocalCall::~LocalCall() = default;
+
+// ---- the call
+
+void LocalCall::get(bool takes, bool mayWait) {
+  holder_->post([self = shared_from_this(), takes, mayWait] {
+    self->getter_ = std::make_shared<QueueGetter>();
+    self->getter_->takes = takes;
+    self->getter_->serve = [self = self.get(), kept = self](QueueEntryPtr entry, QueueOutcome why,
+                                                            const std::string& failure) {
+      self->entry_ = std::move(entry);
+      self->numLeft_ = self->queue_->size();
+      self->end(why, failure);
+    };
+    self->queue_->get(self->getter_, mayWait);
+    if (!self->isOver()) {
+      self->holder_->addWait(self);
+    }
+  });
+}
+
+void LocalCall::put(std::vector<QueueEntryPtr> entries, bool mayWait) {
+  holder_->post([self = shared_from_this(), entries = std::move(entries), mayWait]() mutable {
+    self->putting_ = std::make_shared<Putting>();
+    self->putting_->entries = std::move(entries);
+    self->putting_->source = self->holder_.get();  // all local putters are one source: their puts are complete at once
+    self->putting_->notify = [kept = self](QueueOutcome outcome) { kept->end(outcome); };
+    self->queue_->put(self->putting_, mayWait);
+    if (!self->isOver()) {
+      self->holder_->addWait(self);
+    }
+  });
+}
+
+void LocalCall::end(QueueOutcome outcome, const std::string& failure) {
+  holder_->removeWait(shared_from_this());
+  outcome_ = outcome;
+  failure_ = failure;
+  isOver_.store(true, std::memory_order_release);
+  replaceFlag(nullptr);
+  if (endNotice_ != 0) {
+    holder_->notify(endNotice_);
+  }
+}
+
+void LocalCall::whenOver(std::uint64_t notice) {
+  holder_->post([self = shared_from_this(), notice] {
+    self->endNotice_ = notice;
+    if (self->isOver()) {
+      self->holder_->notify(notice);
+    }
+  });
+}
+
+bool LocalCall::giveUp() {
+  bool wasWaiting = false;
+  holder_->run([&] {
+    wasWaiting = !isOver();
+    if (wasWaiting && getter_ != nullptr) {
+      queue_->forget(getter_);
+      getter_->serve = nullptr;
+    }
+    if (wasWaiting && putting_ != nullptr) {
+      queue_->giveUp(putting_);
+    }
+    if (wasWaiting) {
+      end(QueueOutcome::kNothing);
+    }
+  });
+  return wasWaiting;
+}
+
+void LocalCall::giveBack() {
+  if (!giveUp()) {
+    holder_->post([self = shared_from_this()] {
+      if (const QueueEntryPtr entry = std::exchange(self->entry_, nullptr); entry != nullptr) {
+        self->queue_->giveBack({entry});
+      }
+    });
+  }
+}
+
+// ---- waiting
+
+void LocalCall::replaceFlag(std::shared_ptr<WaitFlag> flag) {
+  std::shared_ptr<WaitFlag> before;
+  {
+    const MutexLock lock(mutex_);
+    before = std::exchange(flag_, std::move(flag));
+    changed_.notifyAll();
+  }
+  if (before != nullptr) {
+    Activity::complete(before, Status::ok());
+    before->wakeWaiters();
+  }
+}
+
+void LocalCall::drive(const Activity& work, const void* link) {
+  link_ = link;
+  auto flag = std::make_shared<WaitFlag>();
+  work.lendDriver(*flag);
+  replaceFlag(std::move(flag));
+}
+
+void LocalCall::driveNothing() {
+  link_ = nullptr;
+  replaceFlag(nullptr);
+}
+
+Status LocalCall::wait(Deadline until) {
+  constexpr Duration kNap = std::chrono::milliseconds(1);
+  InterruptibleWait slices(until);
+  while (!isOver()) {
+    std::shared_ptr<WaitFlag> flag;
+    {
+      const MutexLock lock(mutex_);
+      flag = flag_;
+      if (flag == nullptr && !isOver()) {
+        changed_.waitUntil(mutex_, std::min(until, slices.sliceEnd()));
+      }
+    }
+    if (flag != nullptr) {
+      if (Status status = flag->wait(until); !status.isOk()) {
+        return isOver() ? Status::ok() : status;
+      }
+      if (!flag->isDone()) {  // the link has ended, and the event that says so is about to come
+        std::this_thread::sleep_for(kNap);
+      }
+    } else if (!isOver() && slices.isInterrupted()) {
+      return interruptedStatus("a wait in a queue");
+    }
+    if (!isOver() && Clock::now() >= until) {
+      return {StatusCode::kTimeout, "a wait in a queue is not over"};
+    }
+  }
+  return Status::ok();
+}
+
+}  // namespace shardwire::internal
