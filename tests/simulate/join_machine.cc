@@ -1,8 +1,8 @@
 // An end has a name, which takes the place of the socket's names and of the inbox in the published address. attach()
 // asks the peer's process, which answers whatever the rank does, and leaves this rank's half at the peer's end. dial()
 // leaves a call there; the peer takes the call in callers(), and connect() pairs the two. A killed process refuses, a
-// stopped process is silent, and so is a dead host. If ranks are joined late over wires, the endpoints' begin() takes
-// the product's links (join_wires.h).
+// stopped process is silent, and so is a dead host. If ranks are joined late over wires, the product's
+// tcp joins the ranks of two hosts (join_wires.h).
 #include "tests/simulate/join_machine.h"
 
 #include <fmt/format.h>
@@ -52,17 +52,6 @@ class JoinEndpoint final : public Endpoint {
   std::string whyNot(std::string_view) const override { return ""; }
   bool needsLink() const override { return needsLink_; }
   std::unique_ptr<Wire> takeWire() override { return nullptr; }
-  bool mayJoinLate() const override { return machine_.ends_.sockets != nullptr; }
-  std::unique_ptr<Joining> begin(Link link, Rank peer, bool, std::string_view peerAddress,
-                                 const std::string&) override {
-    auto joining = std::make_unique<WireJoining>(
-        std::move(link), [this, peer, &theirs = machine_.ends_.find(peerAddress)] { return joined(peer, theirs); });
-    if (machine_.failsLateJoins_) {
-      joining->giveUp({StatusCode::kSystem, "no room for the simulated link"});
-    }
-    return joining;
-  }
-  void refuse(Link link, const Status& why) override { WireJoining::refuse(link, why); }
   std::unique_ptr<LateLinks> joinLate(std::vector<LatePeer>) override {
     return std::make_unique<SimulatedLateLinks>(machine_.network_, machine_.self_);
   }
@@ -202,6 +191,10 @@ Status JoinMachine::prepare(OwnEnds& own, Rank rank, int worldSize, const Option
   }
   own.bell = std::make_shared<JoinSign>([this] { end_->signGoneAt = std::min(end_->signGoneAt, now()); });
   if (ends_.sockets != nullptr) {
+    const Self self{rank, worldSize, address.host, &options, nullptr};
+    auto& tcp = own.endpoints[static_cast<std::size_t>(TransportKind::kTcp)];
+    tcp = std::make_unique<WireEndpoint>(self, [this] { return failsLateJoins_; });
+    address.transports[static_cast<std::size_t>(TransportKind::kTcp)] = {tcp->address(), ""};
     address.links = openWires(own.rankLinks, *ends_.sockets, process_, bell_, address.token, worldSize, own.fabric);
   }
   return Status::ok();

@@ -86,7 +86,7 @@ void JoinProgram::note(const JoinReport& report, const char* what, const Status&
 Result<Peers> JoinProgram::join(JoinReport& report, JoinMachine& machine, const Communicator* outer) {
   const JoinSchedule& schedule = shared_.schedule;
   const Members& members = schedule.groups[report.group];
-  Options options = schedule.options;
+  Options options = schedule.optionsOf(process_.rank());
   if (outer != nullptr) {
     options.statusOfAbsent = [this, outer, &members](Rank rank) {
       return outer->peerStatus(shared_.schedule.rankIn(0, members[static_cast<std::size_t>(rank)]));
@@ -141,8 +141,8 @@ std::unique_ptr<JoinProgram::Made> JoinProgram::make(std::size_t group, int roun
     hosts.push_back(schedule.hosts[static_cast<std::size_t>(member)]);
   }
   machine.complete(*peers, hosts);
-  auto engine = Engine::create(std::move(*peers), report.rank, static_cast<int>(hosts.size()), schedule.options,
-                               schedule.labelOf(group));
+  auto engine = Engine::create(std::move(*peers), report.rank, static_cast<int>(hosts.size()),
+                               schedule.optionsOf(process_.rank()), schedule.labelOf(group));
   engines_.push_back(engine);
   process_.serve(engine);
   return std::make_unique<Made>(
@@ -181,7 +181,8 @@ void JoinProgram::call(Made& made) {
   const auto size = static_cast<std::int64_t>(shared_.schedule.groups[report.group].size());
   std::vector<std::int64_t> values(5, report.rank + 1);
   idle(report, 0);
-  report.worked = shared_.schedule.isWired ? sendFromFirst(made) : Status::ok();
+  const bool isFirst = shared_.schedule.isWired && !shared_.schedule.beginsTogether;
+  report.worked = isFirst ? sendFromFirst(made) : Status::ok();
   if (report.worked.isOk()) {
     idle(report, 1);
     auto sum = made.group->allReduce(TensorView::contiguous(values.data(), DType::kInt64, {std::ssize(values)}),
@@ -193,6 +194,7 @@ void JoinProgram::call(Made& made) {
     auto last = made.group->barrier({});
     report.worked = last.isOk() ? (*last)->wait() : last.status();
   }
+  report.ended = process_.time();
   note(report, report.worked.isOk() ? "is done" : "has failed", report.worked);
 }
 

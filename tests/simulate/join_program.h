@@ -20,6 +20,7 @@ struct JoinReport {
   Rank process = 0;
   Time begin = kNever;  // of the making of the group; kNever: the process has not come
   Time made = kNever;   // when the making ended, with or without success
+  Time ended = kNever;  // when the operations ended
   Status joined;
   Status worked;  // of the operations
   bool hasWrongBytes = false;

@@ -28,7 +28,8 @@ Time harmlessTime(const JoinSchedule& drawn, std::size_t group) {
   Time time = mostStoreTime(drawn) + numPairs * drawn.longestHandshake +
               (drawn.network.spikePercent > 0 ? 20 * drawn.network.longestSpike : 0);
   for (const JoinFault& fault : drawn.faults) {
-    time += fault.kind == JoinFaultKind::kStop && !drawn.isLost(fault, group) ? fault.duration : 0;
+    const bool isDelay = fault.kind == JoinFaultKind::kStop || fault.kind == JoinFaultKind::kPartition;
+    time += isDelay && !drawn.isLost(fault, group) ? fault.duration : 0;
   }
   return time;
 }
@@ -43,6 +44,7 @@ std::set<Rank> lostIn(const JoinSchedule& drawn, const JoinReport& of, const std
   for (const JoinFault& fault : drawn.faults) {
     if (fault.kind != JoinFaultKind::kStoreEnds && drawn.isLost(fault, of.group)) {
       lost.insert(drawn.rankIn(of.group, fault.process));
+      lost.insert(fault.kind == JoinFaultKind::kPartition ? drawn.rankIn(of.group, fault.other) : -1);
     }
     if (fault.kind == JoinFaultKind::kWrongSize) {
       lost.insert(static_cast<Rank>(drawn.groups[of.group].size()));  // the rank that is too many
@@ -92,11 +94,19 @@ std::string findWrongWork(const JoinReport& report, const JoinSchedule& drawn, c
       lost.insert(each.rank);
     }
   }
-  const auto cannotJoin = [&](const JoinFault& fault) { return fault.kind == JoinFaultKind::kCannotJoin; };
-  if (std::ranges::any_of(drawn.faults, cannotJoin) && report.worked.code() == StatusCode::kTimeout) {
-    return "a link failed on one side alone, and the rank at the other side waited until its timeout";
+  const std::string& text = report.worked.message();
+  const auto showsAtOnce = [&](const JoinFault& fault) {
+    return !drawn.isLost(fault, report.group) || fault.kind == JoinFaultKind::kKill ||
+           fault.kind == JoinFaultKind::kCannotJoin || fault.kind == JoinFaultKind::kOtherRing ||
+           fault.kind == JoinFaultKind::kOtherTls;
+  };
+  if (report.worked.code() == StatusCode::kTimeout && std::ranges::all_of(drawn.faults, showsAtOnce)) {
+    return "a rank waited until its timeout for a rank that was killed or cannot be joined";
   }
-  return namesAny(report.worked.message(), lost) ? "" : "the error of an operation names no lost rank";
+  const bool namesOptions =
+      (drawn.has(JoinFaultKind::kOtherRing) && text.find("SHARDWIRE_RING_BYTES") != std::string::npos) ||
+      (drawn.has(JoinFaultKind::kOtherTls) && text.find("SHARDWIRE_TCP_TLS") != std::string::npos);
+  return namesOptions || namesAny(text, lost) ? "" : "the error of an operation names no lost rank";
 }
 
 // Whether the rank can know that the process is dead: from the published address, or from the outer group.
@@ -132,6 +142,16 @@ std::string findLateEnd(const JoinReport& report, const JoinSchedule& drawn, con
   return late > kSoon ? fmt::format("the error came {} after the death", inMilliseconds(late)) : "";
 }
 
+// The operations of a group that loses nothing.
+std::string findLateWork(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
+  Time last = report.made;
+  for (const JoinReport& each : reports) {
+    last = each.group == report.group && each.round == report.round ? std::max(last, each.made) : last;
+  }
+  const Time late = report.ended - last - 2 * drawn.longestIdle - harmlessTime(drawn, report.group);
+  return late > kSecond ? fmt::format("the operations ended {} late", inMilliseconds(late)) : "";
+}
+
 std::string findWrong(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports,
                       const std::vector<JoinDeath>& deaths) {
   if (report.hasWrongBytes) {
@@ -147,7 +167,10 @@ std::string findWrong(const JoinReport& report, const JoinSchedule& drawn, const
       last = each.group == report.group && each.round == report.round ? std::max(last, each.begin) : last;
     }
     const Time late = report.made - last - harmlessTime(drawn, report.group);
-    return !mayFail && late > kSecond ? fmt::format("joined {} after the last rank came", inMilliseconds(late)) : "";
+    if (!mayFail && late > kSecond) {
+      return fmt::format("joined {} after the last rank came", inMilliseconds(late));
+    }
+    return mayFail ? "" : findLateWork(report, drawn, reports);
   }
   const Status& why = report.joined.isOk() ? report.worked : report.joined;
   std::string wrong = !mayFail               ? "nothing was lost"

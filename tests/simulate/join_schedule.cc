@@ -1,7 +1,7 @@
 // drawJoins() draws the processes, hosts and times from the seed, then the groups, and last the faults. Half of the
 // seeds have no fault that takes something away, and then every rank must join. Late ranks come within the timeout. The
 // faults of one kind only delay (a short stop); each other kind must show in the errors of the waiting ranks.
-// describe() gives the text at the head of a trace.
+// describe() gives the text at the head of a trace. The behaviour of wires is drawn in join_transport.cc.
 #include "tests/simulate/join_schedule.h"
 
 #include <fmt/format.h>
@@ -108,9 +108,16 @@ bool JoinSchedule::isLost(const JoinFault& fault, std::size_t group) const {
       return rankIn(group, fault.process) >= 0 && (fault.group == group || order == JoinOrder::kNested);
     case JoinFaultKind::kStop:
       return rankIn(group, fault.process) >= 0 && fault.duration > timeout / 4;
+    case JoinFaultKind::kPartition:
+      return rankIn(group, fault.process) >= 0 && rankIn(group, fault.other) >= 0 &&
+             fault.duration > kHarmlessPartition;
     default:
       return rankIn(group, fault.process) >= 0;
   }
+}
+
+bool JoinSchedule::has(JoinFaultKind kind) const {
+  return std::ranges::any_of(faults, [&](const JoinFault& fault) { return fault.kind == kind; });
 }
 
 bool JoinSchedule::mayFail(std::size_t group) const {
@@ -150,38 +157,9 @@ JoinSchedule drawJoins(std::uint64_t seed) {
   }
   drawWires(schedule);
   drawHandshakes(schedule);
+  drawTransport(schedule);
   return schedule;
 }
-
-namespace {
-
-std::string describe(const JoinFault& fault, const JoinSchedule& schedule) {
-  const std::string label = schedule.labelOf(fault.group);
-  switch (fault.kind) {
-    case JoinFaultKind::kKill:
-      return fmt::format("process {} is killed after {}", fault.process, inMilliseconds(fault.after));
-    case JoinFaultKind::kHostDies:
-      return fmt::format("process {} loses its host after {}", fault.process, inMilliseconds(fault.after));
-    case JoinFaultKind::kStop:
-      return fmt::format("process {} stops after {} for {}", fault.process, inMilliseconds(fault.after),
-                         inMilliseconds(fault.duration));
-    case JoinFaultKind::kAbsent:
-      return fmt::format("process {} never comes to {}", fault.process, label);
-    case JoinFaultKind::kWrongSize:
-      return fmt::format("process {} comes to {} with another world size", fault.process, label);
-    case JoinFaultKind::kCannotStart:
-      return fmt::format("process {} cannot make its ends in {}", fault.process, label);
-    case JoinFaultKind::kStoreSilent:
-      return fmt::format("the store answers {} requests of process {}", fault.numRequests, fault.process);
-    case JoinFaultKind::kStoreEnds:
-      return fmt::format("the store ends after {}", inMilliseconds(fault.after));
-    case JoinFaultKind::kCannotJoin:
-      return fmt::format("process {} cannot join a rank late", fault.process);
-  }
-  return "";
-}
-
-}  // namespace
 
 std::string describe(const JoinSchedule& schedule) {
   constexpr std::array kOrders = {"made one after the other", "made at once", "nested"};
@@ -204,6 +182,11 @@ std::string describe(const JoinSchedule& schedule) {
   }
   for (const JoinFault& fault : schedule.faults) {
     text += describe(fault, schedule) + "\n";
+  }
+  if (schedule.isWired) {
+    text += fmt::format("wires {}, {} % of the sends in pieces, {} % short\n",
+                        schedule.options.tcpTls == TcpTls::kOff ? "are plain" : "encrypt", schedule.piecesPercent,
+                        schedule.shortPercent);
   }
   text += schedule.longestHandshake > 0
               ? fmt::format("an answer takes up to {}\n", inMilliseconds(schedule.longestHandshake))

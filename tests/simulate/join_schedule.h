@@ -19,15 +19,23 @@ enum class JoinFaultKind : std::uint8_t {
   kStoreSilent,  // the store does not answer the process from some request on
   kStoreEnds,    // the store ends for all processes
   kCannotJoin,   // the process cannot join a rank late, and the other rank does not see this
+  kPartition,    // nothing passes between the process and another for a time
+  kOtherRing,    // the process has another length of lanes
+  kOtherTls,     // the process does not encrypt, and the others must
 };
+
+// A partition up to this time is shorter than all timeouts.
+inline constexpr Time kHarmlessPartition = 2 * kSecond;
 
 struct JoinFault {
   JoinFaultKind kind = JoinFaultKind::kKill;
   Rank process = 0;
   std::size_t group = 0;  // kAbsent, kWrongSize, kCannotStart
   Time after = 0;         // since the begin
-  Time duration = 0;      // kStop
+  Time duration = 0;      // kStop, kPartition
   int numRequests = 0;    // kStoreSilent: so many are answered
+  int numCalls = 0;       // kKill, kHostDies, kStop: happens in the system call on wires with this number, not by time
+  Rank other = -1;        // kPartition
 };
 
 // A process without the job's token that dials the process.
@@ -61,8 +69,14 @@ struct JoinSchedule {
   NetworkOptions network;
   std::vector<JoinFault> faults;
   std::vector<JoinForeigner> foreigners;  // isWired
+  bool beginsTogether = false;            // isWired: the first operation needs all links at once
+  int piecesPercent = 0;                  // isWired: as in SocketOptions
+  int shortPercent = 0;
+  std::vector<bool> hasChecksums;  // isWired: by process
 
   Rank rankIn(std::size_t group, Rank process) const;
+  Options optionsOf(Rank process) const;
+  bool has(JoinFaultKind kind) const;
   // Whether the group may fail because of the fault.
   bool isLost(const JoinFault& fault, std::size_t group) const;
   bool mayFail(std::size_t group) const;
@@ -70,6 +84,9 @@ struct JoinSchedule {
 };
 
 JoinSchedule drawJoins(std::uint64_t seed);
+// Draws the behaviour of the wires, where there are wires (join_transport.cc).
+void drawTransport(JoinSchedule& schedule);
 std::string describe(const JoinSchedule& schedule);
+std::string describe(const JoinFault& fault, const JoinSchedule& schedule);
 
 }  // namespace shardwire::simulate

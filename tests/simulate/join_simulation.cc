@@ -27,6 +27,17 @@ struct JoinJob {
   std::vector<std::unique_ptr<ForeignProcess>> foreigners{};
 };
 
+std::vector<Partition> partitionsOf(const JoinSchedule& schedule, Time begin) {
+  std::vector<Partition> all;
+  for (const JoinFault& fault : schedule.faults) {
+    if (fault.kind == JoinFaultKind::kPartition) {
+      const Time from = begin + fault.after;
+      all.push_back({.a = fault.process, .b = fault.other, .from = from, .until = from + fault.duration});
+    }
+  }
+  return all;
+}
+
 void makeAll(JoinJob& job) {
   JoinWorld& shared = job.shared;
   const JoinSchedule& drawn = shared.schedule;
@@ -52,7 +63,12 @@ void makeAll(JoinJob& job) {
     auto fabric = internal::Fabric::instance();
     SW_CHECK(fabric.isOk());
     shared.ends.sockets = std::make_unique<Sockets>(
-        shared.world, std::move(*fabric), [&first = *shared.networks.front()] { return first.drawWireDelay(); });
+        shared.world, std::move(*fabric),
+        SocketOptions{.delay = [&first = *shared.networks.front()] { return first.drawWireDelay(); },
+                      .seed = drawn.seed,
+                      .piecesPercent = drawn.piecesPercent,
+                      .shortPercent = drawn.shortPercent,
+                      .partitions = partitionsOf(drawn, shared.world.now())});
   }
   for (const auto& process : job.processes) {
     job.programs.push_back(std::make_unique<JoinProgram>(shared, *process));
@@ -88,23 +104,34 @@ void endProcess(JoinJob& job, const JoinFault& fault) {
   }
 }
 
+void stop(JoinJob& job, const JoinFault& fault) {
+  Process& process = *job.processes[static_cast<std::size_t>(fault.process)];
+  const Time now = std::max(process.time(), job.shared.world.now());
+  job.shared.world.note(now, fault.process, "stops for {}", inMilliseconds(fault.duration));
+  process.stopUntil(now + fault.duration);
+}
+
 void scheduleFault(JoinJob& job, const JoinFault& fault) {
   World& world = job.shared.world;
-  const Time when = world.now() + fault.after;
+  const auto plan = [&](std::function<void()> action) {
+    if (fault.numCalls > 0) {
+      const Process& process = *job.processes[static_cast<std::size_t>(fault.process)];
+      job.shared.ends.sockets->atCall(process, fault.numCalls, std::move(action));
+    } else {
+      world.at(world.now() + fault.after, std::move(action));
+    }
+  };
   switch (fault.kind) {
     case JoinFaultKind::kKill:
     case JoinFaultKind::kHostDies:
-      return world.at(when, [&job, fault] { endProcess(job, fault); });
+      return plan([&job, fault] { endProcess(job, fault); });
     case JoinFaultKind::kStop:
-      return world.at(when, [&job, fault] {
-        job.shared.world.note(job.shared.world.now(), fault.process, "stops for {}", inMilliseconds(fault.duration));
-        job.processes[static_cast<std::size_t>(fault.process)]->stopUntil(job.shared.world.now() + fault.duration);
-      });
+      return plan([&job, fault] { stop(job, fault); });
     case JoinFaultKind::kStoreSilent:
       job.shared.store.numAnswered[fault.process] = fault.numRequests;
       return;
     case JoinFaultKind::kStoreEnds:
-      return world.at(when, [&job] {
+      return plan([&job] {
         job.shared.world.note(job.shared.world.now(), -1, "the store ends");
         job.shared.store.hasEnded = true;
       });
@@ -171,6 +198,10 @@ void clear(JoinJob& job, std::vector<std::string>* faults) {
     if (job.programs[number]->hasEngine()) {
       faults->push_back(fmt::format("an engine of process {} is still there", number));
     }
+  }
+  job.foreigners.clear();
+  if (job.shared.ends.sockets != nullptr && job.shared.ends.sockets->numOpen() > 0) {
+    faults->push_back(fmt::format("{} sockets are still open", job.shared.ends.sockets->numOpen()));
   }
   for (const auto& network : job.shared.networks) {
     if (network->hasConnections()) {

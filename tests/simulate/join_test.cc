@@ -72,7 +72,7 @@ TEST(SimulateJoins, DrawsAllFaultsAndAllOrders) {
     numLazy += schedule.isLazy ? 1 : 0;
     numWithRoster += schedule.numRanks > 4 ? 1 : 0;
   }
-  EXPECT_EQ(kinds.size(), 9U);
+  EXPECT_EQ(kinds.size(), 12U);
   EXPECT_EQ(orders.size(), 3U);
   EXPECT_GE(numRemade, 100);
   EXPECT_GE(numLazy, 100);

@@ -42,32 +42,19 @@ std::vector<NetAddress> openWires(RankLinks& links, Sockets& sockets, Process& p
   return {Sockets::addressOf(process.rank())};
 }
 
-std::optional<Joining::Outcome> WireJoining::step() {
-  if (outcome_.has_value()) {
-    return std::exchange(outcome_, std::nullopt);
-  }
-  if (!std::exchange(hasSent_, true)) {
-    if (const Status sent = sendAtOnce(link_.socket(), ""); !sent.isOk()) {
-      return Outcome(sent);
-    }
-  }
-  const auto whole = reader_.readOn(link_.socket());
-  if (!whole.isOk()) {
-    return Outcome(whole.status());
-  }
-  if (!*whole) {
-    return std::nullopt;
-  }
-  const std::string refusal = reader_.take();
-  return refusal.empty() ? join_() : Outcome(Status{StatusCode::kSystem, refusal});
+WireEndpoint::WireEndpoint(const Self& self, std::function<bool()> fails) : fails_(std::move(fails)) {
+  auto tcp = makeTcpEndpoint(self);
+  SW_CHECK(tcp.isOk());
+  tcp_ = std::move(*tcp);
 }
 
-void WireJoining::appendSockets(std::vector<pollfd>* entries) const {
-  entries->push_back({link_.socket().get(), POLLIN, 0});
-}
-
-void WireJoining::refuse(const Link& link, const Status& why) {
-  static_cast<void>(sendAtOnce(link.socket(), why.message()));
+std::unique_ptr<Joining> WireEndpoint::begin(Link link, Rank peer, bool isDialer, std::string_view peerAddress,
+                                             const std::string& who) {
+  auto joining = tcp_->begin(std::move(link), peer, isDialer, peerAddress, who);
+  if (fails_()) {
+    joining->giveUp({StatusCode::kSystem, "no room for the simulated link"});
+  }
+  return joining;
 }
 
 ForeignProcess::ForeignProcess(World& world, Rank dialed, const LinkKey& key, const LinkHello& hello)

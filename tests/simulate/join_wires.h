@@ -1,6 +1,5 @@
-// Late links over wires in a simulation of joins: the product's dials, listeners and proofs
-// (backend/bootstrap/late_wires) over simulated sockets. The agreement of the transport over a proved link is the
-// simulation's, in place of tcp's.
+// Late links over wires in a simulation of joins: the product's dials, listeners, proofs and tcp connections over
+// simulated sockets (backend/bootstrap/late_wires, backend/transport/tcp).
 #pragma once
 
 #include <functional>
@@ -21,25 +20,21 @@ std::vector<internal::NetAddress> openWires(internal::RankLinks& links, Sockets&
                                             std::size_t bell, const internal::RandomId& token, int worldSize,
                                             std::shared_ptr<internal::Fabric> fabric);
 
-// Each end sends one message, "" or why it refuses, and is joined when the other message is "".
-class WireJoining final : public internal::Joining {
+// The product's tcp. `fails`: whether this rank gives up each set-up that it begins.
+class WireEndpoint final : public internal::Endpoint {
  public:
-  // `join`: makes the connection.
-  WireJoining(internal::Link link, std::function<Outcome()> join)
-      : link_(std::move(link)), reader_(internal::Link::kMaxMessageBytes), join_(std::move(join)) {}
-
-  std::optional<Outcome> step() override;
-  void appendSockets(std::vector<pollfd>* entries) const override;
-  std::string awaited() const override { return "waiting for the peer to answer over the simulated link"; }
-  void giveUp(const Status& why) override { outcome_ = why; }
-  static void refuse(const internal::Link& link, const Status& why);
+  WireEndpoint(const internal::Self& self, std::function<bool()> fails);
+  std::string address() const override { return tcp_->address(); }
+  std::string whyNot(std::string_view peerAddress) const override { return tcp_->whyNot(peerAddress); }
+  bool mayJoinLate() const override { return true; }
+  std::unique_ptr<internal::Joining> begin(internal::Link link, Rank peer, bool isDialer, std::string_view peerAddress,
+                                           const std::string& who) override;
+  void refuse(internal::Link link, const Status& why) override { tcp_->refuse(std::move(link), why); }
+  std::unique_ptr<internal::Wire> takeWire() override { return tcp_->takeWire(); }
 
  private:
-  internal::Link link_;
-  internal::MessageReader reader_;
-  const std::function<Outcome()> join_;
-  bool hasSent_ = false;
-  std::optional<Outcome> outcome_;
+  std::unique_ptr<internal::Endpoint> tcp_;
+  const std::function<bool()> fails_;
 };
 
 // A process of another job, or any other: dials a process in the place of a rank, and proves another token.

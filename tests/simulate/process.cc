@@ -44,7 +44,7 @@ class Process::Door final : public Doorbell {
     ++bell_.rings;
     for (const auto& thread : process_.threads_) {
       if (thread->sleepsOn == static_cast<int>(group_)) {
-        process_.wakeAt(*thread, process_.time_ + process_.drawWake());
+        process_.wakeAt(*thread, std::max(process_.time_, process_.world_.now()) + process_.drawWake());
       }
     }
   }
@@ -62,7 +62,7 @@ Process::Process(World& world, Rank rank, std::size_t numGroups)
 
 void Process::addThread(std::function<void()> main) {
   if (progressBell_ == nullptr) {
-    progressBell_ = ParkedBell::take([this] { ringProgressSoon(time_); });
+    progressBell_ = ParkedBell::take([this] { ringProgressSoon(std::max(time_, world_.now())); });
   }
   threads_.push_back(std::make_unique<Thread>([this, main = std::move(main)] {
     main();

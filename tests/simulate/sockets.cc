@@ -1,21 +1,18 @@
-// A cable joins a dialer and a listening process. make() gives the dialer one descriptor of a pair. The simulation
+// A cable joins a dialer and a listening process. The product has one descriptor of a pair at each end. The simulation
 // keeps the other descriptor, and writes the bytes there when the bytes arrive; so epoll and recv are the kernel's own.
-// connect() plans the arrival at the host. A dead process, or a process without a listener, refuses. A dead host never
-// answers. Any other host accepts, even if the process is stopped. After each arrival notify() does the work of the
-// fabric's thread: the function calls the listener, and the watches of links that are under way.
+// A dial plans the arrival at a port. A dead process, or a port that is closed, refuses. A dead host never answers. Any
+// other host accepts, even if the process is stopped. After each arrival notify() does the work of the fabric's thread:
+// the function calls the listener, and the watches of links that are under way. The system calls of the product are in
+// socket_ends.cc.
 #include "tests/simulate/sockets.h"
 
-#include <errno.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 namespace shardwire::simulate {
@@ -27,6 +24,8 @@ namespace {
 constexpr std::uint16_t kPort = 4000;
 // The time between two looks at callers that have a limited time.
 constexpr Time kLookEvery = 100 * kMillisecond;
+// The time until a full buffer of the kernel is tried again.
+constexpr Time kFullFor = kMillisecond;
 
 Sockets* theSockets = nullptr;
 
@@ -36,8 +35,8 @@ Sockets* Sockets::current() {
   return theSockets;
 }
 
-Sockets::Sockets(World& world, std::shared_ptr<internal::Fabric> fabric, std::function<Time()> delay)
-    : world_(world), fabric_(std::move(fabric)), delay_(std::move(delay)) {
+Sockets::Sockets(World& world, std::shared_ptr<internal::Fabric> fabric, SocketOptions options)
+    : world_(world), fabric_(std::move(fabric)), options_(std::move(options)), random_(options_.seed) {
   theSockets = this;
 }
 
@@ -48,6 +47,11 @@ Sockets::~Sockets() {
       if (side->other >= 0) {
         ::close(side->other);
       }
+    }
+  }
+  for (const auto& [fd, port] : ports_) {
+    if (port.other >= 0) {
+      ::close(port.other);
     }
   }
 }
@@ -63,8 +67,9 @@ std::shared_ptr<LinkListener> Sockets::listenerOf(Process& process) {
   }
   host.process = &process;
   internal::ListeningPorts ports;
-  host.port = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  ports.sockets.emplace_back(host.port);
+  const int port = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // a descriptor that stands for the listening port
+  ports_[port] = {.process = &process, .number = kPort};
+  ports.sockets.emplace_back(port);
   ports.addresses = {addressOf(process.rank())};
   auto watches = internal::FdWatches::create();  // never served: serve() calls the listener
   SW_CHECK(watches.isOk());
@@ -79,21 +84,57 @@ Sockets::Host* Sockets::hostOf(const Process* process) {
   return process == nullptr || found == hosts_.end() ? nullptr : &found->second;
 }
 
+Sockets::Port* Sockets::portOf(const Process* process, int number) {
+  const auto found = std::ranges::find_if(
+      ports_, [&](const auto& each) { return each.second.process == process && each.second.number == number; });
+  return found == ports_.end() ? nullptr : &found->second;
+}
+
 // ---- arrivals
 
-// In one direction the bytes keep their order.
-Time Sockets::arrivalOf(Side& from) {
+const Partition* Sockets::partitionOf(const Process* one, const Process* other, Time now) const {
+  const auto isBetween = [&](const Partition& each) {
+    const bool isPair =
+        (one->rank() == each.a && other->rank() == each.b) || (one->rank() == each.b && other->rank() == each.a);
+    return isPair && each.from <= now && now < each.until;
+  };
+  if (one == nullptr || other == nullptr) {
+    return nullptr;
+  }
+  const auto found = std::ranges::find_if(options_.partitions, isBetween);
+  return found == options_.partitions.end() ? nullptr : &*found;
+}
+
+// In one direction the bytes keep their order. kNever: nothing arrives any more.
+Time Sockets::arrivalOf(Side& from, const Process* to) {
   const Time now = from.process == nullptr ? world_.now() : std::max(from.process->time(), world_.now());
-  return from.lastArrival = std::max(from.lastArrival, now + delay_());
+  Time arrives = now + options_.delay();
+  if (const Partition* const partition = partitionOf(from.process, to, now)) {
+    arrives = partition->until == kNever ? kNever : partition->until + options_.delay();
+  }
+  return from.lastArrival = std::max(from.lastArrival, arrives);
+}
+
+void Sockets::sendPiece(Cable& cable, Side& from, std::string bytes) {
+  const Time arrives = arrivalOf(from, cable.across(from).process);
+  if (arrives != kNever) {
+    world_.at(arrives, [this, &cable, &from, bytes = std::move(bytes)] {
+      if (!from.isSilent) {
+        deliver(cable.across(from), bytes, false);
+      }
+    });
+  }
 }
 
 void Sockets::deliver(Side& to, const std::string& bytes, bool isEnd) {
   to.arrived += bytes;
   to.seesEnd |= isEnd;
   if (to.other >= 0 && to.fd >= 0) {
-    SW_CHECK(::write(to.other, to.arrived.data(), to.arrived.size()) == std::ssize(to.arrived));
-    to.arrived.clear();
-    if (isEnd) {
+    const ssize_t written = to.arrived.empty() ? 0 : ::write(to.other, to.arrived.data(), to.arrived.size());
+    to.arrived.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+    if (!to.arrived.empty()) {
+      world_.at(world_.now() + kFullFor, [this, &to] { deliver(to, "", false); });
+    } else if (to.seesEnd) {
       ::shutdown(to.other, SHUT_WR);
     }
   }
@@ -124,17 +165,27 @@ void Sockets::serve(Host& host) {
   });
 }
 
-void Sockets::arrive(Cable& cable, Host* host) {
-  if (host != nullptr && host->isSilent) {
+void Sockets::arrive(Cable& cable, Host* host, int number) {
+  if (host != nullptr && host->silentSince != kNever) {
     return;
   }
-  const bool isRefused = host == nullptr || host->isDead || host->listener.expired();
-  if (!isRefused) {
+  Port* const port = host == nullptr || host->isDead ? nullptr : portOf(host->process, number);
+  if (port != nullptr) {
     cable.listener.process = host->process;
-    host->backlog.push_back(&cable);
-    serve(*host);
+    cable.listener.port = number;
+    port->backlog.push_back(&cable);
+    if (port->other >= 0) {
+      SW_CHECK(::write(port->other, "c", 1) == 1);
+    }
+    notify(cable.listener);
   }
-  world_.at(world_.now() + delay_(), [this, &cable, isRefused] {
+  const bool isRefused = port == nullptr;
+  Side answers{.process = host == nullptr ? nullptr : host->process};
+  const Time answered = arrivalOf(answers, cable.dialer.process);
+  if (answered == kNever) {
+    return;
+  }
+  world_.at(answered, [this, &cable, isRefused] {
     cable.state = isRefused ? State::kRefused : State::kConnected;
     if (isRefused && cable.dialer.process != nullptr) {
       world_.note(world_.now(), cable.dialer.process->rank(), "sees that the connection is refused");
@@ -147,13 +198,17 @@ void Sockets::sendEnd(Cable& cable, Side& from) {
   if (std::exchange(from.hasEnded, true) || from.isSilent || cable.state == State::kNew) {
     return;
   }
-  world_.at(arrivalOf(from), [this, &cable, &from] { deliver(cable.across(from), "", true); });
+  if (const Time arrives = arrivalOf(from, cable.across(from).process); arrives != kNever) {
+    world_.at(arrives, [this, &cable, &from] { deliver(cable.across(from), "", true); });
+  }
 }
+
+// ---- faults
 
 void Sockets::end(Process& process, bool isHost) {
   if (Host* const host = hostOf(&process)) {
     host->isDead = true;
-    host->isSilent = isHost;
+    host->silentSince = isHost ? world_.now() : kNever;
   }
   for (const auto& each : cables_) {
     for (Side* side : {&each->dialer, &each->listener}) {
@@ -165,112 +220,17 @@ void Sockets::end(Process& process, bool isHost) {
   }
 }
 
-// ---- the system calls
-
-Sockets::Cable* Sockets::find(int fd, Side** side) {
-  const auto found = byFd_.find(fd);
-  if (found == byFd_.end()) {
-    return nullptr;
-  }
-  *side = found->second->dialer.fd == fd ? &found->second->dialer : &found->second->listener;
-  return found->second;
+void Sockets::atCall(const Process& process, int number, std::function<void()> action) {
+  hosts_[process.rank()].atCalls[number] = std::move(action);
 }
 
-void Sockets::openSide(Side& side) {
-  std::array<int, 2> pair{};
-  SW_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair.data()) == 0);
-  side.fd = pair[0];
-  side.other = pair[1];
-}
-
-bool Sockets::make(int domain, int type, int* fd) {
-  if (domain != AF_INET || (type & SOCK_STREAM) == 0) {
-    return false;
+void Sockets::count(const Process* process) {
+  Host* const host = hostOf(process);
+  if (host == nullptr || host->isDead) {
+    return;
   }
-  Cable& cable = *cables_.emplace_back(std::make_unique<Cable>());
-  cable.dialer.process = Process::running();
-  openSide(cable.dialer);
-  byFd_[cable.dialer.fd] = &cable;
-  *fd = cable.dialer.fd;
-  return true;
-}
-
-bool Sockets::connect(int fd, const void* address, int* result) {
-  Side* side = nullptr;
-  Cable* const cable = find(fd, &side);
-  if (cable == nullptr) {
-    return false;
-  }
-  sockaddr_in to{};
-  std::memcpy(&to, address, sizeof to);
-  const auto host = hosts_.find(static_cast<Rank>(ntohl(to.sin_addr.s_addr) & 0xff) - 1);
-  cable->state = State::kConnecting;
-  world_.note(world_.now(), side->process == nullptr ? -1 : side->process->rank(), "dials process {}",
-              host == hosts_.end() ? -1 : host->first);
-  world_.at(arrivalOf(*side),
-            [this, cable, to = host == hosts_.end() ? nullptr : &host->second] { arrive(*cable, to); });
-  errno = EINPROGRESS;
-  *result = -1;
-  return true;
-}
-
-bool Sockets::isConnecting(int fd) const {
-  const auto found = byFd_.find(fd);
-  return found != byFd_.end() && found->second->state == State::kConnecting;
-}
-
-bool Sockets::error(int fd, int* error) const {
-  const auto found = byFd_.find(fd);
-  if (found == byFd_.end()) {
-    return false;
-  }
-  *error = found->second->state == State::kRefused ? ECONNREFUSED : 0;
-  return true;
-}
-
-bool Sockets::accept(int listener, int* fd) {
-  const auto host = std::ranges::find_if(
-      hosts_, [&](const auto& each) { return each.second.port == listener && !each.second.listener.expired(); });
-  if (host == hosts_.end()) {
-    return false;
-  }
-  errno = EAGAIN;
-  *fd = -1;
-  if (auto& backlog = host->second.backlog; !backlog.empty()) {
-    Cable& cable = *backlog.front();
-    backlog.pop_front();
-    openSide(cable.listener);
-    byFd_[cable.listener.fd] = &cable;
-    *fd = cable.listener.fd;
-    deliver(cable.listener, "", cable.listener.seesEnd);
-  }
-  return true;
-}
-
-bool Sockets::send(int fd, const void* bytes, std::size_t size, int* error) {
-  Side* side = nullptr;
-  Cable* const cable = find(fd, &side);
-  if (cable == nullptr) {
-    return false;
-  }
-  *error = side->seesEnd ? EPIPE : 0;
-  if (*error == 0 && !side->hasEnded) {
-    world_.at(arrivalOf(*side), [this, cable, side, sent = std::string(static_cast<const char*>(bytes), size)] {
-      if (!side->isSilent) {
-        deliver(cable->across(*side), sent, false);
-      }
-    });
-  }
-  return true;
-}
-
-void Sockets::closed(int fd) {
-  Side* side = nullptr;
-  if (Cable* const cable = find(fd, &side)) {
-    byFd_.erase(fd);
-    side->fd = -1;
-    ::close(std::exchange(side->other, -1));
-    sendEnd(*cable, *side);
+  if (const auto found = host->atCalls.find(++host->numCalls); found != host->atCalls.end()) {
+    found->second();
   }
 }
 
