@@ -103,6 +103,12 @@ std::string findWrongWork(const JoinReport& report, const JoinSchedule& drawn, c
   if (report.worked.code() == StatusCode::kTimeout && std::ranges::all_of(drawn.faults, showsAtOnce)) {
     return "a rank waited until its timeout for a rank that was killed or cannot be joined";
   }
+  const auto isKill = [&](const JoinFault& fault) {
+    return !drawn.isLost(fault, report.group) || fault.kind == JoinFaultKind::kKill;
+  };
+  if (report.worked.code() != StatusCode::kPeerFailed && std::ranges::all_of(drawn.faults, isKill)) {
+    return "the death of a rank is no failure of this rank";
+  }
   const bool namesOptions =
       (drawn.has(JoinFaultKind::kOtherRing) && text.find("SHARDWIRE_RING_BYTES") != std::string::npos) ||
       (drawn.has(JoinFaultKind::kOtherTls) && text.find("SHARDWIRE_TCP_TLS") != std::string::npos);

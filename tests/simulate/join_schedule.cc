@@ -19,6 +19,7 @@ namespace {
 constexpr int kMostRanks = 9;
 constexpr std::uint64_t kWiresSalt = 0x776972a1;
 constexpr std::uint64_t kHandshakesSalt = 0x68616e32;
+constexpr std::uint64_t kDeathSalt = 0x64656131;
 
 JoinFault drawFault(Random& random, const JoinSchedule& schedule) {
   constexpr std::array kKinds = {JoinFaultKind::kKill,      JoinFaultKind::kKill,        JoinFaultKind::kKill,
@@ -90,6 +91,28 @@ void drawHandshakes(JoinSchedule& schedule) {
   }
 }
 
+// Rank 0 answers a rank while another rank of that rank's host dies. The two ranks of the host have attached to each
+// other, so rank 0 alone sees the death and hangs up. The reason reaches the store a little later than the end of the
+// connection.
+void drawDeathInHandshake(JoinSchedule& schedule) {
+  Random random(testing::mix64(schedule.seed ^ kDeathSalt));
+  const bool isFit = !schedule.isLazy && schedule.groups.size() == 1 && schedule.numRanks >= 3 &&
+                     schedule.numRanks <= 4 && schedule.timeout > 6 * kSecond;
+  if (!isFit || !random.chance(25)) {
+    return;
+  }
+  schedule.numRounds = 1;
+  schedule.longestHandshake = random.between(200, 500) * kMillisecond;
+  schedule.longestStoreDelay = random.between(300 * kMicrosecond, 30 * kMillisecond);
+  for (std::size_t process = 0; process < schedule.hosts.size(); ++process) {
+    schedule.hosts[process] = process == 0 ? 0 : 1;
+  }
+  const auto comes = *std::ranges::max_element(schedule.comesAt);
+  schedule.faults = {{.kind = JoinFaultKind::kKill,
+                      .process = static_cast<Rank>(random.between(1, schedule.numRanks - 1)),
+                      .after = comes + random.between(0, 2 * schedule.longestHandshake)}};
+}
+
 }  // namespace
 
 Rank JoinSchedule::rankIn(std::size_t group, Rank process) const {
@@ -157,6 +180,7 @@ JoinSchedule drawJoins(std::uint64_t seed) {
   }
   drawWires(schedule);
   drawHandshakes(schedule);
+  drawDeathInHandshake(schedule);
   drawTransport(schedule);
   return schedule;
 }
