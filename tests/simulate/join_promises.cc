@@ -65,6 +65,21 @@ bool namesAny(const std::string& text, const std::set<Rank>& ranks) {
   return std::ranges::any_of(ranks, [&](Rank rank) { return names(text, rank); });
 }
 
+// The failure of another group of a process is the reason: the text names the group, and a rank lost there.
+bool namesLostElsewhere(const std::string& text, std::size_t group, const JoinSchedule& drawn) {
+  for (std::size_t other = 0; other < drawn.groups.size(); ++other) {
+    std::set<Rank> lost;
+    for (const JoinFault& fault : drawn.faults) {
+      lost.insert(drawn.isLost(fault, other) ? drawn.rankIn(other, fault.process) : -1);
+    }
+    const bool isNamed = text.find(fmt::format("group \"{}\"", drawn.labelOf(other))) != std::string::npos;
+    if (other != group && isNamed && namesAny(text, lost)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 std::string findWrongJoin(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
   const std::string& text = report.joined.message();
   const Time waited = report.made - report.begin;
@@ -112,7 +127,9 @@ std::string findWrongWork(const JoinReport& report, const JoinSchedule& drawn, c
   const bool namesOptions =
       (drawn.has(JoinFaultKind::kOtherRing) && text.find("SHARDWIRE_RING_BYTES") != std::string::npos) ||
       (drawn.has(JoinFaultKind::kOtherTls) && text.find("SHARDWIRE_TCP_TLS") != std::string::npos);
-  return namesOptions || namesAny(text, lost) ? "" : "the error of an operation names no lost rank";
+  return namesOptions || namesAny(text, lost) || namesLostElsewhere(text, report.group, drawn)
+             ? ""
+             : "the error of an operation names no lost rank";
 }
 
 // Whether the rank can know that the process is dead: from the published address, or from the outer group.
@@ -166,7 +183,8 @@ std::string findWrong(const JoinReport& report, const JoinSchedule& drawn, const
   if (!report.isOver) {
     return "has not ended";
   }
-  const bool mayFail = drawn.mayFail(report.group);
+  // A member may have lost a rank of the outer group alone, and does not come to the inner group.
+  const bool mayFail = drawn.mayFail(report.group) || !lostIn(drawn, report, reports).empty();
   if (report.joined.isOk() && report.worked.isOk()) {
     Time last = report.begin;
     for (const JoinReport& each : reports) {
