@@ -25,6 +25,14 @@ bool sendSimulated(int fd, const std::string& bytes, int flags, ssize_t* taken) 
   return true;
 }
 
+ssize_t orReset(int fd, ssize_t size) {
+  if (size != 0 || Sockets::current() == nullptr || !Sockets::current()->isReset(fd)) {
+    return size;
+  }
+  errno = ECONNRESET;
+  return -1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -39,6 +47,8 @@ int __real_getpeername(int fd, sockaddr* address, socklen_t* size);
 int __real_getsockopt(int fd, int level, int name, void* value, socklen_t* size);
 ssize_t __real_send(int fd, const void* bytes, std::size_t size, int flags);
 ssize_t __real_sendmsg(int fd, const msghdr* message, int flags);
+ssize_t __real_recv(int fd, void* bytes, std::size_t size, int flags);
+ssize_t __real_recvmsg(int fd, msghdr* message, int flags);
 int __real_shutdown(int fd, int how);
 int __real_poll(pollfd* entries, nfds_t count, int timeout);
 int __real_close(int fd);
@@ -119,6 +129,14 @@ ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags) {
   }
   return Sockets::current() != nullptr && sendSimulated(fd, bytes, flags, &taken) ? taken
                                                                                   : __real_sendmsg(fd, message, flags);
+}
+
+ssize_t __wrap_recv(int fd, void* bytes, std::size_t size, int flags) {
+  return orReset(fd, __real_recv(fd, bytes, size, flags));
+}
+
+ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags) {
+  return orReset(fd, __real_recvmsg(fd, message, flags));
 }
 
 int __wrap_shutdown(int fd, int how) {

@@ -117,7 +117,7 @@ bool Sockets::accept(int listener, int* fd) {
     openSide(cable.listener);
     byFd_[cable.listener.fd] = &cable;
     *fd = cable.listener.fd;
-    deliver(cable.listener, "", cable.listener.seesEnd);
+    deliver(cable, cable.listener, "", cable.listener.seesEnd);
     count(port.process);
   }
   errno = EAGAIN;
@@ -131,7 +131,7 @@ bool Sockets::send(int fd, std::string bytes, bool mayBlock, ssize_t* taken, int
     return false;
   }
   const Time now = side->process == nullptr ? world_.now() : side->process->time();
-  *error = side->seesEnd ? EPIPE : mayBlock && now < side->takesFrom ? EAGAIN : 0;
+  *error = side->isReset ? EPIPE : mayBlock && now < side->takesFrom ? EAGAIN : 0;
   *taken = *error == 0 ? std::ssize(bytes) : -1;
   if (*error != 0) {
     return true;
@@ -202,10 +202,16 @@ bool Sockets::silence(int fd, Time* silent) {
   return true;
 }
 
+bool Sockets::isReset(int fd) {
+  Side* side = nullptr;
+  return find(fd, &side) != nullptr && side->isReset;
+}
+
 void Sockets::closed(int fd) {
   if (const auto found = ports_.find(fd); found != ports_.end()) {
     for (Cable* const each : found->second.backlog) {
-      sendEnd(*each, each->listener);
+      each->listener.isClosed = true;
+      sendReset(*each, each->listener);
     }
     if (found->second.other >= 0) {
       ::close(found->second.other);
@@ -216,9 +222,11 @@ void Sockets::closed(int fd) {
   Side* side = nullptr;
   if (Cable* const cable = find(fd, &side)) {
     byFd_.erase(fd);
+    if (!side->isClosed) {  // else with the process
+      close(*cable, *side);
+    }
     side->fd = -1;
     ::close(std::exchange(side->other, -1));
-    sendEnd(*cable, *side);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -120,20 +121,23 @@ void Sockets::sendPiece(Cable& cable, Side& from, std::string bytes) {
   if (arrives != kNever) {
     world_.at(arrives, [this, &cable, &from, bytes = std::move(bytes)] {
       if (!from.isSilent) {
-        deliver(cable.across(from), bytes, false);
+        deliver(cable, cable.across(from), bytes, false);
       }
     });
   }
 }
 
-void Sockets::deliver(Side& to, const std::string& bytes, bool isEnd) {
+void Sockets::deliver(Cable& cable, Side& to, const std::string& bytes, bool isEnd) {
+  if (to.isClosed) {
+    return bytes.empty() ? void() : sendReset(cable, to);
+  }
   to.arrived += bytes;
   to.seesEnd |= isEnd;
   if (to.other >= 0 && to.fd >= 0) {
     const ssize_t written = to.arrived.empty() ? 0 : ::write(to.other, to.arrived.data(), to.arrived.size());
     to.arrived.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
     if (!to.arrived.empty()) {
-      world_.at(world_.now() + kFullFor, [this, &to] { deliver(to, "", false); });
+      world_.at(world_.now() + kFullFor, [this, &cable, &to] { deliver(cable, to, "", false); });
     } else if (to.seesEnd) {
       ::shutdown(to.other, SHUT_WR);
     }
@@ -199,8 +203,31 @@ void Sockets::sendEnd(Cable& cable, Side& from) {
     return;
   }
   if (const Time arrives = arrivalOf(from, cable.across(from).process); arrives != kNever) {
-    world_.at(arrives, [this, &cable, &from] { deliver(cable.across(from), "", true); });
+    world_.at(arrives, [this, &cable, &from] { deliver(cable, cable.across(from), "", true); });
   }
+}
+
+// The answer to bytes for a closed socket.
+void Sockets::sendReset(Cable& cable, Side& from) {
+  from.hasEnded = true;
+  const Time arrives =
+      from.isSilent || cable.state == State::kNew ? kNever : arrivalOf(from, cable.across(from).process);
+  if (arrives != kNever) {
+    world_.at(arrives, [this, &cable, &from] {
+      cable.across(from).isReset = true;
+      deliver(cable, cable.across(from), "", true);
+    });
+  }
+}
+
+// The kernel resets a connection that is closed before all bytes are read.
+void Sockets::close(Cable& cable, Side& side) {
+  int numUnread = 0;
+  if (side.fd >= 0) {
+    SW_CHECK(::ioctl(side.fd, FIONREAD, &numUnread) == 0);
+  }
+  side.isClosed = true;
+  numUnread > 0 || !side.arrived.empty() ? sendReset(cable, side) : sendEnd(cable, side);
 }
 
 // ---- faults
@@ -214,7 +241,7 @@ void Sockets::end(Process& process, bool isHost) {
     for (Side* side : {&each->dialer, &each->listener}) {
       if (side->process == &process) {
         side->isSilent |= isHost;
-        sendEnd(*each, *side);
+        close(*each, *side);
       }
     }
   }

@@ -71,6 +71,8 @@ class Sockets {
   bool address(int fd, bool isRemote, void* address, unsigned* size) const;
   // The time since the last acknowledgement, while one is overdue.
   bool silence(int fd, Time* silent);
+  // Whether a read behind the last byte finds a reset.
+  bool isReset(int fd);
   // The descriptor was closed.
   void closed(int fd);
 
@@ -88,6 +90,8 @@ class Sockets {
     bool hasEnded = false;  // no more bytes leave this side
     bool isSilent = false;  // its host died
     bool seesEnd = false;
+    bool isReset = false;   // the other side was closed before it had read all bytes
+    bool isClosed = false;  // by the product, or with the process
   };
   struct Cable {
     State state = State::kNew;
@@ -117,7 +121,9 @@ class Sockets {
   Port* portOf(const Process* process, int number);
   void arrive(Cable& cable, Host* host, int port);
   void sendEnd(Cable& cable, Side& from);
-  void deliver(Side& to, const std::string& bytes, bool isEnd);
+  void sendReset(Cable& cable, Side& from);
+  void close(Cable& cable, Side& side);
+  void deliver(Cable& cable, Side& to, const std::string& bytes, bool isEnd);
   void notify(const Side& side);
   void serve(Host& host);
   Host* hostOf(const Process* process);
