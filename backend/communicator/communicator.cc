@@ -140,7 +140,6 @@ Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int 
   work->description = Description::ofSend(tensor.dtype, numElements((*flat)->shape), peer, tag);
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
-  work->whenDone = std::move(call.options.whenDone);
   work->lapses = call.options.lapses;
   work->staging = call.options.staging;
   work->arguments = pointArguments(*engine_, tensor);
@@ -175,7 +174,6 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
   work->description = Description::ofRecv(tensor.dtype, numElements((*flat)->shape), peer, tag);
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
-  work->whenDone = std::move(call.options.whenDone);
   work->epilogue = call.flat.finish();
   work->lapses = call.options.lapses && peer != kAnySource;
   work->arguments = pointArguments(*engine_, tensor);

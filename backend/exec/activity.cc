@@ -44,8 +44,23 @@ Status Activity::status() const {
   return isDone() ? status_ : Status::ok();
 }
 
+bool Activity::mayCallbacksWait() const {
+  const Callback* callback = callbacks_.load(std::memory_order_acquire);
+  while (callback != nullptr && callback != kCalled && !callback->mayWait) {
+    callback = callback->next;
+  }
+  return callback != nullptr && callback != kCalled;
+}
+
 void Activity::onDone(std::function<void(const Status&)> callback) {
-  auto* added = new Callback{std::move(callback)};
+  add(new Callback{std::move(callback), true});
+}
+
+void Activity::onDoneWithoutWait(std::function<void(const Status&)> callback) {
+  add(new Callback{std::move(callback), false});
+}
+
+void Activity::add(Callback* added) {
   Callback* newest = callbacks_.load(std::memory_order_acquire);
   while (newest != kCalled) {
     added->next = newest;
@@ -93,9 +108,6 @@ Activity::Completion Activity::complete(std::shared_ptr<Activity> activity, Stat
 }
 
 void Activity::runCallbacks() {
-  if (const auto first = std::exchange(whenDone, nullptr); first != nullptr) {
-    callUser(kCallback, [&] { first(status_); });
-  }
   Callback* newest = callbacks_.exchange(kCalled, std::memory_order_acq_rel);
   Callback* oldest = nullptr;
   while (newest != nullptr) {

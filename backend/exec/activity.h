@@ -44,6 +44,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   Status wait(Deadline deadline) override;
   Status status() const override;
   void onDone(std::function<void(const Status&)> callback) override;
+  // As onDone(). The callback waits for nothing, so the calling thread need not let another thread drive meanwhile.
+  void onDoneWithoutWait(std::function<void(const Status&)> callback);
 
   // The rest is the engine's, and runs under the engine's lock.
 
@@ -109,10 +111,6 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // tensors. Mostly empty.
   std::function<void()> epilogue;
 
-  // Called once, before the other callbacks, on the thread that notices the end. Must not wait for anything: the thread
-  // goes on driving meanwhile. Set before the engine takes the activity.
-  std::function<void(const Status&)> whenDone;
-
   // Marks the activity as done with `status`, and returns the objects to be called and destroyed outside of the
   // engine's lock.
   struct Completion {
@@ -120,11 +118,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
     std::shared_ptr<void> keepAlive;
   };
   static Completion complete(std::shared_ptr<Activity> activity, Status status);
-  // Whether runCallbacks would call anything.
-  bool hasCallbacks() const {
-    const Callback* newest = callbacks_.load(std::memory_order_acquire);
-    return newest != nullptr && newest != kCalled;
-  }
+  // Whether runCallbacks would call a callback that may wait for another operation.
+  bool mayCallbacksWait() const;
   // Runs all callbacks given to onDone, even if one callback throws (callUser). Not under any lock. The activity is
   // done.
   void runCallbacks();
@@ -150,9 +145,11 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
  private:
   struct Callback {
     std::function<void(const Status&)> call;
+    bool mayWait = true;
     Callback* next = nullptr;
   };
   static Callback* const kCalled;
+  void add(Callback* added);
 
   // release pairs with isDone's acquire: status_ and outputs are visible to a thread after the thread sees true.
   std::atomic<bool> done_{false};

@@ -104,9 +104,9 @@ bool Driving::flushThem(Completions* done, Duty duty) {
     peers_.doorbell->ringSelf();
   }
   // A callback may wait for another operation without driving: the thread that drives hands the driving over first.
-  const bool handOver =
-      duty != Duty::kNone && std::any_of(done->list.begin(), done->list.end(),
-                                         [](const auto& completion) { return completion.activity->hasCallbacks(); });
+  const bool handOver = duty != Duty::kNone &&
+                        std::any_of(done->list.begin(), done->list.end(),
+                                    [](const auto& completion) { return completion.activity->mayCallbacksWait(); });
   std::uint64_t turn = 0;
   if (handOver) {
     stepAside(duty, &turn);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/exec/activity.h"
 #include "backend/memory/shared_heap.h"
 
 namespace shardwire::internal {
@@ -204,7 +205,11 @@ Status sendMessage(Communicator& link, Rank peer, int tag, const QueueMessage& m
 
 Result<WorkPtr> receiveBytes(Communicator& link, Rank peer, int tag, const QueuePart& into,
                              std::function<void(const Status&)> then) {
-  return link.recv(viewOf(into), peer, tag, {.keepAlive = into.owner, .whenDone = std::move(then)});
+  Result<WorkPtr> work = link.recv(viewOf(into), peer, tag, {.keepAlive = into.owner});
+  if (work.isOk()) {
+    static_cast<Activity&>(**work).onDoneWithoutWait(std::move(then));
+  }
+  return work;
 }
 
 }  // namespace shardwire::internal

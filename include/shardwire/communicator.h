@@ -3,7 +3,6 @@
 // order.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,10 +32,6 @@ struct CallOptions {
   // group stays usable; bytes that the peer sends later for this message are dropped. A send that was already announced
   // to the peer stays pending, in case the peer receives it, but no longer depends on the peer.
   bool lapses = false;
-  // Only for send and recv. Called once at the end of the message, as the callbacks of Work::onDone are, but first.
-  // Must not wait for anything: while other callbacks run, another thread moves the operations along, and here no
-  // thread does. Not called where the call itself returns an error.
-  std::function<void(const Status&)> whenDone = nullptr;
 };
 
 // One rank's part of Communicator::exchange().
