@@ -33,7 +33,8 @@ BOOT_LIMIT, BOOT_TRIES = 90, 3
 APPEND = ("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check nowatchdog cryptomgr.notests "
           "rcupdate.rcu_cpu_stall_suppress=1")
 TIMED_OUT, BROKEN = 124, 125
-CRASH = re.compile(r"BUG: |Oops|general protection|invalid opcode|Kernel panic")  # how a kernel's last words begin
+CRASH = re.compile(r"BUG: |Oops|general protection|invalid opcode|Kernel panic")  # begins a kernel's report of a crash
+CAUSE = re.compile(CRASH.pattern + r"|RIP: |Comm: ")
 
 
 def assignments(prefix, values):
@@ -73,6 +74,7 @@ class Machines:
             if not os.path.isdir(folder) or "," in folder or folder == "/":
                 raise kernel.Unavailable(f"cannot share {folder} with a machine")
         self.processes, self.relays, self.lock, self.ended, self.switch = [], [], threading.Lock(), False, None
+        self.crashes = []  # of machines' kernels while the command ran: the lines that name the cause
 
     def __enter__(self):
         self.initrd = kernel.prepare()
@@ -196,6 +198,9 @@ class Machines:
                     self.say_on_console(node, control, "ended without an exit status" if running else "did not start")
                     if running:
                         status[node] = BROKEN
+                        self.note_crash(node, control)
+                        if self.crashes:
+                            return BROKEN  # the other machines would wait for this one until the time limit
                     elif tries[node] == BOOT_TRIES:
                         return BROKEN
                     else:  # an emulated boot hangs or crashes once in a while
@@ -207,6 +212,12 @@ class Machines:
                 for _, control in machines:
                     (control / "go").touch()
         return next((one for one in status.values() if one), 0)
+
+    def note_crash(self, node, control):
+        lines = read(control / "console").splitlines()
+        if any("Kernel panic" in line for line in lines):
+            causes = [line.split("] ", 1)[-1].strip() for line in lines if CAUSE.search(line)]
+            self.crashes.append(f"the kernel of node{node} crashed: " + "; ".join(dict.fromkeys(causes))[:600])
 
     def say_on_console(self, node, control, words):
         lines = read(control / "console").splitlines()

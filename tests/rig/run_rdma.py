@@ -79,10 +79,21 @@ exit $status
 
 
 def run_part(part, build, quick):
+    """The kernel of an emulated machine crashes once in a while, at boot (machines.py) and later. A crash of a kernel
+    is no defect of a program that runs on the kernel: the part is then run once more, and the cause is printed."""
+    count, crashes = run_part_once(part, build, quick)
+    if crashes:
+        print(f"  rdma {part.name} is run once more: {'; '.join(crashes)}", flush=True)
+        count, crashes = run_part_once(part, build, quick)
+    return count
+
+
+def run_part_once(part, build, quick):
+    """The counts, and the crashes of machines' kernels."""
     program = build / "tests" / part.program
     if not program.exists():
         print(f"rdma {part.name}: {program} is missing: was libibverbs-dev there when this was built?")
-        return Count(0, 1, 0)
+        return Count(0, 1, 0), []
     # A folder that the machines see: each has a separate /tmp, so the folder is shared by name.
     results = pathlib.Path(tempfile.mkdtemp(prefix="shardwire-rdma-"))
     said, start = io.BytesIO(), time.monotonic()
@@ -116,7 +127,7 @@ def run_part(part, build, quick):
                     + [path.read_text(errors="replace") for path in sorted(results.glob("*.log"))])
             for log in logs:
                 print("\n".join(f"    {line}" for line in log.splitlines()[-25:]))
-        return count
+        return count, machines.crashes
     finally:
         shutil.rmtree(results, ignore_errors=True)
 
