@@ -37,6 +37,13 @@ foreach(name IN LISTS PACKAGE_FILES ITEMS shardwire_autoload.py)
   file(MAKE_DIRECTORY ${folder})
   file(CREATE_LINK ${PROJECT_SOURCE_DIR}/python/${name} ${PROJECT_BINARY_DIR}/python/${name} SYMBOLIC)
 endforeach()
+# Links to files that are gone.
+file(GLOB_RECURSE linked ${PROJECT_BINARY_DIR}/python/*)
+foreach(link IN LISTS linked)
+  if(IS_SYMLINK ${link} AND NOT EXISTS ${link})
+    file(REMOVE ${link})
+  endif()
+endforeach()
 if(TARGET shardwire_mpi)
   add_dependencies(shardwire_python shardwire_mpi)  # loaded by name, beside shardwire_core
   set(SHARDWIRE_MPI_LIBRARY shardwire_mpi)
