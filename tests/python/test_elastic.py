@@ -55,12 +55,16 @@ class Job:
 
     def agent(self, name: str, address: str, workers: int = 1, last_call: int = 1,
               **more: str) -> subprocess.Popen[bytes]:
-        """The agent waits for `last_call` seconds for further agents. The lowest address gets rank 0."""
+        """The agent waits for `last_call` seconds for further agents. The lowest address gets rank 0.
+
+        An agent finds a free port for the store of rank 0, and rank 0 listens there later. Another process may take the
+        port meanwhile, and the workers then need one more restart.
+        """
         port = str(self.store.port)
         with open(self.folder / f"{name}.log", "wb") as log:
             self.agents.append(subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", str(workers),
-                 "--max-restarts", "1", "--monitor-interval", "0.05", "--local-addr", address, "--rdzv-backend", "c10d",
+                 "--max-restarts", "3", "--monitor-interval", "0.05", "--local-addr", address, "--rdzv-backend", "c10d",
                  "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "is_host=0,keep_alive_interval=1,"
                  f"keep_alive_max_attempt=3,last_call_timeout={last_call}", str(self.folder / "worker.py"), name, port],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **more},

@@ -3,6 +3,7 @@ Nothing is lost, and nothing comes twice."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue as standard
 import random
@@ -192,3 +193,26 @@ def holder_dies_before_the_answer(rank, size, folder):
 def test_a_late_answer_of_a_dead_holder_is_an_error(run_ranks, tmp_path):
     results = run_ranks(2, holder_dies_before_the_answer, tmp_path, init=False, may_die=(0,))
     assert results[1] is shardwire.PeerFailedError
+
+
+# ---- asyncio
+
+def local_put_waits(rank):
+    """A task puts into the full queue of its own rank; the put is over when an entry is taken."""
+    q = Queue(group_of(), 0, capacity=1)
+
+    async def body():
+        await q.put_async("first")
+        second = asyncio.ensure_future(q.put_async("second"))
+        await asyncio.sleep(0.1)
+        assert not second.done()
+        assert q.get() == "first"
+        await second
+        with pytest.raises(standard.Full):
+            await q.put_async("third", timeout=0.1)
+        return q.get()
+    return asyncio.run(body())
+
+
+def test_a_task_waits_for_room_on_its_own_rank():
+    assert run_members(1, local_put_waits) == ["second"]

@@ -40,8 +40,10 @@ async def over(puts: Sequence[Any], deadline: float) -> bool:
     """Whether all of a work's puts are over before the deadline."""
     loop = asyncio.get_running_loop()
     for put in puts:
-        if hasattr(put, "call"):
-            if not put.done() and not await answered(put.link, put.call, deadline):
+        if put.done():
+            continue
+        if hasattr(put, "link"):
+            if not await answered(put.link, put.call, deadline):
                 return False
             continue
         came: asyncio.Future[None] = loop.create_future()
