@@ -127,9 +127,34 @@ Status CommunicatorImpl::checkMemory(const Call& call) const {
   return call.flat.status();
 }
 
+// The message is short, its memory has no gaps, and the group does not compare the ranks' tensors.
+std::optional<std::span<std::byte>> CommunicatorImpl::bytesForCall(const TensorView& tensor,
+                                                                   const CallOptions& options) const {
+  const Options& group = engine_->facts().options;
+  if (options.staging != nullptr || group.checkAll || !FlatTensors::isFlat(tensor)) {
+    return std::nullopt;
+  }
+  const std::size_t bytes = static_cast<std::size_t>(numElements(tensor.shape)) * elementBytes(tensor.dtype);
+  return bytes <= group.inlineBytes ? std::optional(std::span(tensor.bytes, bytes)) : std::nullopt;
+}
+
 Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int tag, CallOptions options) {
   SW_RETURN_IF_ERROR(checkOwner());
   SW_RETURN_IF_ERROR(checkPeer(peer, "send"));
+  const CallRecord record{.name = "send",
+                          .inputs = std::span(&tensor, 1),
+                          .lists = CallRecord::Lists::kJoined,
+                          .isMessage = true,
+                          .source = rank(),
+                          .destination = peer,
+                          .tag = tag};
+  const Duration timeout = options.timeout.value_or(Duration{0});
+  if (const auto bytes = bytesForCall(tensor, options)) {
+    Result<WorkPtr> sent = engine_->sendNow(*bytes, record, timeout);
+    if (!sent.isOk() || *sent != nullptr) {
+      return sent;
+    }
+  }
   Call call{.options = std::move(options)};
   const Result<const TensorView*> flat = call.flat.input(tensor);
   SW_RETURN_IF_ERROR(flat.status());
@@ -138,19 +163,12 @@ Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int 
   call.flat.pack();
   auto work = std::make_shared<PointSend>(peer, tag, std::span<const std::byte>((*flat)->bytes, bytes));
   work->description = Description::ofSend(tensor.dtype, numElements((*flat)->shape), peer, tag);
-  work->timeout = call.options.timeout.value_or(Duration{0});
+  work->timeout = timeout;
   work->keepAlive = call.keepAlive();
   work->lapses = call.options.lapses;
   work->staging = call.options.staging;
   work->arguments = pointArguments(*engine_, tensor);
   engine_->attach(call.options.staging);
-  const CallRecord record{.name = "send",
-                          .inputs = std::span(&tensor, 1),
-                          .lists = CallRecord::Lists::kJoined,
-                          .isMessage = true,
-                          .source = rank(),
-                          .destination = peer,
-                          .tag = tag};
   // A short message has left when submitPoint() returns.
   const bool mayWait = bytes > engine_->facts().options.inlineBytes && work->staging == nullptr;
   const Duration spin = mayWait ? sendSpin_.next() : Duration::zero();
@@ -165,6 +183,22 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
   if (peer != kAnySource) {
     SW_RETURN_IF_ERROR(checkPeer(peer, "recv"));
   }
+  const CallRecord record{.name = "recv",
+                          .outputs = std::span(&tensor, 1),
+                          .lists = CallRecord::Lists::kJoined,
+                          .isMessage = true,
+                          .source = peer,
+                          .destination = rank(),
+                          .tag = tag};
+  const Duration timeout = options.timeout.value_or(Duration{0});
+  const Duration spin = options.staging == nullptr ? recvSpin_.next() : Duration::zero();
+  if (const auto bytes = peer == kAnySource ? std::nullopt : bytesForCall(tensor, options)) {
+    Result<WorkPtr> received = engine_->recvNow(*bytes, record, timeout, spin > Duration::zero());
+    if (!received.isOk() || *received != nullptr) {
+      recvSpin_.note(spin, true);
+      return received;
+    }
+  }
   Call call{.options = std::move(options)};
   const Result<const TensorView*> flat = call.flat.output(tensor);
   SW_RETURN_IF_ERROR(flat.status());
@@ -172,7 +206,7 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
   const std::size_t bytes = static_cast<std::size_t>(numElements((*flat)->shape)) * elementBytes(tensor.dtype);
   auto work = std::make_shared<PointRecv>(peer, tag, std::span<std::byte>((*flat)->bytes, bytes));
   work->description = Description::ofRecv(tensor.dtype, numElements((*flat)->shape), peer, tag);
-  work->timeout = call.options.timeout.value_or(Duration{0});
+  work->timeout = timeout;
   work->keepAlive = call.keepAlive();
   work->epilogue = call.flat.finish();
   work->lapses = call.options.lapses && peer != kAnySource;
@@ -181,14 +215,6 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
     engine_->attach(staging);
     staging->willWrite((*flat)->bytes, bytes, bytes);
   }
-  const CallRecord record{.name = "recv",
-                          .outputs = std::span(&tensor, 1),
-                          .lists = CallRecord::Lists::kJoined,
-                          .isMessage = true,
-                          .source = peer,
-                          .destination = rank(),
-                          .tag = tag};
-  const Duration spin = call.options.staging == nullptr ? recvSpin_.next() : Duration::zero();
   SW_RETURN_IF_ERROR(engine_->submitPoint(
       work, [&](PointToPoint& points) { points.start(work); }, spin, record));
   recvSpin_.note(spin, work->isDone());

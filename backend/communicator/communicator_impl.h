@@ -96,6 +96,8 @@ class CommunicatorImpl final : public Communicator {
   const OwnerProcess& owner() const { return engine_->facts().owner; }
   Status checkOwner() const { return owner().isHere() ? Status::ok() : owner().check(engine_->facts().label); }
   Status checkMemory(const Call& call) const;
+  // The bytes of a message that may end inside its call, without an operation.
+  std::optional<std::span<std::byte>> bytesForCall(const TensorView& tensor, const CallOptions& options) const;
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;
   Status checkReduction(DType dtype, ReduceOp op, const char* name) const;

@@ -10,11 +10,7 @@
 
 namespace shardwire::internal {
 
-namespace {
-
-// Whether collectives can take the view as given. A dimension of extent 1 may have any stride, even one that no
-// arithmetic of addresses fits; such views are made anew.
-bool isUsable(const TensorView& view) {
+bool FlatTensors::isFlat(const TensorView& view) {
   std::int64_t expected = 1;
   for (int d = view.shape.size() - 1; d >= 0; --d) {
     if (view.strides[d] != expected) {
@@ -24,8 +20,6 @@ bool isUsable(const TensorView& view) {
   }
   return expected != 0;
 }
-
-}  // namespace
 
 Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bool unpack) {
   const std::int64_t elems = numElements(tensor.shape);
@@ -62,7 +56,7 @@ Result<const TensorView*> FlatTensors::flatten(const TensorView& tensor, bool pa
 
 Result<std::span<const TensorView>> FlatTensors::flattenAll(std::span<const TensorView> tensors, bool pack,
                                                             bool unpack) {
-  if (std::ranges::all_of(tensors, isUsable)) {
+  if (std::ranges::all_of(tensors, isFlat)) {
     return tensors;
   }
   std::vector<TensorView>& flat = made_.emplace_front();

@@ -11,6 +11,7 @@
 
 #include "backend/base/mutex.h"
 #include "backend/base/patience.h"
+#include "backend/base/relax.h"
 #include "backend/exec/failure_callback.h"
 #include "backend/exec/group_state.h"
 #include "backend/exec/progress_thread.h"
@@ -92,6 +93,41 @@ class Driving {
     return Status::ok();
   }
 
+  // Calls attempt(state), which moves a message inside the call and returns an operation that is done, or null. Null
+  // without a call while operations are in flight; the group's failure when the group has failed.
+  template <typename Attempt>
+  Result<WorkPtr> tryNow(Attempt&& attempt) {
+    Completions done;
+    std::shared_ptr<Activity> over;
+    {
+      const MutexLock lock(mutex_);
+      if (!state_.operations.failure().isOk()) {
+        return state_.operations.failure();
+      }
+      if (!state_.operations.inFlight().empty()) {
+        return WorkPtr();
+      }
+      over = attempt(state_);
+      if (over != nullptr && !over->isIn(state_.context)) {
+        over->enter(state_.context, state_.driver);
+      }
+      leaveRest();
+      takeCompletions(&done);
+    }
+    flush(&done);
+    return WorkPtr(std::move(over));
+  }
+  // Polls until isOver(), a few times at most; once if each core has several ranks, or unless `spins`.
+  template <typename IsOver>
+  void pollBriefly(GroupState& state, bool spins, IsOver&& isOver) const {
+    const int most = spins && yieldAfter_ != Duration::zero() && spin_ != Duration::zero() ? kPollsOfMessage : 1;
+    for (int i = 0; i < most && !isOver(); ++i) {
+      if (!state.poll()) {
+        relax();
+      }
+    }
+  }
+
   // The time that a caller waits in vain before the caller yields, and before the caller sleeps.
   Patience newPatience() const { return {spin_, yieldAfter_}; }
   // Polls until `activity` is done (true) or `until` passes (false).
@@ -112,6 +148,8 @@ class Driving {
     std::vector<Activity::Completion>* spare = nullptr;  // the thread's, where the emptied list goes
     bool hasFailure = false;                             // the failure callback is due
   };
+  // A message that is under way already comes within this many polls, about two microseconds.
+  static constexpr int kPollsOfMessage = 32;
   // The role of the calling thread while the thread flushes.
   enum class Duty : unsigned char { kNone, kCaller, kProgressThread };
 

@@ -140,6 +140,29 @@ Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std:
   return driving_.start(begin, activity.get(), spinInline);
 }
 
+Result<WorkPtr> Engine::sendNow(std::span<const std::byte> bytes, const CallRecord& record, Duration timeout) {
+  return driving_.tryNow([&](GroupState& state) {
+    std::shared_ptr<Activity> sent = state.points.sendNow(record.destination, record.tag, bytes);
+    if (sent != nullptr) {
+      state.operations.recordOver(record, timeout, bytes.size());
+    }
+    state.poll();  // a program that only sends learns of failures, too
+    return sent;
+  });
+}
+
+Result<WorkPtr> Engine::recvNow(std::span<std::byte> bytes, const CallRecord& record, Duration timeout, bool spins) {
+  return driving_.tryNow([&](GroupState& state) {
+    PointToPoint::ReceiveNow receive(state.points, record.source, record.tag, bytes);
+    driving_.pollBriefly(state, spins, [&] { return receive.isDone() || !receive.isOpen(); });
+    std::shared_ptr<Activity> received = receive.takeWork();
+    if (received != nullptr) {
+      state.operations.recordOver(record, timeout, bytes.size());
+    }
+    return received;
+  });
+}
+
 Status Engine::waitFor(Activity& activity, Deadline until) {
   if (!facts_.owner.isHere()) {
     return facts_.owner.check(facts_.label);

@@ -44,6 +44,10 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock. `spinInline` as in submit().
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                      Duration spinInline = {}, const CallRecord& record = {});
+  // A short message inside the call: an operation that is done, or null when the message has to wait, and must be
+  // submitted. `record` has the one tensor and both ranks. recvNow() polls for a moment if `spins`.
+  Result<WorkPtr> sendNow(std::span<const std::byte> bytes, const CallRecord& record, Duration timeout);
+  Result<WorkPtr> recvNow(std::span<std::byte> bytes, const CallRecord& record, Duration timeout, bool spins);
   // Fails the group on this rank and notifies the peers. Idempotent: the first reason stays.
   void abort(Status reason);
   // Fails the group on all ranks, also on ranks without a link to this rank so far. Idempotent.

@@ -41,12 +41,24 @@ void writeDown(std::span<const TensorView> views, CallRecord::Lists lists, std::
 }  // namespace
 
 std::uint64_t OpRecorder::call(const CallRecord& call, const Activity& activity) {
-  const auto now = Clock::now();
   const MutexLock lock(mutex_);
   if (RecordedOp* const begun = find(call.continues.record); begun != nullptr) {
     begun->ended = {};
     return begun->number;
   }
+  RecordedOp& op = add(call, activity.description, activity.timeout);
+  op.seq = activity.call;
+  return op.number;
+}
+
+void OpRecorder::over(const CallRecord& call, const Description& description, Duration timeout) {
+  const MutexLock lock(mutex_);
+  RecordedOp& op = add(call, description, timeout);
+  op.ended = op.called;
+}
+
+RecordedOp& OpRecorder::add(const CallRecord& call, const Description& description, Duration timeout) {
+  const auto now = Clock::now();
   const std::uint64_t number = ++count_;
   if (ring_.size() < capacity_) {
     ring_.emplace_back();
@@ -54,9 +66,9 @@ std::uint64_t OpRecorder::call(const CallRecord& call, const Activity& activity)
   RecordedOp& op = ring_[(number - 1) % capacity_];
   op.number = number;
   op.recordId = nextRecordId.fetch_add(1, std::memory_order_relaxed);
-  op.seq = activity.call;
+  op.seq = 0;
   op.name = call.name;
-  op.description = activity.description;
+  op.description = description;
   writeDown(call.inputs, call.lists, op.inputs);
   writeDown(call.outputs, call.lists, op.outputs);
   op.isMessage = call.isMessage;
@@ -64,12 +76,12 @@ std::uint64_t OpRecorder::call(const CallRecord& call, const Activity& activity)
   op.destination = call.destination;
   op.tag = call.tag;
   op.messageNumber = call.isMessage && call.source >= 0 ? nextMessage(op) : 0;
-  op.timeout = activity.timeout;
+  op.timeout = timeout;
   op.called = now;
   op.started = call.isHeldBack ? Clock::time_point{} : now;
   op.ended = {};
   op.code = StatusCode::kOk;
-  return number;
+  return op;
 }
 
 void OpRecorder::start(std::uint64_t number) {

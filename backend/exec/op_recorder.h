@@ -86,12 +86,15 @@ class OpRecorder {
   bool isOn() const { return capacity_ != 0; }
   // Returns the number of the operation for start() and end().
   std::uint64_t call(const CallRecord& call, const Activity& activity);
+  // Records a message that was over inside its call.
+  void over(const CallRecord& call, const Description& description, Duration timeout);
   void start(std::uint64_t number);
   void end(std::uint64_t number, StatusCode code, Rank source);
   // Oldest first; at most `most` of the latest.
   std::vector<RecordedOp> latest(std::size_t most = static_cast<std::size_t>(-1)) const;
 
  private:
+  RecordedOp& add(const CallRecord& call, const Description& description, Duration timeout) SW_REQUIRES(mutex_);
   RecordedOp* find(std::uint64_t number) SW_REQUIRES(mutex_);
   std::uint64_t nextMessage(const RecordedOp& op) SW_REQUIRES(mutex_);
   void forgetTags() SW_REQUIRES(mutex_);

@@ -55,6 +55,20 @@ void Operations::record(Activity& activity, const CallRecord& record) {
   }
 }
 
+void Operations::recordOver(const CallRecord& record, Duration timeout, std::size_t bytes) {
+  if (!recorder_.isOn()) {
+    return;
+  }
+  const bool isSend = !record.inputs.empty();
+  const TensorView& tensor = isSend ? record.inputs[0] : record.outputs[0];
+  const Rank peer = isSend ? record.destination : record.source;
+  EdgeBytes& moved = traffic_[static_cast<std::size_t>(peer)];
+  (isSend ? moved.sends : moved.receives) += bytes;
+  const auto describe = isSend ? Description::ofSend : Description::ofRecv;
+  recorder_.over(record, describe(tensor.dtype, numElements(tensor.shape), peer, record.tag),
+                 timeout.count() == 0 ? timeout_ : timeout);
+}
+
 Clock::time_point Operations::startClocks() {
   const auto now = Clock::now();
   // One time for all: of equal timeouts, the oldest operation's ends first, and the oldest operation knows the cause.

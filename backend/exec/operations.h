@@ -31,6 +31,8 @@ class Operations {
   void number(Activity& activity, std::uint64_t call);
   void take(const std::shared_ptr<Activity>& activity);
   void record(Activity& activity, const CallRecord& record);
+  // Records a message that was over inside its call; `record` has the one tensor.
+  void recordOver(const CallRecord& record, Duration timeout, std::size_t bytes);
   // Sets the deadlines of the activities taken since the last call, and returns the time. An operation of a few polls
   // ends before the first look at the clock.
   Clock::time_point startClocks();

@@ -29,6 +29,27 @@ bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t byte
          bytes + textBytes + kHeadBytes<EagerFrame> <= peer.maxFrameBytes(Lane::kControl);
 }
 
+// Stands for messages that were over inside their call.
+class MessageOver final : public Activity {
+ public:
+  explicit MessageOver(Rank source) : source_(source) {}
+  static std::shared_ptr<Activity> make(Rank source) {
+    auto over = std::make_shared<MessageOver>(source);
+    complete(over, Status::ok());
+    over->runCallbacks();  // from here on a callback runs when it is added
+    return over;
+  }
+  bool step(std::vector<bool>&) override { return false; }
+  bool finished() const override { return true; }
+  bool needs(Rank) const override { return false; }
+  std::string waitingFor() const override { return ""; }
+  bool ordered() const override { return false; }
+  Rank sourceRank() const override { return source_; }
+
+ private:
+  const Rank source_;
+};
+
 }  // namespace
 
 PointToPoint::PointToPoint(RunContext& context)
@@ -86,11 +107,61 @@ std::shared_ptr<PointRecv> PointToPoint::recvFor(Rank from, const MessageTag& ab
       return recv->isDone() ? nullptr : recv;
     }
   }
+  if (now_ != nullptr && now_->from_ == from && now_->tag_ == about.tag) {
+    now_ = nullptr;  // later messages with this tag come after this one
+  }
   peer(from).unexpected.push_back({about.tag, {bytes.begin(), bytes.end()}});
   return nullptr;
 }
 
+// ---- messages inside the call
+
+std::shared_ptr<Activity> PointToPoint::sendNow(Rank to, int tag, std::span<const std::byte> bytes) {
+  const Connection& connection = context_.connection(to);
+  Peer& peer = this->peer(to);
+  const bool isNext = peer.sends.empty() || peer.sends.back()->offered_;
+  if (!isNext || !connection.isJoined() || !isEager(context_, connection, bytes.size(), 0)) {
+    return nullptr;
+  }
+  const MessageTag about{.message = peer.nextMessage, .messageBytes = bytes.size(), .tag = tag};
+  if (!context_.sendControl(to, EagerFrame{about}, bytes)) {
+    return nullptr;
+  }
+  ++peer.nextMessage;
+  if (sent_ == nullptr) {
+    sent_ = MessageOver::make(-1);
+  }
+  return sent_;
+}
+
+PointToPoint::ReceiveNow::ReceiveNow(PointToPoint& points, Rank from, int tag, std::span<std::byte> bytes)
+    : points_(points), from_(from), tag_(tag), bytes_(bytes) {
+  const Peer& peer = points.peer(from);
+  const bool isNext = points.context_.connection(from).isJoined() && points.receives_.empty() && peer.givenUp.empty() &&
+                      std::ranges::find(peer.unexpected, tag, &Unexpected::tag) == peer.unexpected.end();
+  points.now_ = isNext ? this : nullptr;
+}
+
+bool PointToPoint::takeNow(Rank from, const Received<EagerFrame>& frame) {
+  if (now_ == nullptr || now_->isDone() || now_->from_ != from || now_->tag_ != frame.about.tag ||
+      frame.about.messageBytes != now_->bytes_.size() || frame.about.textBytes != 0) {
+    return false;
+  }
+  std::copy_n(frame.payload.begin(), now_->bytes_.size(), now_->bytes_.begin());
+  std::shared_ptr<Activity>& received = peer(from).received;
+  if (received == nullptr) {
+    received = MessageOver::make(from);
+  }
+  now_->done_ = received;
+  return true;
+}
+
+// ---- messages of operations
+
 Status PointToPoint::onEager(Rank from, const Received<EagerFrame>& frame, std::span<const std::byte> bytes) {
+  if (takeNow(from, frame)) {
+    return Status::ok();
+  }
   const std::shared_ptr<PointRecv> recv = recvFor(from, frame.about, bytes);
   return recv == nullptr ? Status::ok() : deliver(*recv, from, frame);
 }

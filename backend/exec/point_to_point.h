@@ -4,6 +4,9 @@
 // message from the sender's memory where possible, or else asks for the message and gets the bytes in frames of the
 // point lane. Messages that come before their recv wait here: payloads of short messages, offers of long messages.
 //
+// While nothing is in flight, a short message needs no operation: the call sends the message, or polls for a moment
+// until the message is here (sendNow, ReceiveNow). A message that has to wait becomes an operation.
+//
 // Everything here is under the engine's lock. Tensors are contiguous (the communicator packs others).
 #pragma once
 
@@ -30,6 +33,37 @@ class PointToPoint {
   // Called under the engine's lock, after the engine took the activity.
   void start(const std::shared_ptr<PointSend>& send);
   void start(const std::shared_ptr<PointRecv>& recv);
+
+  // Sends a short message inside the call. Null: the message has to wait, for example for room or for a link. Otherwise
+  // returns a finished operation, which all such sends share.
+  std::shared_ptr<Activity> sendNow(Rank to, int tag, std::span<const std::byte> bytes);
+  // A receive inside a call: takes the next message from `from` with the tag as soon as the message is here. Takes
+  // nothing while another receive or a kept message comes first, and no message of another size. At most one exists at
+  // a time.
+  class ReceiveNow {
+   public:
+    ReceiveNow(PointToPoint& points, Rank from, int tag, std::span<std::byte> bytes);
+    ReceiveNow(const ReceiveNow&) = delete;
+    ReceiveNow& operator=(const ReceiveNow&) = delete;
+    ~ReceiveNow() { points_.now_ = nullptr; }
+    // Whether a message may be taken at all.
+    bool isOpen() const { return points_.now_ == this; }
+    bool isDone() const { return done_ != nullptr; }
+    // A finished operation, which all such receives from the peer share; null before the message is here.
+    std::shared_ptr<Activity> takeWork() { return std::move(done_); }
+
+   private:
+    friend class PointToPoint;
+    PointToPoint& points_;
+    const Rank from_;
+    const int tag_;
+    const std::span<std::byte> bytes_;
+    std::shared_ptr<Activity> done_;
+  };
+
+  // The message of the ReceiveNow is here. The frames behind the message may stay in the lane.
+  bool hasTakenNow() const { return now_ != nullptr && now_->isDone(); }
+
   // `bytes`: the whole frame, kept until a recv matches the message.
   Status onEager(Rank from, const Received<EagerFrame>& frame, std::span<const std::byte> bytes);
   Status onOffer(Rank from, const Received<OfferFrame>& frame, std::span<const std::byte> bytes);
@@ -61,7 +95,8 @@ class PointToPoint {
     std::deque<std::shared_ptr<PointSend>> toStage;  // granted, being staged, oldest first
     std::deque<std::shared_ptr<PointRecv>> granted;  // our receives whose frames come next
     std::deque<Unexpected> unexpected;               // no recv yet
-    std::vector<std::int32_t> givenUp;  // tags of messages without a waiting recv any more, each entry for one message
+    std::vector<std::int32_t> givenUp;   // tags of messages without a waiting recv any more, each entry for one message
+    std::shared_ptr<Activity> received;  // for ReceiveNow; made by its first use
   };
   // Made at the first message from or to the rank: empty queues take 2 KiB, and a group has many ranks that never send
   // to each other.
@@ -75,10 +110,13 @@ class PointToPoint {
   Status deliver(PointRecv& recv, Rank from, const Received<OfferFrame>& frame);
   Status deliverKept(PointRecv& recv, Rank from, std::span<const std::byte> frame);
   PointSend* find(Rank peer, std::uint64_t message);
+  bool takeNow(Rank from, const Received<EagerFrame>& frame);
 
   RunContext& context_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<std::shared_ptr<PointRecv>> receives_;  // not yet matched, in order
+  ReceiveNow* now_ = nullptr;
+  std::shared_ptr<Activity> sent_;  // for sendNow; made by its first use
 };
 
 class PointSend final : public Activity {

@@ -11,9 +11,11 @@
 #include <atomic>
 #include <mutex>
 #include <numeric>
+#include <random>
 #include <thread>
 
 #include "tests/backend/thread_group.h"
+#include "tests/support/random.h"
 
 namespace shardwire::internal {
 namespace {
@@ -279,6 +281,89 @@ TEST(PointToPoint, DoesNotBlockCollectivesNorIsBlockedByThem) {
     expectOk(group.recv(viewOf(received), peer, 0));
     expectOk(send);
     ASSERT_EQ(received, patternOf(peer, kSize));
+  });
+}
+
+// A plan of random messages that all ranks follow in order: sends and receives that are waited for at once or much
+// later, short and long, so that messages end inside their call, become operations, and overtake each other's tags.
+TEST(PointToPoint, RandomMessagesKeepTheOrderOfTheirTags) {
+  struct Message {
+    Rank from, to;
+    int tag;
+    std::size_t size;
+    bool waitsLater;
+  };
+  const std::uint64_t first = testing::numberFromEnvironment("SHARDWIRE_ORACLE_SEED", 20261128);
+  for (std::uint64_t seed = first; seed < first + 20; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto below = [&](std::uint64_t n) { return static_cast<int>(random() % n); };
+    const int n = 2 + below(2);
+    std::vector<Message> plan;
+    for (int i = 0; i < 300; ++i) {
+      const Rank from = below(static_cast<std::uint64_t>(n));
+      const Rank to = (from + 1 + below(static_cast<std::uint64_t>(n - 1))) % n;
+      const std::size_t sizes[] = {1, 16, 500, 512, 513, 3000};
+      plan.push_back({from, to, below(3), sizes[below(6)], below(3) == 0});
+    }
+    for (const int recordedOps : {0, 64}) {
+      Options options = testOptions();
+      options.recordedOps = recordedOps;
+      withGroup(
+          n,
+          [&](Communicator& group) {
+            std::vector<std::vector<std::int64_t>> values(plan.size());
+            std::vector<std::pair<std::size_t, Result<WorkPtr>>> pending;
+            const auto check = [&](std::size_t i) {
+              if (plan[i].to == group.rank()) {
+                ASSERT_EQ(values[i], patternOf(plan[i].from, plan[i].size, static_cast<std::int64_t>(i)))
+                    << "SHARDWIRE_ORACLE_SEED=" << seed << ", message " << i;
+              }
+            };
+            const auto waitForAll = [&] {
+              for (auto& [i, work] : pending) {
+                expectOk(work);
+                check(i);
+              }
+              pending.clear();
+            };
+            for (std::size_t i = 0; i < plan.size(); ++i) {
+              const Message& message = plan[i];
+              if (message.from == group.rank()) {
+                values[i] = patternOf(message.from, message.size, static_cast<std::int64_t>(i));
+                pending.emplace_back(i, group.send(viewOf(values[i]), message.to, message.tag));
+              } else if (message.to == group.rank()) {
+                values[i].resize(message.size);
+                Result<WorkPtr> work = group.recv(viewOf(values[i]), message.from, message.tag);
+                if (message.waitsLater) {
+                  pending.emplace_back(i, std::move(work));
+                } else {
+                  expectOk(work);
+                  EXPECT_EQ((*work)->sourceRank(), message.from);
+                  check(i);
+                }
+              }
+              if (i % 50 == 49) {
+                waitForAll();
+              }
+            }
+            waitForAll();
+          },
+          options);
+    }
+  }
+}
+
+TEST(PointToPoint, ACallbackOfAMessageThatEndedInItsCallRunsAtOnce) {
+  withGroup(2, [](Communicator& group) {
+    std::vector<std::int64_t> value = {group.rank()};
+    for (int i = 0; i < 3; ++i) {
+      auto work = group.rank() == 0 ? group.send(viewOf(value), 1, 0) : group.recv(viewOf(value), 0, 0);
+      expectOk(work);
+      int numCalls = 0;
+      (*work)->onDone([&](const Status& status) { numCalls += status.isOk() ? 1 : 100; });
+      EXPECT_EQ(numCalls, 1);
+      EXPECT_EQ((*work)->sourceRank(), group.rank() == 0 ? -1 : 0);
+    }
   });
 }
 

@@ -120,6 +120,102 @@ TEST(PointToPoint, KeepsMessagesUntilARecvWithTheirTagComes) {
   EXPECT_EQ(message.received, message.sent);
 }
 
+// ---- messages inside the call
+
+struct MessageInCall : ::testing::Test {
+  MessageInCall() : group(2), received(40) { group[0].context.inlineBytes = group[1].context.inlineBytes = 64; }
+  std::shared_ptr<Activity> send(int tag, std::size_t size = 40) {
+    const Bytes bytes(size, static_cast<std::byte>(++numSent));
+    return group[0].points->sendNow(1, tag, bytes);
+  }
+  // As the engine does: takes what came, until the message is here.
+  std::shared_ptr<Activity> receive(int tag) {
+    PointToPoint::ReceiveNow now(*group[1].points, 0, tag, received);
+    group[1].step(idle);
+    EXPECT_EQ(now.isDone(), group[1].points->hasTakenNow());
+    return now.takeWork();
+  }
+  // By an operation: the number of the message that came.
+  int receiveByOperation(int tag, std::size_t size = 40) {
+    Bytes bytes(size);
+    const auto recv = std::make_shared<PointRecv>(0, tag, bytes);
+    group[1].start(*recv, 0);
+    group[1].points->start(recv);
+    group[1].step(*recv);
+    EXPECT_TRUE(recv->finished());
+    return static_cast<int>(bytes[0]);
+  }
+
+  FakeGroup group;
+  Bytes received;
+  PointRecv idle{0, 99, {}};
+  int numSent = 0;
+};
+
+TEST_F(MessageInCall, IsSentAndReceivedWithoutAnOperation) {
+  const auto sent = send(7);
+  ASSERT_NE(sent, nullptr);
+  EXPECT_TRUE(sent->isDone() && sent->wait(kNoDeadline).isOk());
+  const auto work = receive(7);
+  ASSERT_NE(work, nullptr);
+  EXPECT_TRUE(work->isDone() && work->status().isOk());
+  EXPECT_EQ(work->sourceRank(), 0);
+  EXPECT_EQ(received, Bytes(40, std::byte{1}));
+  EXPECT_EQ(receive(7), nullptr);  // each message is taken once
+}
+
+TEST_F(MessageInCall, LeavesALongMessageAndAMessageWithoutRoomToOperations) {
+  EXPECT_EQ(send(7, 65), nullptr);
+  group[0].to(1).maxFrames = 1;
+  EXPECT_NE(send(7), nullptr);
+  EXPECT_EQ(send(7), nullptr);
+}
+
+TEST_F(MessageInCall, IsNotSentBeforeAnEarlierMessage) {
+  group[0].to(1).maxFrames = 0;
+  const Bytes bytes(40, std::byte{50});
+  const auto earlier = std::make_shared<PointSend>(1, 7, bytes);
+  group[0].start(*earlier, 0);
+  group[0].points->start(earlier);
+  group[0].step(*earlier);
+  group[0].to(1).maxFrames = 64;
+  EXPECT_EQ(send(7), nullptr);
+  group[0].step(*earlier);
+  EXPECT_NE(send(7), nullptr);
+  EXPECT_EQ(receiveByOperation(7), 50);
+  EXPECT_EQ(receiveByOperation(7), numSent);
+}
+
+TEST_F(MessageInCall, IsNotTakenBeforeAKeptMessageWithItsTag) {
+  ASSERT_NE(send(7), nullptr);
+  ASSERT_NE(send(8), nullptr);
+  ASSERT_NE(send(7), nullptr);
+  ASSERT_NE(receive(8), nullptr);  // message 1 is kept, message 3 is still in the lane or kept, too
+  EXPECT_EQ(received, Bytes(40, std::byte{2}));
+  EXPECT_EQ(receive(7), nullptr);
+  EXPECT_EQ(receiveByOperation(7), 1);
+  EXPECT_EQ(receiveByOperation(7), 3);
+}
+
+// A message of another size has to be refused by an operation, and no later message may be taken in its place.
+TEST_F(MessageInCall, IsNotTakenAfterAMessageOfAnotherSizeWithItsTag) {
+  ASSERT_NE(send(7, 30), nullptr);
+  ASSERT_NE(send(7, 40), nullptr);
+  EXPECT_EQ(receive(7), nullptr);
+  EXPECT_EQ(receiveByOperation(7, 30), 1);
+  EXPECT_EQ(receiveByOperation(7, 40), 2);
+}
+
+TEST_F(MessageInCall, IsNotTakenWhileAReceiveWaits) {
+  Bytes bytes(40);
+  const auto any = std::make_shared<PointRecv>(-1, 7, bytes);
+  group[1].start(*any, 0);
+  group[1].points->start(any);
+  ASSERT_NE(send(7), nullptr);
+  EXPECT_EQ(receive(7), nullptr);
+  EXPECT_TRUE(any->finished());
+}
+
 TEST(PointToPoint, StatesSizesAndArgumentsThatDiffer) {
   for (const bool isKept : {false, true}) {
     Message message(40);
