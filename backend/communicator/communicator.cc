@@ -135,7 +135,7 @@ std::optional<std::span<std::byte>> CommunicatorImpl::bytesForCall(const TensorV
     return std::nullopt;
   }
   const std::size_t bytes = static_cast<std::size_t>(numElements(tensor.shape)) * elementBytes(tensor.dtype);
-  return bytes <= group.inlineBytes ? std::optional(std::span(tensor.bytes, bytes)) : std::nullopt;
+  return bytes <= eagerBytes(group) ? std::optional(std::span(tensor.bytes, bytes)) : std::nullopt;
 }
 
 Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int tag, CallOptions options) {

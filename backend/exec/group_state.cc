@@ -13,6 +13,7 @@ GroupState::GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& record
               .worldSize = facts.worldSize,
               .label = facts.label,
               .inlineBytes = facts.options.inlineBytes,
+              .eagerBytes = eagerBytes(facts.options),
               .segmentBytes = facts.segmentBytes,
               .hasCorePerRank = facts.hasCorePerRank,
               .connections = peers.connections,

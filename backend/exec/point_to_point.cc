@@ -23,11 +23,9 @@ constexpr std::size_t kPartHead = kHeadBytes<MessagePartFrame>;
 // The parts of a message below kStreamStagedFrom: the receiver copies one part while the sender packs the next part.
 constexpr std::size_t kCachedPart = std::size_t{16} << 10;
 
-// A message without bytes always is: no part of it would ever come.
-bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t bytes, std::size_t textBytes) {
-  return bytes <= context.inlineBytes &&
-         bytes + textBytes + kHeadBytes<EagerFrame> <= peer.maxFrameBytes(Lane::kControl);
-}
+// Messages above RunContext::inlineBytes are sent eagerly up to this many bytes in all. Then one message is offered,
+// and the answer to the offer shows that the peer takes messages. So a peer that takes none keeps at most this much.
+constexpr std::size_t kMostEager = std::size_t{1} << 20;
 
 // Stands for messages that were over inside their call.
 class MessageOver final : public Activity {
@@ -54,6 +52,20 @@ class MessageOver final : public Activity {
 
 PointToPoint::PointToPoint(RunContext& context)
     : context_(context), peers_(static_cast<std::size_t>(context.worldSize)) {}
+
+// A message without bytes always is: no part of it would ever come.
+bool PointToPoint::isEager(Rank to, std::size_t bytes, std::size_t textBytes) const {
+  const Peer* const peer = peerOrNull(to);
+  const std::size_t untaken = peer == nullptr ? 0 : peer->untakenBytes;
+  const bool isShort = bytes <= context_.inlineBytes || (bytes <= context_.eagerBytes && untaken + bytes <= kMostEager);
+  return isShort && bytes + textBytes + kHeadBytes<EagerFrame> <= context_.connection(to).maxFrameBytes(Lane::kControl);
+}
+
+void PointToPoint::noteEager(Rank to, std::size_t bytes) {
+  if (bytes > context_.inlineBytes) {
+    peer(to).untakenBytes += bytes;
+  }
+}
 
 PointToPoint::Peer& PointToPoint::peer(Rank rank) {
   std::unique_ptr<Peer>& peer = peers_[static_cast<std::size_t>(rank)];
@@ -120,7 +132,7 @@ std::shared_ptr<Activity> PointToPoint::sendNow(Rank to, int tag, std::span<cons
   const Connection& connection = context_.connection(to);
   Peer& peer = this->peer(to);
   const bool isNext = peer.sends.empty() || peer.sends.back()->offered_;
-  if (!isNext || !connection.isJoined() || !isEager(context_, connection, bytes.size(), 0)) {
+  if (!isNext || !connection.isJoined() || !isEager(to, bytes.size(), 0)) {
     return nullptr;
   }
   const MessageTag about{.message = peer.nextMessage, .messageBytes = bytes.size(), .tag = tag};
@@ -128,6 +140,7 @@ std::shared_ptr<Activity> PointToPoint::sendNow(Rank to, int tag, std::span<cons
     return nullptr;
   }
   ++peer.nextMessage;
+  noteEager(to, bytes.size());
   if (sent_ == nullptr) {
     sent_ = MessageOver::make(-1);
   }
@@ -192,6 +205,7 @@ Status PointToPoint::onGrant(Rank from, const Received<GrantFrame>& frame) {
             fmt::format("rank {} asked for message {}, which is not to be had", from, frame.message)};
   }
   send->granted_ = true;
+  peer(from).untakenBytes = 0;
   peer(from).toStage.push_back(std::static_pointer_cast<PointSend>(send->shared_from_this()));
   return Status::ok();
 }
@@ -208,6 +222,7 @@ Status PointToPoint::onTaken(Rank from, const Received<TakenFrame>& frame) {
   if (send->reach_ == Reach::kFetch) {
     context_.connection(from).conceal(send->address_);
   }
+  peer(from).untakenBytes = 0;
   send->finished_ = true;
   return Status::ok();
 }
@@ -312,13 +327,16 @@ bool PointSend::offer(RunContext& context) {
                          .messageBytes = bytes.size(),
                          .tag = tag,
                          .textBytes = static_cast<std::uint32_t>(arguments.size())};
-  if (isEager(context, connection, bytes.size(), arguments.size())) {
+  if (points_->isEager(peer, bytes.size(), arguments.size())) {
     if (arguments.empty()) {
       offered_ = context.sendControl(peer, EagerFrame{about}, bytes);
     } else {
       std::vector<std::byte> both(bytes.begin(), bytes.end());
       both.insert(both.end(), bytesOf(arguments).begin(), bytesOf(arguments).end());
       offered_ = context.sendControl(peer, EagerFrame{about}, both);
+    }
+    if (offered_) {
+      points_->noteEager(peer, bytes.size());
     }
     finished_ = offered_;
     return offered_;

@@ -70,6 +70,9 @@ class PointToPoint {
   Status onGrant(Rank from, const Received<GrantFrame>& frame);
   Status onTaken(Rank from, const Received<TakenFrame>& frame);
 
+  // Whether the message goes in one frame, without an offer; noteEager(): this message has left so.
+  bool isEager(Rank to, std::size_t bytes, std::size_t textBytes) const;
+  void noteEager(Rank to, std::size_t bytes);
   // Messages to one peer are announced in the order of issue. Staged messages from `peer` come in the order of their
   // grants.
   bool mayOffer(const PointSend& send) const;
@@ -91,6 +94,7 @@ class PointToPoint {
   };
   struct Peer {
     std::uint64_t nextMessage = 1;
+    std::size_t untakenBytes = 0;                    // of longer eager messages, since the peer last answered an offer
     std::vector<std::shared_ptr<PointSend>> sends;   // offered, not yet done
     std::deque<std::shared_ptr<PointSend>> toStage;  // granted, being staged, oldest first
     std::deque<std::shared_ptr<PointRecv>> granted;  // our receives whose frames come next

@@ -62,6 +62,7 @@ struct RunContext {
   int worldSize = 1;
   std::string label;             // "rank 1 of 4, group "dp"": for messages
   std::size_t inlineBytes = 0;   // edges and messages up to this are sent, not read (Options::inlineBytes)
+  std::size_t eagerBytes = 0;    // messages up to this are sent, too, while the peer takes messages
   std::size_t segmentBytes = 0;  // of one staged segment: both ends of an edge cut boxes alike
   bool hasCorePerRank = true;    // this host has a core for each of the group's ranks here
   std::span<const std::unique_ptr<Connection>> connections;  // by rank; null for this rank

@@ -14,6 +14,12 @@ namespace shardwire::internal {
 // Bytes of a lane's buffer; powers of two.
 std::array<std::uint64_t, kNumLanes> laneCapacities(const Options& options);
 
+// Messages between two ranks up to this many bytes are sent eagerly where a frame of the control lane has room: copying
+// them twice takes less time than an offer and its answer.
+inline std::size_t eagerBytes(const Options& options) {
+  return 4 * options.inlineBytes;
+}
+
 // The value of Connection::maxFrameBytes() for a lane of this capacity: a quarter of the capacity with an 8-byte
 // header. So an empty lane takes the frame at any position, and a full lane holds at least three.
 constexpr std::size_t maxLaneFrameBytes(std::size_t capacity) {

@@ -302,7 +302,7 @@ TEST(PointToPoint, RandomMessagesKeepTheOrderOfTheirTags) {
     for (int i = 0; i < 300; ++i) {
       const Rank from = below(static_cast<std::uint64_t>(n));
       const Rank to = (from + 1 + below(static_cast<std::uint64_t>(n - 1))) % n;
-      const std::size_t sizes[] = {1, 16, 500, 512, 513, 3000};
+      const std::size_t sizes[] = {1, 16, 1000, 1025, 4000, 5000};
       plan.push_back({from, to, below(3), sizes[below(6)], below(3) == 0});
     }
     for (const int recordedOps : {0, 64}) {

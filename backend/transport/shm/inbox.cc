@@ -24,6 +24,7 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uint64_t kMinLaneBytes = 4096;
+constexpr std::uint64_t kFrameHeads = 1024;  // at most, before the bytes of a message
 constexpr std::uint64_t kMaxLaneBytes = std::uint64_t{1} << 31;
 
 // Ranks of one process share each other's inbox at one address. Process-wide by nature; an entry is removed with its
@@ -97,7 +98,10 @@ std::byte* InboxSlot::laneData(Lane lane) const {
 
 Result<std::shared_ptr<Inbox>> Inbox::create(int worldSize, const Options& options, std::shared_ptr<ShmFabric> fabric) {
   std::shared_ptr<Inbox> inbox(new Inbox);
-  const auto lanes = laneCapacities(options);
+  // A ring takes memory only where frames were, so the control lane has room for eager messages.
+  auto lanes = laneCapacities(options);
+  std::uint64_t& control = lanes[static_cast<std::size_t>(Lane::kControl)];
+  control = std::max(control, std::bit_ceil(std::uint64_t{4} * (eagerBytes(options) + kFrameHeads)));
   const std::size_t allSlots = slotBytes(lanes) * static_cast<std::size_t>(worldSize);
   const std::size_t headerBytes = inboxHeaderBytes(worldSize);
   fabric->clearRemains();

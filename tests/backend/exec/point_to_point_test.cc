@@ -216,6 +216,37 @@ TEST_F(MessageInCall, IsNotTakenWhileAReceiveWaits) {
   EXPECT_TRUE(any->finished());
 }
 
+// Longer messages are sent eagerly up to a bound. Then one message is offered, and its answer opens the way again.
+TEST_F(MessageInCall, IsOfferedNowAndThenWhenItIsLonger) {
+  constexpr std::size_t kSize = 900, kMost = std::size_t{1} << 20;
+  group[0].context.eagerBytes = kSize;
+  received.resize(kSize);
+  EXPECT_EQ(send(7, kSize + 1), nullptr);
+  for (int round = 0; round < 3; ++round) {
+    std::size_t bytes = 0;
+    while (send(7, kSize) != nullptr) {
+      bytes += kSize;
+      ASSERT_NE(receive(7), nullptr);
+      ASSERT_EQ(received[0], static_cast<std::byte>(numSent));
+    }
+    EXPECT_LE(bytes, kMost);
+    EXPECT_GT(bytes + kSize, kMost);
+    EXPECT_NE(send(7), nullptr);  // a short message is not counted
+    EXPECT_EQ(receiveByOperation(7), numSent % 256);
+    const Bytes longer(kSize, std::byte{99});
+    const auto offered = std::make_shared<PointSend>(1, 7, longer);
+    group[0].to(1).reach = round % 2 == 0 ? Reach::kDirect : Reach::kNone;
+    const auto recv = std::make_shared<PointRecv>(0, 7, received);
+    group[0].start(*offered, 0);
+    group[0].points->start(offered);
+    group[1].start(*recv, 0);
+    group[1].points->start(recv);
+    std::vector<std::shared_ptr<Activity>> both = {offered, recv};
+    group.run(both);
+    EXPECT_EQ(received, longer);
+  }
+}
+
 TEST(PointToPoint, StatesSizesAndArgumentsThatDiffer) {
   for (const bool isKept : {false, true}) {
     Message message(40);
