@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a pool do not surviv
 import torch
 import torch.distributed as dist
 
+import record
 import shardwire
 from campaigns.busy import busy_loops
 from campaigns.trial import READY, Rank, Trial, print_table
@@ -129,6 +130,17 @@ def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], ti
     return rows
 
 
+def write_record(path: str, rows: list[list[str]]) -> None:
+    """The medians of both backends beside each other, and the means, as the table has them as text."""
+    tables = []
+    for place, title in ((4, "Medians, and medians of errors' delays"), (5, "Means, and the longest delays")):
+        cells: dict[tuple[str, ...], dict[str, float]] = {}
+        for each in rows[1:]:
+            cells.setdefault(tuple(each[:3]), {})[each[3]] = float(each[place].split()[0])
+        tables.append(record.table(f"{title}, ms", rows[0][:3], cells, ["shardwire"], ["gloo"]))
+    record.write(path, "beside", tables)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,3,6")
@@ -138,6 +150,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", default="", help="one operation, such as 'barrier', without deaths and timeouts")
     parser.add_argument("--timeout", type=float, default=5, help="seconds of the group whose rank stays away")
+    parser.add_argument("--json", metavar="FILE", help="also write the table there")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before", flush=True)
     rows = [["ranks", "loops", "operation", "backend", "median ms", "mean ms", "p99 ms"]]
@@ -155,6 +168,8 @@ def main() -> int:
                 for backend in backends:
                     rows += row(backend, ranks, loops, outcomes[backend], timeouts[backend], options.timeout)
     print_table(rows)
+    if options.json:
+        write_record(options.json, rows)
     return 0
 
 

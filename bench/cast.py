@@ -8,13 +8,13 @@ when rank 1 is done, and figures are medians with the best in brackets. torch ha
 """
 
 import argparse
-import json
 import statistics
 import time
 
 import torch
 import torch.distributed as dist
 
+import record
 import shardwire
 
 PAIRS = (("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16"), ("float16", "float32"),
@@ -86,7 +86,7 @@ def main():
     if dist.get_world_size() != 2:
         raise SystemExit("cast.py: start it with two ranks")
     pairs = [tuple(pair.split(":")) for pair in options.pairs.split(",")] if options.pairs else PAIRS
-    samples = {}
+    samples, rows = {}, {}
     if dist.get_rank() == 0:
         print(f"torch {torch.__version__}, {options.rows} x {options.cols}, medians (best) of {options.iterations}, ms")
     for source, target in pairs:
@@ -95,13 +95,15 @@ def main():
         times = measure(Cases(getattr(torch, source), getattr(torch, target), options), options)
         samples[f"{source}:{target}"] = times
         if dist.get_rank() == 0:
-            medians = {name: statistics.median(values) for name, values in times.items()}
+            rows[f"{source} to {target}",] = medians = {name: statistics.median(values)
+                                                        for name, values in times.items()}
             line = "".join(f"{name} {medians[name]:6.2f} ({min(values):5.2f}) | " for name, values in times.items())
             print(f"{source:>8} -> {target:<13} | {line}rate of copy_ {medians[COPY] / medians['move and cast']:.2f}, "
                   f"of .to {medians[TO] / medians['move and cast']:.2f}", flush=True)
     if options.json and dist.get_rank() == 0:
-        with open(options.json, "w") as file:
-            json.dump(samples, file)
+        title = f"Rank 1 gets rank 0's {options.rows} x {options.cols} elements, ms"
+        record.write(options.json, "cast", [record.table(title, ["cast"], rows, ["move and cast"], [COPY, TO])],
+                     samples=samples)
     dist.destroy_process_group()
 
 

@@ -9,7 +9,6 @@ nccl-tests. Short calls are timed in rows of twenty. Use an otherwise quiet mach
 import argparse
 import functools
 import importlib
-import json
 import os
 import resource
 import statistics
@@ -23,7 +22,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import record
 import shardwire
+from peers.table import size_words
 
 WAYS = ("gloo", "shardwire", "shardwire_heap", "fake")
 COLLECTIVES = ("all_reduce", "all_to_all_single", "all_gather_into_tensor", "broadcast", "reduce_scatter_tensor")
@@ -246,11 +247,22 @@ def run_rank(rank, options, store):
         for (name, way), why in bench.refused.items():
             print(f"# {way} has no {name}: {why}")
         if options.json:
-            with open(options.json, "w", encoding="utf-8") as file:
-                json.dump({"bench": f"torch {torch.__version__}", "ranks": options.ranks, "rows": rows,
-                           "latency": latency}, file)
+            write_record(options, bench.missing, rows, latency)
     bench.barrier()
     dist.destroy_process_group()
+
+
+def write_record(options, missing, rows, latency):
+    cells = {(row["collective"], size_words(row["bytes"])): {way: row[way] for way in WAYS if way in row}
+             for row in rows}
+    tables = [record.table("Median of the slowest rank, us", ["call", "bytes"], cells, WAYS[1:3], WAYS[:1])]
+    if latency:
+        singles = {(quantile,): {way: found[f"{quantile}_us"] for way, found in latency.items()}
+                   for quantile in ("p50", "p99")}
+        tables.append(record.table("Single calls of all_reduce of 4 bytes on rank 0, us", [""], singles, WAYS[1:2],
+                                   WAYS[:1]))
+    record.write(options.json, "torch-collectives" if options.device == "cpu" else options.device, tables, missing,
+                 ranks=options.ranks, rows=rows, latency=latency)
 
 
 def main():

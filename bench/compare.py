@@ -9,16 +9,15 @@ in the same run. The exit status is 1 when a peer is missing. Run it on an other
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import pathlib
-import platform
 import shlex
 import subprocess
 import sys
 import tempfile
 
+import record
 from peers import plot, programs, table
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -143,23 +142,6 @@ def measure(found, missing, options):
     return results
 
 
-def git(*words):
-    try:
-        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True,
-                              check=False).stdout.strip()
-    except OSError:
-        return ""  # a machine without git
-
-
-def machine():
-    """The place and the day, for a page with the figures."""
-    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8")
-                if line.startswith("model name")), platform.machine())
-    return {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "load_before": os.getloadavg()[0],
-            "date": datetime.date.today().isoformat(), "commit": git("rev-parse", "--short", "HEAD"),
-            "changed": bool(git("status", "--porcelain", "--untracked-files=no"))}
-
-
 def report_of(results, missing, options, where, command):
     return {"bench": "compare", "part": options.part, **where, "command": command, "ranks": options.ranks,
             "rounds": options.rounds, "iterations": options.iterations, "calls_in_row": options.calls_in_row,
@@ -187,7 +169,7 @@ def head(report):
 
 def main():
     options = parse_arguments()
-    where = machine()
+    where = record.machine()
     found, missing = find_programs(options)
     results = measure(found, missing, options)
     report = report_of(results, missing, options, where, "./run bench " + shlex.join(sys.argv[1:]))

@@ -31,7 +31,7 @@ import shardwire
 from campaigns.soak_kinds import KINDS, Soaked
 from campaigns.trial import Rank, Trial, print_table
 from shardwire.groups.mpi import tcp_store
-from soak import COLUMNS, footprint, grown, row_of
+from soak import COLUMNS, footprint, grown, row_of, write_record
 
 
 # The timeout of queues and publications: they wait for ranks that may be dead.
@@ -213,6 +213,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=20, help="seconds between looks (default: %(default)s)")
     parser.add_argument("--patience", type=float, default=120, help="seconds for a round (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="of the kills (default: random)")
+    parser.add_argument("--json", metavar="FILE", help="also write the first and the last look there")
     args = parser.parse_args(given)
     if args.ranks < 3:
         parser.error("--ranks: one rank is kept, one is killed, and publications want two ranks")
@@ -231,6 +232,9 @@ def campaign(args: argparse.Namespace) -> bool:
         print(f"the kept rank broke: {report}")
         return True
     print_table([["at", "round", "rank", *COLUMNS]] + [row_of(run.kept, *look) for look in report["held"]])
+    if args.json:
+        write_record(args.json, "elastic", args.settle, {run.kept: report},
+                     f"{run.deaths} deaths, {run.joins} new ranks; the kept rank")
     what = grown(report["held"], args.settle)
     print(f"{run.deaths} deaths, {run.joins} new ranks, {report['held'][-1][1]} rounds; the kept rank: "
           f"{'; '.join(what) or 'nothing grew'}")

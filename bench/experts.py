@@ -24,6 +24,8 @@ import sys
 import tempfile
 import time
 
+import record
+
 CONTESTANTS = ("experts", "shardwire", "gloo")
 PHASES = ("dispatch", "combine", "both")
 WARM_UP = 3
@@ -178,7 +180,7 @@ def main():
     unknown = [name for name in options.only.split(",") if name not in CONTESTANTS]
     if unknown:
         raise SystemExit(f"experts.py: --only has {', '.join(unknown)}; give some of {', '.join(CONTESTANTS)}")
-    results = {}
+    results, cells_of = {}, {}
     for ranks in map(int, options.ranks.split(",")):
         if options.experts % ranks:
             raise SystemExit(f"experts.py: {options.experts} experts do not divide by {ranks} ranks")
@@ -195,15 +197,20 @@ def main():
             for phase in PHASES:
                 ours = names.get("experts", {}).get(phase)
                 cells = []
+                row = cells_of.setdefault((ranks, case, phase), {})
                 for name, taken in names.items():
                     times, best = statistics.median(taken[phase]), min(taken[phase])
+                    row[name if name == "experts" else f"index + all_to_all, {name}"] = 1e3 * times
                     ratio = "" if ours is None or name == "experts" else (
                         f" ({times / statistics.median(ours):.1f} x, {best / min(ours):.1f} x)")
                     cells.append(f"{name} {1e3 * times:.3f} [{1e3 * best:.3f}]{ratio}")
                 print(f"{case:<24}{phase:<10}{'   '.join(cells)}", flush=True)
         results[f"{ranks} ranks"] = gathered
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(results), encoding="utf-8")
+        title = f"Medians of the slowest rank, hidden {options.hidden}, top-{options.top_k}, ms"
+        record.write(options.json, "experts",
+                     [record.table(title, ["ranks", "case", "phase"], cells_of, ["experts"],
+                                   [f"index + all_to_all, {name}" for name in CONTESTANTS[1:]])], results=results)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ import sys
 import tempfile
 import time
 
+import record
+
 ESTIMATE, MEASURE, TRANSPOSED, SCRAMBLED = 64, 0, 1 << 30, 1 << 28  # fftw3.h, fftw3-mpi.h
 WARM_UP = 2
 WAYS = ("auto", "shm", "tcp", "mpi")
@@ -301,18 +303,19 @@ def run_on_hosts(hosts, command, environment):
 
 
 def contestants(options):
-    """Those that can run here; shardwire once for each way."""
+    """Those that can run here, shardwire once for each way; and why the others cannot."""
     ways = options.ways.split(",")
     if unknown := [way for way in ways if way not in WAYS]:
         raise SystemExit(f"fft.py: --ways has {', '.join(unknown)}; give some of {', '.join(WAYS)}")
-    names = []
+    names, absent = [], {}
     for name in options.only.split(","):
         missing = why_not(name, options.dtype == "complex64")
         if missing:
             print(f"# without {name}: {missing}")
+            absent[name] = missing
         else:
             names += [f"{name}:{way}" for way in ways] if name == "shardwire" else [name]
-    return names
+    return names, absent
 
 
 def main():
@@ -320,16 +323,20 @@ def main():
     if options.child:
         child(options)
         return
-    names = contestants(options)
-    results = {}
+    names, absent = contestants(options)
+    results, cells = {}, {}
     with shaped_hosts(options.rate) if options.rate else contextlib.nullcontext() as options.hosts:
-        measure(options, names, results)
+        measure(options, names, results, cells)
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(results), encoding="utf-8")
+        columns = {name for row in cells.values() for name in row} - {"limit"}
+        ours = [name for name in columns if name.startswith("shardwire")]
+        record.write(options.json, "fft", [record.table(f"Medians of the slowest rank, {options.dtype}, ms",
+                                                        ["ranks", "shape", "output"], cells, ours, columns - {*ours})],
+                     absent, results=results)
 
 
-def measure(options, names, results):
-    """All contestants on all shapes, printed, and kept in ``results``."""
+def measure(options, names, results, cells):
+    """All contestants on all shapes, printed, and kept in ``results`` and as medians in ``cells``."""
     if options.hosts:
         print(f"# shardwire's ranks in two network namespaces, {options.rate} between them")
     for ranks in map(int, options.ranks.split(",")):
@@ -337,7 +344,9 @@ def measure(options, names, results):
               "plan: seconds")
         print(f"{'shape':>14}  {'what':<24}{'transposed':>12}{'natural':>12}{'plan':>9}")
         for shape in options.shapes.split(","):
-            results[f"{shape}, {ranks} ranks"] = compare(options, names, shape, ranks)
+            results[f"{shape}, {ranks} ranks"] = gathered = compare(options, names, shape, ranks)
+            for output, medians in medians_of(gathered).items():
+                cells[ranks, shape, output] = medians
 
 
 def compare(options, names, shape, ranks):
@@ -358,10 +367,29 @@ def compare(options, names, shape, ranks):
         print_row(shape, name, numbers)
     ours = [numbers for name, numbers in gathered.items() if name.startswith("shardwire:")]
     if ours:
-        transforms, copy = (1e3 * statistics.median(ours[0][key]) for key in ("local transforms", "local copy"))
+        transforms, copy = limit_of(gathered)
         print(f"{shape:>14}  {'limit':<24}{transforms + copy:>12.2f}{transforms + 2 * copy:>12.2f}   transforms "
               f"{transforms:.2f}, copy {copy:.2f}; {ours[0]['engine']}", flush=True)
     return gathered
+
+
+def limit_of(gathered):
+    """Milliseconds of the local transforms, and of one local copy."""
+    ours = next(numbers for name, numbers in gathered.items() if name.startswith("shardwire:"))
+    return [1e3 * statistics.median(ours[key]) for key in ("local transforms", "local copy")]
+
+
+def medians_of(gathered):
+    """output -> {contestant: milliseconds}, with the limit."""
+    found = {}
+    for copies, output in enumerate(("transposed", "natural"), 1):
+        row = {name: 1e3 * statistics.median(numbers[output]) for name, numbers in gathered.items()
+               if output in numbers}
+        if any(name.startswith("shardwire:") for name in row):
+            transforms, copy = limit_of(gathered)
+            row["limit"] = transforms + copies * copy
+        found[output] = row
+    return found
 
 
 def print_row(shape, name, numbers):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import statistics
 import sys
@@ -22,6 +21,7 @@ import time
 
 import torch.distributed as dist
 
+import record
 import shardwire  # noqa: F401: registers the backend
 from shardwire.groups.mpi import tcp_store
 
@@ -107,10 +107,10 @@ def main() -> None:
                         help="groups that are kept in one process, of 2 ranks; 0: none (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="also write shardwire's medians there, in ms")
     args = parser.parse_args()
-    figures = {}
+    figures, taken, kept = {}, {}, {}
     print(f"torch {dist.torch.__version__ if hasattr(dist, 'torch') else ''}, {os.cpu_count()} cores; medians of "
           f"{args.turns} turns, ms")
-    print(f"{'ranks':>6} {'':>10} {'gloo':>9} {'shardwire':>9} {'ratio':>6}")
+    print(f"{'ranks':>6} {'':>18} {'gloo':>9} {'shardwire':>9} {'ratio':>6}")
     for size in map(int, args.ranks.split(",")):
         times: dict[tuple[str, str], list[float]] = {}
         for _ in range(args.turns):
@@ -119,18 +119,24 @@ def main() -> None:
                     times.setdefault((name, backend), []).extend(values)
         for name in ("init", "group"):
             gloo, ours = (1e3 * statistics.median(times[name, backend]) for backend in ("gloo", "shardwire"))
+            what = "new_group" if name == "group" else "init_process_group"
             figures[f"{size} ranks {name}"] = ours
-            print(f"{size:6} {'new_group' if name == 'group' else name:>10} {gloo:9.1f} {ours:9.1f} {ours / gloo:6.2f}",
-                  flush=True)
+            taken[size, what] = {"shardwire": ours, "gloo": gloo}
+            print(f"{size:6} {what:>18} {gloo:9.1f} {ours:9.1f} {ours / gloo:6.2f}", flush=True)
     if args.many:
         for backend in ("gloo", "shardwire"):
             found = measure(args, backend, 2, args.many)
+            kept[backend,] = {"threads": found["threads"][0], "descriptors": found["descriptors"][0],
+                              "ms": 1e3 * statistics.median(found["group"])}
             print(f"{args.many} groups of 2 ranks, {backend}: {found['threads'][0]:.2f} threads and "
                   f"{found['descriptors'][0]:.2f} descriptors each, {1e3 * statistics.median(found['group']):.1f} ms "
                   "each")
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"figures": figures}, file)
+        tables = [record.table("Time until the slowest rank has its group, ms", ["ranks", "call"], taken, ["shardwire"],
+                               ["gloo"])]
+        if kept:
+            tables.append(record.table(f"Each of {args.many} groups of 2 ranks that are kept", ["backend"], kept))
+        record.write(args.json, "groups", tables, figures=figures)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import time
 import torch
 import torch.distributed as dist
 
+import record
 import shardwire
 
 WAYS = ("each rank: torch.compile", "each rank: DeviceKernel, is_spmd=False", "one compile, shipped", "warm cache")
@@ -77,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="ranks (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each way (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the medians there")
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
@@ -95,6 +97,10 @@ def main() -> None:
           "seconds until the first result of the slowest rank")
     for way, seconds in times.items():
         print(f"{way:40} {statistics.median(seconds):8.2f}")
+    if args.json:
+        cells = {(way,): {"s": statistics.median(seconds)} for way, seconds in times.items()}
+        record.write(args.json, "kernels",
+                     [record.table(f"Until the first result of the slowest of {args.ranks} ranks", ["way"], cells)])
 
 
 if __name__ == "__main__":

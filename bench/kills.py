@@ -18,7 +18,6 @@ take turns in one run. --seed S --trial N repeats a trial.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
@@ -36,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a pool do not surviv
 import torch
 import torch.distributed as dist
 
+import record
 import shardwire
 from campaigns import pauses
 from campaigns.busy import busy_loops
@@ -322,9 +322,10 @@ def main() -> int:
         if "pause" in ways:
             return pauses.main(seed, numbers)
         results = campaign(seed, numbers, ways, options.bound)
-    print_table(table(results))
+    rows = table(results)
+    print_table(rows)
     if options.json:
-        Path(options.json).write_text(json.dumps(results, default=str), encoding="utf-8")
+        record.write(options.json, "kills", [record.printed(f"Seed {seed}", rows)], results=results)
     return int(any(is_fault(verdict, way) for way in ways if way != "gloo" for outcome in results[way]
                    for verdict in judge(outcome)))
 

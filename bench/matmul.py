@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 
+import record
 from fft import timed
 
 CASES = ("rows", "scatter", "reduce", "grid", "cyclic")
@@ -259,11 +260,12 @@ def main():
     unknown = [case for case in options.cases.split(",") if case not in CASES]
     if unknown:
         raise SystemExit(f"matmul.py: --cases has {', '.join(unknown)}; give some of {', '.join(CASES)}")
-    names = []
+    names, absent, medians = [], {}, {}
     for name in options.only.split(","):
         missing = why_not(name)
         if missing:
             print(f"# without {name}: {missing}")
+            absent[name] = missing
         elif name != "scalapack" or "cyclic" in options.cases.split(","):
             names.append(name)
     results = {}
@@ -276,9 +278,15 @@ def main():
                 cells = [f"{who} {1e3 * statistics.median(times):.2f} ({1e3 * min(times):.2f})"
                          for (what, who), times in gathered.items() if what == case]
                 print(f"{size:>6}  {case:<8}{'   '.join(cells)}", flush=True)
+            for (what, who), times in gathered.items():
+                medians.setdefault((ranks, size, what), {})[who] = 1e3 * statistics.median(times)
             results[f"{size}, {ranks} ranks"] = {f"{what}, {who}": times for (what, who), times in gathered.items()}
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(results), encoding="utf-8")
+        names = {name for row in medians.values() for name in row} - {"limit"}
+        ours = [name for name in names if name.startswith("shardwire")]
+        record.write(options.json, "matmul",
+                     [record.table(f"Medians of the slowest rank, {options.dtype}, ms", ["ranks", "n", "case"], medians,
+                                   ours, names - {*ours})], absent, results=results)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a pool do not surviv
 import torch
 import torch.distributed as dist
 
+import record
 import shardwire
 from campaigns.mismatch_kinds import KINDS, Call, Kind
 from campaigns.trial import READY, Rank, Trial, print_table, quantile
@@ -227,6 +228,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="the group's, seconds")
     parser.add_argument("--seed", type=int, default=None, help="(default: random, printed)")
     parser.add_argument("--trial", type=int, help="this one only")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures of all kinds together there")
     return parser.parse_args()
 
 
@@ -240,7 +242,10 @@ def main() -> int:
     numbers = [number for number in numbers if options.only in KINDS[number % len(KINDS)].name]
     print(f"seed {seed}; {len(KINDS)} kinds; torch {torch.__version__}, {os.cpu_count()} cores", flush=True)
     outcomes = campaign(seed, numbers, options.ways.split(","), checked, options.timeout)
-    print_table(table(outcomes, checked))
+    rows = table(outcomes, checked)
+    print_table(rows)
+    if options.json:
+        record.write(options.json, "mismatches", [record.printed(f"Seed {seed}, all kinds", [rows[0], rows[-1]])])
     for kind in KINDS:
         if kind.expects != "error":
             print(f"{kind.expects}: {kind.name}: {kind.reason}")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -28,6 +27,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+import record
 import shardwire
 
 LIMIT_S = 300.0
@@ -227,6 +227,19 @@ def in_child(work: Callable[[], dict[str, float]]) -> dict[str, float]:
     return dict(eval(text, {"__builtins__": {}}))  # our own child's repr of a dict of floats
 
 
+def write_record(path: str, medians: dict[str, dict[str, float]]) -> None:
+    tables = []
+    for title, unit in (("There and back, us", ", us"), ("Entries one after the other, GB/s", ", GB/s")):
+        cells = {(column.removesuffix(unit),): {name: found[column] for name, found in medians.items()}
+                 for column in next(iter(medians.values())) if column.endswith(unit)}
+        tables.append(record.table(title, ["entry"], cells, [name for name in medians if name.startswith("shardwire")],
+                                   [name for name in medians if not name.startswith("shardwire")],
+                                   more_is_better="GB" in unit))
+    figures = {f"{name}: {column.replace('GB/s', 's per GB')}": 1 / value if "GB/s" in column else value
+               for name, found in medians.items() for column, value in found.items()}
+    record.write(path, "queue", tables, figures=figures)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=500, help="of there and back in a turn (default: %(default)s)")
@@ -254,11 +267,8 @@ def main() -> None:
     for name, found in results.items():
         print(f"{name:24}" + "".join(f"{statistics.median(found[column]):18.2f}" for column in columns))
     if args.json:
-        figures = {f"{name}: {column.replace('GB/s', 's per GB')}":
-                   statistics.median(values) if "GB/s" not in column else 1 / statistics.median(values)
-                   for name, found in results.items() for column, values in found.items()}
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"figures": figures}, file)
+        write_record(args.json, {name: {column: statistics.median(values) for column, values in found.items()}
+                                 for name, found in results.items()})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import time
 import torch
 import torch.distributed as dist
 
+import record
 import shardwire
 
 SETTLED = 1000  # rounds until pools, caches and the allocator have what they keep
@@ -57,6 +58,11 @@ def rank_main(rank: int, args: argparse.Namespace, folder: str) -> int:
           f"{(time.perf_counter() - begin) / args.rounds * 1e3:.2f} ms each")
     for name, value in end.items():
         print(f"{name:<16} {settled[name]:>12} after {min(SETTLED, args.rounds // 2)} rounds {value:>12} at the end")
+    if args.json:
+        cells = {(name,): {f"after {min(SETTLED, args.rounds // 2)} rounds": settled[name], "at the end": value}
+                 for name, value in end.items()}
+        title = f"{args.rounds} rounds of {args.ranks} ranks, {(time.perf_counter() - begin) / args.rounds * 1e3:.2f} ms"
+        record.write(args.json, "rounds", [record.table(f"{title} each", ["of rank 0"], cells)])
     grown = [name for name in ("descriptors", "threads", "mappings") if end[name] > settled[name]]
     if end["resident bytes"] - settled["resident bytes"] > 100 * args.rounds:
         grown.append("resident bytes")
@@ -71,6 +77,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--links", choices=["auto", "eager", "lazy"], default="auto",
                         help="SHARDWIRE_LINKS (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the table there")
     args = parser.parse_args()
     os.environ["SHARDWIRE_LINKS"] = args.links
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:

@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 
+import record
+
 HERE = pathlib.Path(__file__).resolve().parent
 YARDSTICK = "local_copy"
 # The two cases of each ratio, and the goal for two ranks if there is one.
@@ -84,7 +86,7 @@ def programs(options):
         missing.append(f"{sys.executable} has no torch with gloo")
     for line in missing:
         print(f"left out: {line}", file=sys.stderr)
-    return found
+    return found, missing
 
 
 def run(command, timeout):
@@ -110,34 +112,44 @@ def print_tables(merged, options):
     yardstick = middles.get(YARDSTICK)
     print(f"Shard(0) -> Shard(1), f32 {options.rows} x {options.columns}, {options.ranks} ranks on {os.cpu_count()} "
           "cores; times of the slowest rank")
+    shown = {}
     print(f"{'case':<26} {'by':<16} {'n':>6} {'median(us)':>12} {'min(us)':>12} {'GB/s':>8} {'x local_copy':>13}")
     for name, case in sorted(cases.items(), key=lambda item: (item[1]["bytes"] == 0, middles[item[0]])):
         moves = case["bytes"] > 0
         rate = f"{case['bytes'] / middles[name] / 1e3:.2f}" if moves else "-"
         ratio = f"{middles[name] / yardstick:.2f}" if moves and yardstick else "-"
+        shown[name, case["bench"]] = {"n": len(case["us"]), "median, us": middles[name], "least, us": min(case["us"]),
+                                      "GB/s": case["bytes"] / middles[name] / 1e3 if moves else None,
+                                      "x local_copy": middles[name] / yardstick if moves and yardstick else None}
         print(f"{name:<26} {case['bench']:<16} {len(case['us']):>6} {middles[name]:>12.2f} {min(case['us']):>12.2f} "
               f"{rate:>8} {ratio:>13}")
     for name, value in merged["counts"].items():
         print(f"{name:<43} {value:>6g}")
     print()
     print(f"{'ratio of medians':<50} {'is':>8} {'goal':>8}")
+    compared = {}
     for above, below, goal in RATIOS:
         if above in middles and below in middles:
+            compared[f"{above} / {below}",] = {"is": middles[above] / middles[below], "goal, at most": goal}
             print(f"{above + ' / ' + below:<50} {middles[above] / middles[below]:>8.3f} "
                   f"{'<= ' + str(goal) if goal else '-':>8}")
+    size = f"f32 {options.rows} x {options.columns}, {options.ranks} ranks"
+    return [record.table(f"Times of the slowest rank, {size}", ["case", "by"], shown),
+            record.table(f"Ratios of medians, {size}", ["ratio"], compared)]
 
 
 def main():
     options = parse_arguments()
     merged = {"cases": {}, "counts": {}}
-    found = programs(options)
+    found, missing = programs(options)
     for number in range(options.rounds):
         for title, command in found:
             print(f"round {number + 1} of {options.rounds}: {title}", file=sys.stderr, flush=True)
             merge(merged, run(command, options.timeout))
-    print_tables(merged, options)
+    tables = print_tables(merged, options)
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(merged), encoding="utf-8")
+        record.write(options.json, "move", tables, {line.split()[0]: line for line in missing},
+                     called="reshape", **merged)
     return 0
 
 

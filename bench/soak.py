@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a pool do not surviv
 import torch
 import torch.distributed as dist
 
+import record
 import shardwire  # noqa: F401  registers the backend
 from shardwire.groups.mpi import tcp_store
 from campaigns.soak_kinds import KINDS, Soaked
@@ -107,6 +108,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(KINDS),
                         help=f"kinds, of {','.join(KINDS)} (default: all)")
     parser.add_argument("--every", type=float, default=60, help="seconds between looks (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the first and the last look there")
     args = parser.parse_args(given)
     if unknown := [name for name in args.only if name not in KINDS]:
         parser.error(f"--only: there is no kind {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
@@ -128,12 +130,22 @@ def campaign(args: argparse.Namespace) -> bool:
         reports = follow(trial, everyone, args.seconds)
     print_table([["at", "round", "rank", *COLUMNS]]
                 + [row_of(rank, *look) for rank in everyone for look in reports[rank].get("held", [])])
+    if args.json:
+        write_record(args.json, "soak", args.settle, reports, "Of each rank a look when caches are full, and the last")
     failed = False
     for rank, report in reports.items():
         what = grown(report["held"], args.settle) if "over" in report else [f"broke: {report}"]
         failed = failed or bool(what)
         print(f"rank {rank}: {'; '.join(what) or 'nothing grew'}")
     return failed
+
+
+def write_record(path: str, part: str, settle: float, reports: dict[int, dict[str, Any]], title: str) -> None:
+    """Of each rank the first look after `settle` seconds, and the last look."""
+    rows = [row_of(rank, *look) for rank, report in reports.items()
+            for held in [[each for each in report.get("held", []) if each[0] >= settle]]
+            for look in held[:1] + held[1:][-1:]]
+    record.write(path, part, [record.printed(f"{title}; memory in MiB", [["at", "round", "rank", *COLUMNS], *rows])])
 
 
 def follow(trial: Trial, ranks: list[int], seconds: float) -> dict[int, dict[str, Any]]:

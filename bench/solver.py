@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 
+import record
 from fft import timed
 from matmul import grid_of, scalapack_library, start, why_not
 
@@ -232,11 +233,12 @@ def main():
     unknown = [case for case in options.cases.split(",") if case not in CASES]
     if unknown:
         raise SystemExit(f"solver.py: --cases has {', '.join(unknown)}; give some of {', '.join(CASES)}")
-    names = []
+    names, absent, medians = [], {}, {}
     for name in options.only.split(","):
         missing = why_not(name)
         if missing:
             print(f"# without {name}: {missing}")
+            absent[name] = missing
         else:
             names.append(name)
     results = {}
@@ -254,9 +256,15 @@ def main():
                 cells = [f"{who} {1e3 * statistics.median(times):.2f} ({1e3 * min(times):.2f})"
                          for (what, who), times in gathered.items() if what == case]
                 print(f"{size:>6}  {case:<10}{'   '.join(cells)}", flush=True)
+            for (what, who), times in gathered.items():
+                medians.setdefault((ranks, size, what), {})[who] = 1e3 * statistics.median(times)
             results[f"{size}, {ranks} ranks"] = {f"{what}, {who}": times for (what, who), times in gathered.items()}
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(results), encoding="utf-8")
+        names = {name for row in medians.values() for name in row} - {"limit"}
+        ours = [name for name in names if name.startswith("shardwire")]
+        record.write(options.json, "solver",
+                     [record.table(f"Medians of the slowest rank, {options.dtype}, ms", ["ranks", "n", "case"], medians,
+                                   ours, names - {*ours})], absent, results=results)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ torch has it, beside ``dist.all_reduce``, by turns.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -20,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable
+
+import record
 
 HERE = Path(__file__).resolve().parent
 ROWS = 4  # of figures that either program prints
@@ -49,7 +52,8 @@ def openshmem(folder: str, rounds: int) -> list[str] | None:
     return ["oshrun", "-n", "2", *root, program, str(rounds)]
 
 
-def beside_openshmem(program: Path, rounds: int, turns: int) -> None:
+def beside_openshmem(program: Path, rounds: int, turns: int) -> dict[tuple[str, ...], dict[str, float]]:
+    """row -> {program: us}."""
     with tempfile.TemporaryDirectory() as folder:
         commands = {"shardwire": [str(program), str(rounds)]}
         theirs = openshmem(folder, rounds)
@@ -60,12 +64,15 @@ def beside_openshmem(program: Path, rounds: int, turns: int) -> None:
             for name, command in commands.items():
                 taken[name].append(figures(command))
     print(f"{'':24}" + "".join(f"{name:>14}" for name in commands))
+    cells = {}
     for row in taken["shardwire"][0]:
-        print(f"{row:24}"
-              + "".join(f"{statistics.median(turn[row] for turn in taken[name]):11.3f} us" for name in commands))
+        cells[row,] = {name: statistics.median(turn[row] for turn in taken[name]) for name in commands}
+        print(f"{row:24}" + "".join(f"{value:11.3f} us" for value in cells[row,].values()))
+    return cells
 
 
-def from_python(body: Callable[..., None], *settings: int) -> None:
+def from_python(body: Callable[..., None], *settings: int) -> dict[str, float]:
+    """call -> us, as rank 0 left them beside the store."""
     import torch
     import torch.multiprocessing
 
@@ -80,6 +87,7 @@ def from_python(body: Callable[..., None], *settings: int) -> None:
             process.join()
         if any(process.exitcode for process in processes):
             sys.exit("a rank failed")
+        return dict(json.loads(Path(folder, "figures.json").read_text(encoding="utf-8")))
 
 
 def python_rank(rank: int, store: str, rounds: int) -> None:
@@ -105,17 +113,20 @@ def python_rank(rank: int, store: str, rounds: int) -> None:
         ("two_shot 1 MiB", rounds // 100, lambda: two(large)),
         ("all_reduce 1 MiB", rounds // 100, lambda: team.all_reduce(large)),
     ]
+    found = {}
     for name, count, call in cases:
         call()
         team.barrier()
         begin = time.perf_counter()
         for _ in range(max(1, count)):
             call()
-        taken = (time.perf_counter() - begin) / max(1, count)
+        found[name] = (time.perf_counter() - begin) / max(1, count) * 1e6
         if rank == 0:
-            print(f"Python: {name:24}{taken * 1e6:11.3f} us", flush=True)
+            print(f"Python: {name:24}{found[name]:11.3f} us", flush=True)
         small.fill_(1), large.fill_(1)
         team.barrier()
+    if rank == 0:
+        Path(store).with_name("figures.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 def torch_rank(rank: int, store: str, rounds: int, turns: int) -> None:
@@ -137,7 +148,7 @@ def torch_rank(rank: int, store: str, rounds: int, turns: int) -> None:
         ("dist.all_reduce 4 KiB", rounds // 10, lambda: dist.all_reduce(ordinary[1 << 10])),
         ("two_shot 1 MiB", rounds // 100, lambda: ops.two_shot_all_reduce_(large, "max", name)),
         ("dist.all_reduce 1 MiB", rounds // 100, lambda: dist.all_reduce(ordinary[1 << 18], dist.ReduceOp.MAX)),
-        ("  of a symmetric tensor", rounds // 100, lambda: dist.all_reduce(large, dist.ReduceOp.MAX)),
+        ("dist.all_reduce 1 MiB, symmetric", rounds // 100, lambda: dist.all_reduce(large, dist.ReduceOp.MAX)),
     ]
     taken: dict[str, list[float]] = {case[0]: [] for case in cases}
     for _ in range(turns):
@@ -149,8 +160,10 @@ def torch_rank(rank: int, store: str, rounds: int, turns: int) -> None:
                 call()
             taken[what].append((time.perf_counter() - begin) / max(1, count))
     if rank == 0:
-        for what, times in taken.items():
-            print(f"torch: {what:25}{statistics.median(times) * 1e6:11.3f} us", flush=True)
+        found = {what: statistics.median(times) * 1e6 for what, times in taken.items()}
+        for what, took in found.items():
+            print(f"torch: {what:25}{took:11.3f} us", flush=True)
+        Path(store).with_name("figures.json").write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 
 
@@ -159,15 +172,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--program", type=Path, help="symm_bench, as it was built")
+    parser.add_argument("--json", metavar="FILE", help="also write the tables there")
     options = parser.parse_args()
+    tables, missing = [], {}
     if options.program is not None:
-        beside_openshmem(options.program, options.rounds, options.turns)
-    from_python(python_rank, options.rounds)
+        beside = beside_openshmem(options.program, options.rounds, options.turns)
+        tables.append(record.table("C++, us", ["call"], beside, ["shardwire"], ["OpenSHMEM"]))
+        if not any("OpenSHMEM" in row for row in beside.values()):
+            missing["OpenSHMEM"] = "there is no oshcc or no oshrun, or openshmem_bench.c was not built"
+    calls = {"shardwire.symm": from_python(python_rank, options.rounds)}
     from shardwire import _C
     if _C.has_torch_symmetric_memory:
-        from_python(torch_rank, options.rounds, options.turns)
+        calls["torch's own API"] = from_python(torch_rank, options.rounds, options.turns)
     else:
+        missing["torch's own API"] = "it needs torch 2.13 or later"
         print("without torch's own API: it needs torch 2.13 or later")
+    if options.json:
+        cells = {(api, call): {"us": took} for api, found in calls.items() for call, took in found.items()}
+        record.write(options.json, "symm", [*tables, record.table("From Python", ["by", "call"], cells)], missing)
 
 
 if __name__ == "__main__":

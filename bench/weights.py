@@ -15,7 +15,6 @@ import argparse
 import datetime
 import functools
 import importlib
-import json
 import multiprocessing
 import os
 import shutil
@@ -29,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 
+import record
 import shardwire
 from shardwire import FusedLayout, Layout, Replicate, Shard
 
@@ -361,7 +361,7 @@ def main():
     print(f"{total / 1e9:.2f} GB of bf16, {len(llama_shapes(options.hidden, options.layers))} tensors; torch "
           f"{torch.__version__}; {options.ranks} ranks a side; medians of {options.iterations} of the slowest rank")
     folder = options.folder or tempfile.mkdtemp(prefix="shardwire-weights-")
-    results = {}
+    results, rows = {}, {}
     try:
         for case in options.only.split(","):
             place = os.path.join(folder, case)
@@ -370,6 +370,8 @@ def main():
                 file_of(options, place)
             medians = run(case, options, place)
             for name, seconds in medians.items():
+                rows[case, name] = {"ms": seconds * 1e3, "GB/s": total / seconds / 1e9,
+                                    "of memcpy's rate": medians["memcpy"] / seconds if "memcpy" in medians else None}
                 beside = f"{medians['memcpy'] / seconds:7.2f} of memcpy's rate" if "memcpy" in medians else ""
                 print(f"{case:6} {name:22} {seconds * 1e3:9.1f} ms {total / seconds / 1e9:7.2f} GB/s {beside}",
                       flush=True)
@@ -378,8 +380,9 @@ def main():
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"ranks": options.ranks, "bytes": total, "seconds": results}, file)
+        title = f"{total / 1e9:.2f} GB of bf16, {options.ranks} ranks a side, medians of the slowest rank"
+        record.write(options.json, "weights", [record.table(title, ["case", "way"], rows)], ranks=options.ranks,
+                     bytes=total, seconds=results)
     return 0
 
 

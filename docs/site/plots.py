@@ -17,7 +17,7 @@ STYLE = "font-family: sans-serif; font-size: 12px"
 
 
 class Plot(NamedTuple):
-    """labels: columns that name a row. values: the drawn columns, by what the legend says. log: lengths are
+    """labels: columns that name a row. values: the drawn columns, by the words of the legend. log: lengths are
     logarithms. line: a value to compare with."""
 
     title: str
@@ -28,17 +28,20 @@ class Plot(NamedTuple):
     line: float = 0
 
 
-PLOTS = {
-    "reshape": Plot("Shard(0) to Shard(1), 64 MiB, 2 ranks",
-                    "ms, shorter is better; each line is ten times the one before", (0, 1), {"median": 2}, log=True),
+PLOTS = {  # bench/write_docs.py marks the first table of each of these parts
+    "move": Plot("Shard(0) to Shard(1), 64 MiB, 2 ranks",
+                 "us, shorter is better; each line is ten times the one before", ("case", "by"),
+                 {"median": "median, us"}, log=True),
     "collectives": Plot("Collectives in C++, 2 ranks",
-                        "time as a multiple of Open MPI's, which is the line; shorter is better", (0, 1),
-                        {"tensors in the shared heap": 3, "ordinary tensors": 5}, line=1),
-    "torch-collectives": Plot("torch.distributed on torch 2.13, 2 ranks",
-                              "us, shorter is better; each line is ten times the one before", (0, 1),
-                              {"shardwire, heap": 4, "shardwire": 3, "gloo": 2}, log=True),
-    "groups": Plot("Making groups", "ms, shorter is better; each line is ten times the one before", (0,),
-                   {"shardwire, new_group": 5, "shardwire, init": 2, "gloo, init": 1, "gloo, new_group": 4}, log=True),
+                        "time as a multiple of the fastest peer's, which is the line; shorter is better",
+                        ("operation", "bytes"), {"tensors in the shared heap": "heap / best",
+                                                 "ordinary tensors": "ordinary / best"}, line=1),
+    "torch-collectives": Plot("torch.distributed, 2 ranks",
+                              "us, shorter is better; each line is ten times the one before", ("call", "bytes"),
+                              {"shardwire, heap": "shardwire_heap", "shardwire": "shardwire", "gloo": "gloo"},
+                              log=True),
+    "groups": Plot("Making groups", "ms, shorter is better; each line is ten times the one before", ("call", "ranks"),
+                   {"shardwire": "shardwire", "gloo": "gloo"}, log=True),
 }
 
 
@@ -47,26 +50,21 @@ def with_plots(text, folder, source):
     `source`."""
     def drawn(found):
         path = folder / f"{found[1]}.svg"
+        if found[1] not in PLOTS:
+            raise ValueError(f"docs/benchmarks.md marks a table to be drawn as {found[1]!r}, and docs/site/plots.py "
+                             f"knows {', '.join(PLOTS)}")
         plot = PLOTS[found[1]]
         path.write_text(picture(plot, rows(found[2])), encoding="utf-8")
         return f"{found[2]}\n![{plot.title}: the table above as a picture]({os.path.relpath(path, source)})\n"
 
-    marked, count = MARK.subn(drawn, text)
-    if count != len(PLOTS):
-        raise ValueError(f"docs/benchmarks.md marks {count} tables to be drawn, and docs/site/plots.py knows "
-                         f"{len(PLOTS)}: {', '.join(PLOTS)}")
-    return marked
+    return MARK.sub(drawn, text)
 
 
 def rows(table):
-    """The cells of each row; an empty one that names a row is the one above."""
-    made = []
-    for line in table.splitlines()[2:]:
-        cells = [re.sub(r"\*\*|`", "", cell).strip() for cell in line.strip("|").split("|")]
-        if made and not cells[0]:
-            cells[0] = made[-1][0]
-        made.append(cells)
-    return made
+    """The cells of each row, by the names of the columns."""
+    head, _, *lines = [[re.sub(r"\*\*|`", "", cell).strip() for cell in line.strip("|").split("|")]
+                       for line in table.splitlines()]
+    return [dict(zip(head, line)) for line in lines]
 
 
 def number(cell):
@@ -85,7 +83,7 @@ def ticks(values, log):
 
 
 def picture(plot, cells):
-    values = [[number(each[column]) for column in plot.values.values()] for each in cells]
+    values = [[number(each.get(column, "")) for column in plot.values.values()] for each in cells]
     marks = ticks([value for row in values for value in row if value is not None], plot.log)
 
     def x(value):
@@ -106,8 +104,8 @@ def picture(plot, cells):
                 text(24 + 180 * place, 40, what)]
     for row, (names, lengths) in enumerate(zip(cells, values)):
         y = TOP + row * each
-        svg.append(text(LEFT - 8, y + (each - GAP) / 2 + 4,
-                        ", ".join(names[column] for column in plot.labels if names[column] != "-"), "text-anchor: end"))
+        svg.append(text(LEFT - 8, y + (each - GAP) / 2 + 4, ", ".join(filter(None, map(names.get, plot.labels))),
+                        "text-anchor: end"))
         for place, value in enumerate(lengths):
             if value is not None:
                 svg += [(f'<rect x="{LEFT}" y="{y + place * BAR}" width="{max(1, round(x(value) - LEFT, 1))}" '
