@@ -68,11 +68,12 @@ def printed(title, rows):
 
 def write(path, part, tables, missing=None, called="", **more):
     """`called`: the name by which `./run bench` knows the part, where this is another one."""
-    words = [word for word in sys.argv[1:] if not word.startswith("--json=")]
-    if "--json" in words:
-        del words[words.index("--json"):words.index("--json") + 2]
-    made = {"bench": "record", "part": part, **machine(), "command": f"./run bench {shlex.join([called or part, *words])}",
-            "tables": tables, "missing": missing or {}, **more}
+    words = list(sys.argv[1:])
+    for option in ("--json", "--program"):  # of the run, not of the measurement
+        if option in words:
+            del words[words.index(option):words.index(option) + 2]
+    made = {"bench": "record", "part": part, **machine(), "tables": tables, "missing": missing or {},
+            "command": f"./run bench {shlex.join([called or part, *words])}", **more}
     pathlib.Path(path).write_text(json.dumps(check(made, path), default=str) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""`./run bench --record [PART,...]`: runs the parts of bench/parts.py, and writes docs/benchmarks.md from their results.
+"""`./run bench --record [PART,...]`: runs the parts of bench/parts.py, and writes docs/benchmarks.md from the results.
 
 Each part runs alone, one after the other, as `./run WORDS --json FILE`. Its result replaces
 bench/results/CPU/PART.json, and the page is written anew. A part that fails leaves the result before, with the failure

@@ -61,8 +61,9 @@ def rank_main(rank: int, args: argparse.Namespace, folder: str) -> int:
     if args.json:
         cells = {(name,): {f"after {min(SETTLED, args.rounds // 2)} rounds": settled[name], "at the end": value}
                  for name, value in end.items()}
-        title = f"{args.rounds} rounds of {args.ranks} ranks, {(time.perf_counter() - begin) / args.rounds * 1e3:.2f} ms"
-        record.write(args.json, "rounds", [record.table(f"{title} each", ["of rank 0"], cells)])
+        took = (time.perf_counter() - begin) / args.rounds * 1e3
+        title = f"{args.rounds} rounds of {args.ranks} ranks, {took:.2f} ms each"
+        record.write(args.json, "rounds", [record.table(title, ["of rank 0"], cells)])
     grown = [name for name in ("descriptors", "threads", "mappings") if end[name] > settled[name]]
     if end["resident bytes"] - settled["resident bytes"] > 100 * args.rounds:
         grown.append("resident bytes")

@@ -320,6 +320,11 @@ CASES = {"sync": (sync_ranks, 2), "jobs": (jobs_ranks, 2), "staged": (functools.
          "load": (load_ranks, 1), "cold": (functools.partial(load_ranks, cold=True), 1), "save": (save_ranks, 1)}
 
 
+# The program of each way with files.
+FILES = {"shardwire.load": "shardwire", "load_file and copy_": "safetensors", "DCP load": "DCP",
+         "shardwire.save": "shardwire", "save_file and fsync": "safetensors", "DCP save": "DCP", "memcpy": "memcpy"}
+
+
 def child(case, rank, size, options, folder, barrier, pipe):
     torch.set_num_threads(1)
     CASES[case][0](Rank(rank, size, options, folder, barrier, pipe))
@@ -370,8 +375,10 @@ def main():
                 file_of(options, place)
             medians = run(case, options, place)
             for name, seconds in medians.items():
-                rows[case, name] = {"ms": seconds * 1e3, "GB/s": total / seconds / 1e9,
-                                    "of memcpy's rate": medians["memcpy"] / seconds if "memcpy" in medians else None}
+                if name not in FILES or name == "memcpy":
+                    rows[case, name] = {"ms": seconds * 1e3, "GB/s": total / seconds / 1e9,
+                                        "of memcpy's rate": medians["memcpy"] / seconds if "memcpy" in medians else
+                                        None}
                 beside = f"{medians['memcpy'] / seconds:7.2f} of memcpy's rate" if "memcpy" in medians else ""
                 print(f"{case:6} {name:22} {seconds * 1e3:9.1f} ms {total / seconds / 1e9:7.2f} GB/s {beside}",
                       flush=True)
@@ -381,8 +388,12 @@ def main():
             shutil.rmtree(folder, ignore_errors=True)
     if options.json:
         title = f"{total / 1e9:.2f} GB of bf16, {options.ranks} ranks a side, medians of the slowest rank"
-        record.write(options.json, "weights", [record.table(title, ["case", "way"], rows)], ranks=options.ranks,
-                     bytes=total, seconds=results)
+        files = {(case,): {FILES[name]: 1e3 * seconds for name, seconds in results[case].items() if name in FILES}
+                 for case in results if case in ("load", "cold", "save")}
+        record.write(options.json, "weights", [record.table(title, ["case", "way"], rows),
+                                               record.table("Files, ms", ["case"], files, ["shardwire"],
+                                                            ["safetensors", "DCP"])],
+                     ranks=options.ranks, bytes=total, seconds=results)
     return 0
 
 

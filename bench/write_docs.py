@@ -120,7 +120,7 @@ def paragraphs(report):
     if report["bench"] == "compare":
         yield from comparison(report)
     for each in report.get("tables", []):
-        yield f"{each['title']}:"
+        yield wrapped(f"{each['title']}:")
         yield markdown([*each["labels"], *each["columns"]], each["rows"])
 
 
@@ -141,17 +141,25 @@ def compared(report):
     """(group, label, our way, ours as a multiple of the best peer's time) of each row with a peer."""
     for (ranks, operation), rows in table.rows_of(report.get("cells", [])).items():
         for row in rows.values():
-            label = table.size_words(next(iter(row.values()))["bytes"])
+            size = next(iter(row.values()))["bytes"]
+            label = table.size_words(size) if size else ""
             for by, (ratio, _) in table.ratios(row, {}).items():
                 yield f"{ranks} ranks, {operation}", label, by, ratio
     for each in report.get("tables", []):
         for row in each["rows"]:
-            figures = dict(zip(each["columns"], row[len(each["labels"]):]))
-            peers = [figures[name] for name in each["peers"] if figures[name]]
+            figures = {name: value for name, value in zip(each["columns"], row[len(each["labels"]):])
+                       if isinstance(value, (int, float)) and value > 0}
+            peers = [figures[name] for name in each["peers"] if name in figures]
             for name in each["ours"]:
-                if peers and figures[name]:
-                    ratio = (max(peers) / figures[name] if each.get("more_is_better") else figures[name] / min(peers))
-                    yield each["title"], " ".join(map(str, row[:len(each["labels"])])), name, ratio
+                if peers and name in figures:
+                    ratio = max(peers) / figures[name] if each.get("more_is_better") else figures[name] / min(peers)
+                    yield each["title"], label_of(each, row), name, ratio
+
+
+def label_of(each, row):
+    """The labels of a row; a number has the name of its column before."""
+    return ", ".join(f"{name} {value}" if re.fullmatch(r"\d+", str(value)) else str(value)
+                     for name, value in zip(each["labels"], row))
 
 
 def not_won(reports):
@@ -162,10 +170,11 @@ def not_won(reports):
         for report in sorted((each for each in reports if each["cpu"] == cpu), key=lambda each: each["part"]):
             for group, label, way, ratio in compared(report):
                 if ratio is not None and ratio > BEHIND:
-                    rows.setdefault((report["part"], group, way), []).append(f"{label} {table.number(ratio)}")
+                    rows.setdefault((report["part"], group, way), []).append(
+                        f"{label} {table.number(ratio)}".strip())
         if rows:
-            text += [f"**{cpu}**:", markdown(["part", "what", "shardwire's way", "time as a multiple of the best peer's"],
-                                             [[*key, ", ".join(found)] for key, found in rows.items()])]
+            head = ["part", "measured", "shardwire's way", "time as a multiple of the best peer's"]
+            text += [f"**{cpu}**:", markdown(head, [[*key, ", ".join(found)] for key, found in rows.items()])]
     return "\n\n".join(text or ["No row of a recorded result is behind a peer."]) + "\n"
 
 

@@ -1,5 +1,6 @@
-"""The tools that compare benches: bench/compare.py and bench/write_docs.py, on fixed figures and on programs that
-only pretend to measure. The C++ tests run compare.py on real programs (bench/bench.cmake).
+"""The tools that compare benches and write their page: bench/compare.py, record.py, record_parts.py and write_docs.py,
+on fixed figures and on pretended programs. The C++ tests run compare.py on real programs
+(bench/bench.cmake).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
+import parts
+import record
 import write_docs
 from peers import plot, table
 
-# A peer that writes the settings' sizes as times: of ordinary tensors twice as long.
+# A pretended peer, whose times are the sizes: of ordinary tensors twice as long.
 PRETENDED = """#!{python}
 import json, sys
 way, ranks, settings = sys.argv[1], int(sys.argv[2]), json.load(open(sys.argv[3]))
@@ -144,11 +147,17 @@ def docs(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_the_page_is_written_from_json(tmp_path: Path) -> None:
+def tree(tmp_path: Path) -> Path:
+    """A page with all sections and old text in them."""
     page = tmp_path / "docs" / "benchmarks.md"
     page.parent.mkdir()
-    (tmp_path / "bench").mkdir()
-    page.write_text("before\n<!-- generated: beside the MPIs -->\nold\n<!-- end of beside the MPIs -->\nafter\n")
+    page.write_text("before\n" + "".join(f"<!-- generated: {name} -->\nold\n<!-- end of {name} -->\n"
+                                         for name in [*parts.ALL, write_docs.NOT_WON]) + "after\n")
+    return page
+
+
+def test_the_page_is_written_from_json(tmp_path: Path) -> None:
+    page = tree(tmp_path)
     cells = [{**cell, "size": size} for cell in table.cells_of(ROUNDS) for size in (64, 256)]
     (tmp_path / "run.json").write_text(json.dumps({**REPORT, "cells": cells}))
     assert docs(tmp_path, "--check").returncode == 1
@@ -156,17 +165,107 @@ def test_the_page_is_written_from_json(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("-->\nafter\n") and "old" not in text
-    assert "**collectives**, 2026-11-25, commit abc1234: Z80, 2 cores" in text
+    assert "**Z80**, 2026-11-25, commit abc1234, 2 cores" in text
     assert "n = 1 to 5 samples in 2 rounds" in " ".join(text.split()) and "Not measured: gloo (no torch)." in text
     assert "| all_reduce | 64 B | 3.00 (5.00) | 6.00 (6.00) | 2.00 (2.00) | 12.0 (12.0) | 1.50 | 3.00 | MPICH |" in text
     assert text.count("| all_reduce |") == 1  # one of two sizes is shown
+    assert "| collectives | 2 ranks, all_reduce | heap | 64 B 1.50 |" in text  # not won
     assert docs(tmp_path, "--check").returncode == 0
+    page.write_text(text.replace("3.00 (5.00)", "1.00 (5.00)"))
+    done = docs(tmp_path, "--check")
+    assert done.returncode == 1 and "docs/benchmarks.md is not as bench/results gives it" in done.stdout
+
+
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: dict[tuple[Any, ...], dict[str, float]],
+            cpu: str = "Z80", missing: dict[str, str] | None = None) -> str:
+    """The path of a record as a bench writes it."""
+    path = str(tmp_path / "groups.json")
+    monkeypatch.setattr(sys, "argv", ["groups.py", "--rounds", "2", "--json", path])
+    monkeypatch.setattr(record, "cpu_name", lambda: cpu)
+    made = record.table("Groups, ms", ["ranks", "call"], cells, ["shardwire"], ["gloo"])
+    record.write(path, "groups", [made], missing, figures={"2 ranks init": 2.5})
+    return path
+
+
+def test_a_record_comes_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tree(tmp_path)
+    cells = {(2, "init"): {"shardwire": 2.5, "gloo": 2.0}, (8, "init"): {"shardwire": 3.0, "gloo": 300.0, "other": 1.0}}
+    path = written(tmp_path, monkeypatch, cells, missing={"other": "needs a GPU"})
+    assert record.read(path)["figures"] == {"2 ranks init": 2.5}  # for ./run bench --pair
+    assert docs(tmp_path, path).returncode == 0
+    text = page.read_text()
+    assert "./run bench groups --rounds 2\n```" in text and "Not measured: other (needs a GPU)." in text
+    assert ("Groups, ms:\n\n<!-- plot: groups -->\n| ranks | call | shardwire | gloo | other |\n"
+            "| --- | --- | --- | --- | --- |\n"
+            "| 2 | init | 2.50 | 2.00 | - |\n| 8 | init | 3.00 | 300.0 | 1.00 |\n") in text
+    assert "| groups | Groups, ms | shardwire | ranks 2, init 1.25 |" in text and "ranks 8" not in text
+    # The result of another CPU stands beside, and a newer one of this CPU replaces the older one.
+    assert docs(tmp_path, written(tmp_path, monkeypatch, {(2, "init"): {"shardwire": 9.0}}, "6502")).returncode == 0
+    assert docs(tmp_path, written(tmp_path, monkeypatch, {(2, "init"): {"shardwire": 7.0}})).returncode == 0
+    text = page.read_text()
+    assert "| 9.00 |" in text and "| 7.00 |" in text and "| 2.50 |" not in text
+    assert text.count("<!-- plot: groups -->") == 1 and docs(tmp_path, "--check").returncode == 0
+
+
+def test_rates_are_behind_when_they_are_lower() -> None:
+    made = record.table("GB/s", ["entry"], {("a",): {"ours": 2.0, "theirs": 3.0}, ("b",): {"ours": 4.0, "theirs": 3.0}},
+                        ["ours"], ["theirs"], more_is_better=True)
+    assert [row[3] for row in write_docs.compared({"tables": [made]})] == [1.5, 0.75]
+
+
+RECORD = {**REPORT, "bench": "record", "part": "groups", "tables": []}
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("{", "Expecting property name"), ("[]", '"bench" is neither'),
+    (json.dumps({**RECORD, "bench": "pair"}), '"bench" is neither'),
+    (json.dumps({**RECORD, "cpu": None}), '"cpu" is missing or of another type'),
+    (json.dumps({**RECORD, "part": "clouds"}), "is of the part 'clouds', and docs/benchmarks.md has move, reshape"),
+    (json.dumps({**RECORD, "part": "../x"}), "\"part\" is '../x'"),
+    (json.dumps({**RECORD, "tables": [{"title": "a"}]}), "a table lacks a part"),
+    (json.dumps({**RECORD, "tables": [{**record.table("a", ["b"], {(1,): {"c": 2}}), "rows": [[1]]}]}),
+     'a row of "a" has not 2 cells')])
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    page = tree(tmp_path)
+    before = page.read_text()
+    (tmp_path / "broken.json").write_text(text)
+    done = docs(tmp_path, str(tmp_path / "broken.json"))
+    assert done.returncode == 1 and f"write_docs.py: {tmp_path}/broken.json is" in done.stderr and why in done.stderr
+    assert page.read_text() == before and not (tmp_path / "bench").exists()
+
+
+# ./run of a pretended tree: `groups` gives a result, everything else fails.
+RUN = """#!{python}
+import shutil, sys
+if sys.argv[2] != "groups":
+    sys.exit("no FFTW here")
+shutil.copy("given.json", sys.argv[-1])
+"""
+
+
+def test_a_part_that_fails_is_on_the_page_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tree(tmp_path)
+    program(tmp_path / "run", RUN)
+    path = written(tmp_path, monkeypatch, {(2, "init"): {"shardwire": 2.5}}, record.cpu_name())
+    os.rename(path, tmp_path / "given.json")
+    for _ in range(2):  # the second time there are results before
+        done = subprocess.run([sys.executable, "-B", BENCH / "record_parts.py", "--root", tmp_path, "fft,groups"],
+                              capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 1 and "1 of 2 parts measured" in done.stdout, done.stderr
+        text = " ".join(page.read_text().split())
+        assert text.count("failed: ended with 1, without a result: no FFTW here.") == 1
+        assert f"./run {parts.ALL['groups']} ```" in text and "| 2 | init | 2.50 |" in text
+    done = subprocess.run([sys.executable, "-B", BENCH / "record_parts.py", "--root", tmp_path, "none"],
+                          capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and "there is no part none; there are move" in done.stderr
 
 
 def test_the_page_of_this_tree_is_as_its_results_give_it() -> None:
     assert docs(BENCH.parent, "--check").returncode == 0
 
 
-def test_a_page_without_the_section_is_an_error() -> None:
-    with pytest.raises(ValueError, match="lacks the lines <!-- generated: beside the MPIs -->"):
+def test_a_page_without_a_section_or_with_another_one_is_an_error() -> None:
+    with pytest.raises(ValueError, match="lacks the lines <!-- generated: move -->"):
         write_docs.page_with("nothing", [])
+    with pytest.raises(ValueError, match="has a section 'beside the MPIs'; there are move"):
+        write_docs.page_with("<!-- generated: beside the MPIs -->", [])

@@ -23,7 +23,7 @@ namespace {
 constexpr Duration kSocketLookEvery = std::chrono::milliseconds(5);
 // Below this average run, reading another process's memory costs more in page look-ups than packing does.
 constexpr std::size_t kMinReadRun = 2048;
-// On a Xeon (docs/benchmarks.md, "Ordinary tensors: read or staged") staging was faster for shorter balanced exchanges
+// On a Xeon (docs/benchmarks.md, "What was learned") staging was faster for shorter balanced exchanges
 // of combined bytes, for longer messages, for all that flows one way, and for edges larger than the caches, where the
 // kernel's copy reads the destination before it writes there.
 constexpr std::size_t kMinCombinedRead = std::size_t{1} << 20;

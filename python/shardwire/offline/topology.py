@@ -15,8 +15,8 @@ from ..compiler.layout import kind_of
 _KEYS = ("ranks_per_host", "hosts", "within_host_GB_per_s", "between_hosts_GB_per_s", "links_per_host", "latency_us",
          "copy_GB_per_s", "reduce_GB_per_s")
 # Bytes of addends that one rank combines in a second, where a topology has no rate: a sum of two float32 on one core of
-# the machine of docs/benchmarks.md (Sum over Partial inputs), `./run bench`, 2 x 33.5 MB in 4.07 ms. This is the
-# memory's rate rather than the core's.
+# the machine of docs/benchmarks.md (What was learned), `./run bench`, 2 x 33.5 MB in 4.07 ms. This is the memory's
+# rate rather than the core's.
 REDUCE_RATE = 16.5e9
 
 
