@@ -38,6 +38,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("-w", "--warmup", type=int, default=3)
     parser.add_argument("--min-bytes", type=int, default=4)
     parser.add_argument("--max-bytes", type=int, default=64 << 20)
+    parser.add_argument("--step", type=int, default=4, help="each size is so many times the one before")
     parser.add_argument("--only", default="", help="names of collectives (and latency), separated by commas")
     parser.add_argument("--device", default="cpu", help="where the tensors lie: cpu, or cuda (a time then ends when "
                         "the device is done; ranks share the devices)")
@@ -236,7 +237,7 @@ def run_rank(rank, options, store):
             rows.append({"collective": name, "bytes": bytes_, **medians})
             if rank == 0:
                 print_row(bench, name, bytes_, medians, options)
-            size *= 4
+            size *= options.step
     if not wanted or "latency" in wanted:
         latency = bench.latency()
     if rank == 0:

@@ -6,7 +6,7 @@ PARTS = {
     "reshape": "bench reshape --compare openmpi,openmpi5,intelmpi,mpich -n 2,4 --rounds 2 -i 20 --timeout 60",
     "collectives": "bench collectives --compare openmpi,openmpi5,intelmpi,mpich,gloo -n 2,4 --rounds 2 -i 20 "
                    "--timeout 60",
-    "torch-collectives": "bench torch-collectives -n 2",
+    "torch-collectives": "bench torch-collectives -n 2 --step 16",
     "tcp": "bench tcp -i 21",
     "cast": "python -m shardwire.launch -n 2 bench/cast.py -i 21",
     "weights": "bench weights -i 5",
@@ -24,7 +24,7 @@ HOURS = {
     "cuda": "--torch pip bench torch-collectives --device cuda --min-bytes 4096 --iterations 9",
     "kills": "bench kills --ways shm,tcp,survive-shm,survive-tcp --trials 250 --seed 2811",
     "mismatches": "bench mismatches --rounds 4 --seed 9100",
-    "rounds": "bench rounds",
+    "rounds": "bench rounds --rounds 20000",
     "soak": "bench soak",
     "elastic": "bench elastic",
 }
