@@ -393,7 +393,9 @@ def main():
         record.write(options.json, "weights", [record.table(title, ["case", "way"], rows),
                                                record.table("Files, ms", ["case"], files, ["shardwire"],
                                                             ["safetensors", "DCP"])],
-                     ranks=options.ranks, bytes=total, seconds=results)
+                     {name: why for name, why in (("safetensors", "there is no package of this name"),
+                                                  ("DCP", "torch.distributed.checkpoint needs torch 2.5 or later"))
+                      if files and not any(name in row for row in files.values())}, ranks=options.ranks, bytes=total, seconds=results)
     return 0
 
 
