@@ -17,7 +17,7 @@ PARTS = {
     "experts": "bench experts --dtypes float32 --rounds 2",
     "fft": "bench fft --shapes 64x64x64,128x128x128,512x512 --rounds 2",
     "matmul": "bench matmul --sizes 2048 --rounds 2",
-    "solver": "bench solver --rounds 2",
+    "solver": "bench solver --sizes 2048 --rounds 2",
     "beside": "bench beside --ranks 2,6 --loops 12 --iterations 60 --turns 2",
 }
 HOURS = {

@@ -395,7 +395,8 @@ def main():
                                                             ["safetensors", "DCP"])],
                      {name: why for name, why in (("safetensors", "there is no package of this name"),
                                                   ("DCP", "torch.distributed.checkpoint needs torch 2.5 or later"))
-                      if files and not any(name in row for row in files.values())}, ranks=options.ranks, bytes=total, seconds=results)
+                      if files and not any(name in row for row in files.values())},
+                     ranks=options.ranks, bytes=total, seconds=results)
     return 0
 
 
