@@ -1,17 +1,59 @@
 #include "backend/transport/shm/shm_link.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <map>
 
 #include "backend/base/memfd.h"
+#include "backend/base/per_process.h"
 #include "backend/fabric/host_listener.h"
 #include "backend/fabric/net_socket.h"
 #include "backend/fabric/proof.h"
 #include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/cross_memory.h"
-#include "backend/transport/shm/peer_heap.h"
 #include "backend/transport/shm/shm_arena.h"
 
 namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// The mapped heaps of other processes: one mapping per process pair, however many groups join the two. Process-wide by
+// nature, like the address space. An entry expires with the last connection that uses the heap.
+struct PeerHeaps {
+  Mutex mutex;
+  std::map<RandomId, std::weak_ptr<const Mapping>> heaps SW_GUARDED_BY(mutex);
+};
+
+Result<Mapping> mapChecked(int fd, std::uint64_t bytes, pid_t owner) {
+  if (Status checked = checkMemfd(fd, bytes); !checked.isOk()) {
+    return Status{checked.code(), fmt::format("the shared heap of pid {}: {}", owner, checked.message())};
+  }
+  auto mapping = Mapping::shared(fd, 0, bytes, Access::kRead, "a peer's shared heap", kHugePage);
+  if (mapping.isOk()) {
+    ::madvise(mapping->bytes(), bytes, MADV_HUGEPAGE);  // advice only: a kernel without huge shared pages refuses
+    ::madvise(mapping->bytes(), bytes, MADV_DONTDUMP);  // keeps the peers' memory out of core files
+  }
+  return mapping;
+}
+
+// Maps `fd` (checked: size and seals), or returns the mapping already made by another connection to the same process.
+Result<std::shared_ptr<const Mapping>> mapPeerHeap(const RandomId& process, int fd, std::uint64_t bytes, pid_t owner) {
+  PeerHeaps& known = PerProcess<PeerHeaps>::get();
+  const MutexLock lock(known.mutex);
+  std::erase_if(known.heaps, [](const auto& entry) { return entry.second.expired(); });
+  if (auto heap = known.heaps[process].lock(); heap != nullptr && heap->size() == bytes) {
+    return heap;
+  }
+  auto mapping = mapChecked(fd, bytes, owner);
+  SW_RETURN_IF_ERROR(mapping.status());
+  auto shared = std::make_shared<const Mapping>(std::move(*mapping));
+  known.heaps[process] = shared;
+  return shared;
+}
+
+}  // namespace
 
 Result<ShmLink::Question> ShmLink::ask(Fd socket, const ProcessAddress& to, std::string_view jobToken,
                                        const RandomId& process, const WaitLimit& limit) {

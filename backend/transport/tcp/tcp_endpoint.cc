@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "backend/base/system_error.h"
@@ -10,9 +11,34 @@
 #include "backend/transport/endpoint.h"
 #include "backend/transport/lanes.h"
 #include "backend/transport/tcp/tcp_joining.h"
-#include "backend/transport/tcp/tcp_wire.h"
 
 namespace shardwire::internal {
+
+// The wire of all tcp connections of a rank: one epoll set. Threads: see Wire.
+class TcpWire final : public Wire {
+ public:
+  explicit TcpWire(std::shared_ptr<TcpPoller> poller) : poller_(std::move(poller)) {}
+
+  bool poll() override {
+    if (poller_->numWatched == 0) {
+      return false;  // no peer is joined yet: saves a system call
+    }
+    std::array<epoll_event, 32> events;
+    const int numEvents = ::epoll_wait(poller_->epoll.get(), events.data(), static_cast<int>(events.size()), 0);
+    bool moved = false;
+    for (int i = 0; i < numEvents; ++i) {
+      const epoll_event& event = events[static_cast<std::size_t>(i)];
+      const auto* watch = static_cast<const TcpConnection::Watch*>(event.data.ptr);
+      moved |= watch->connection->onReady(watch->isFetches, event.events);
+    }
+    return moved;
+  }
+  int readinessFd() const override { return poller_->epoll.get(); }
+
+ private:
+  std::shared_ptr<TcpPoller> poller_;
+};
+
 namespace {
 
 class TcpEndpoint final : public Endpoint {
