@@ -138,14 +138,14 @@ class Future:
             if not self._waited:
                 self._work.wait(None)
             elif (error := self._work.exception()) is not None:
-                _print_lost(error)
+                print_lost("a Future was dropped and its operation", error)
         except AttributeError:
             # __init__ did not finish, or the interpreter is removing modules
             pass
         except KeyboardInterrupt:
             _interrupt_later()
         except BaseException as error:  # noqa: B902: nothing may leave a destructor
-            _print_lost(error)
+            print_lost("a Future was dropped and its operation", error)
 
 
 def _interrupt_later() -> None:
@@ -191,11 +191,11 @@ def _set(arrived: asyncio.Future[None]) -> None:
         arrived.set_result(None)
 
 
-def _print_lost(error: BaseException) -> None:
+def print_lost(what: str, error: BaseException) -> None:
+    """Prints the error of an operation whose handle was dropped, from a destructor."""
     try:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        sys.stderr.write("shardwire: a Future was dropped and its operation failed; nobody saw this error:\n  "
-                         f"{text}\n")
+        sys.stderr.write(f"shardwire: {what} failed; nobody saw this error:\n  {text}\n")
     except BaseException:  # noqa: B902: stderr may be gone at interpreter exit
         pass
 

@@ -120,13 +120,8 @@ class Layout:
             raise TypeError(f"placements is {kind_of(placements)}; give a list with one placement per mesh dimension")
         read = tuple(_read_placement(item, index, len(dims)) for index, item in enumerate(placements))
         native = _C.Layout(mesh_shape, ranks, [_native_placement(item) for item in read], dims)
-        set_field = object.__setattr__
-        set_field(self, "mesh_shape", mesh_shape)
-        set_field(self, "ranks", ranks)
-        set_field(self, "placements", read)
-        set_field(self, "shape", dims)
-        set_field(self, "dtype", dtype)
-        set_field(self, "_native", native)
+        for name, value in zip(self.__slots__, (mesh_shape, ranks, read, dims, dtype, native)):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, dtensor: Any) -> Layout:
@@ -182,7 +177,7 @@ class Layout:
         return hash(self._key())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.mesh_shape, self.ranks, self.placements, self.shape, self.dtype))
+        return (_rebuild, self._key())
 
     def __repr__(self) -> str:
         mesh = (list(self.ranks) if len(self.mesh_shape) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
@@ -221,14 +222,8 @@ def _work(settings: Settings, source: Source) -> int:
     training, inference, _ = layouts_of(source, settings)
 
     def local_bytes(layouts: dict[str, Any], ranks: list[int]) -> int:
-        total = 0
-        for layout in layouts.values():
-            for rank in ranks:
-                count = torch.empty((), dtype=layout.dtype).element_size()
-                for extent in layout.local_shape(rank):
-                    count *= extent
-                total += count
-        return total
+        return sum(math.prod(layout.local_shape(rank)) * torch.empty((), dtype=layout.dtype).element_size()
+                   for layout in layouts.values() for rank in ranks)
 
     received = local_bytes(inference, settings.inference)
     full = sum(today.layout_bytes(layout) for layout in training.values())

@@ -161,11 +161,11 @@ def count_mismatches(tensor: torch.Tensor, expected: torch.Tensor) -> int:
     bits."""
     if tensor.numel() == 0:
         return 0
-    mine, theirs = _as_bytes(tensor), _as_bytes(expected)
+    mine, theirs = bytes_of(tensor), bytes_of(expected)
     return 0 if torch.equal(mine, theirs) else int((mine != theirs).sum())
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -70,9 +71,6 @@ def _cut(shape: Sequence[int], dim: int, num_ranks: int) -> Placement:
 
 
 def _by_shape(shape: Sequence[int], num_ranks: int) -> Placement:
-    numel = 1
-    for extent in shape:
-        numel *= extent
-    if len(shape) < 2 or numel < _SMALL:
+    if len(shape) < 2 or math.prod(shape) < _SMALL:
         return Replicate()
     return _cut(shape, max(range(len(shape)), key=lambda dim: shape[dim]), num_ranks)

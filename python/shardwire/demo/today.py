@@ -7,6 +7,7 @@ alternative here: redistribute cannot change meshes.)
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -72,10 +73,7 @@ def measure(rank: int, settings: Settings, held: Source, wanted: Source, trainin
 
 def layout_bytes(layout: Layout) -> int:
     """Bytes of the whole tensor."""
-    count = torch.empty((), dtype=layout.dtype).element_size()
-    for extent in layout.shape:
-        count *= extent
-    return count
+    return math.prod(layout.shape) * torch.empty((), dtype=layout.dtype).element_size()
 
 
 def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: Any,
@@ -89,7 +87,7 @@ def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: L
         return mine if rank == 0 else None
     shares = [layout.share(trainer) for trainer in settings.training]
     element = torch.empty((), dtype=layout.dtype).element_size()
-    sizes = [element * _numel(share.local_shape) for share in shares if share is not None]
+    sizes = [element * math.prod(share.local_shape) for share in shares if share is not None]
     if max(sizes) == 0:
         return mine if rank == 0 else None
     if len(mine) < max(sizes):
@@ -102,10 +100,3 @@ def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: L
     given.extend(parts)
     dist.gather(mine, parts, dst=0, group=trainers)
     return torch.cat([part[:size] for part, size in zip(parts, sizes)])
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count

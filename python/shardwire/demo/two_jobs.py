@@ -25,7 +25,7 @@ import shardwire
 
 from .checkpoint import load_checkpoint
 from .gpt2 import make_gpt2
-from .job import Source, count_mismatches
+from .job import Source, bytes_of, count_mismatches
 from .tensor_parallel import inference_placement, training_placement
 
 _NAME = "demo"
@@ -70,7 +70,7 @@ def _train(url: str, runs: int, source: Source) -> int:
                                   tensor.dtype)
         part = layout.take(tensor, rank)
         assert part is not None
-        originals[name] = _bytes_of(part)
+        originals[name] = bytes_of(part)
         state[name] = (layout, part.clone())
     publication = shardwire.publish(url, _NAME, state)
     pauses: list[float] = []
@@ -111,7 +111,7 @@ def _serve(url: str, runs: int, source: Source) -> int:
             part = layout.take(source[name], rank)
             assert part is not None
             wrong += count_mismatches(subscription.target[name].reshape(-1).view(torch.uint8),
-                                      _bytes_of(part) ^ _mask(part.dtype, versions[-1]))
+                                      bytes_of(part) ^ _mask(part.dtype, versions[-1]))
     subscription.fetch(newer=True)  # after this fetch the trainer has seen this subscriber
     subscription.close()
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in subscription.target.values())
@@ -128,10 +128,6 @@ def _serve(url: str, runs: int, source: Source) -> int:
 def _mask(dtype: torch.dtype, version: int) -> int:
     """The byte of the version for this dtype. 0 for bool: a byte other than 0 and 1 is no bool."""
     return 0 if dtype == torch.bool else version % 256
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -74,7 +74,6 @@ class _Dispatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
-        del types
         kwargs = kwargs or {}
         found = self._table.get(func)
         operand = args[0] if args else kwargs.get("input", kwargs.get("self"))

@@ -26,6 +26,10 @@ class Planned:
         self._ranks, self._rank = global_ranks(backend), _C.rank(backend)
         self._freed = False
 
+    def _log(self, logger: Any, plan: Any) -> None:
+        if logger is not None:
+            logger.info("shardwire.distributed: %s", plan.explain())
+
     def free(self) -> None:
         raise NotImplementedError
 

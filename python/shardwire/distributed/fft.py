@@ -125,7 +125,6 @@ class FFT(Planned):
                  axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None,
                  group: Any = None, _call: str = "fft.FFT", _inverse: bool | None = None,
                  _error: Exception | None = None) -> None:
-        del stream
         self._call = _call
         self._join(group)
         self._wires = host_with_wires(self._group)
@@ -270,14 +269,12 @@ class FFT(Planned):
         """Finds the route, compiles the moves, and chooses the engines of the local transforms, which may be measured:
         some tenths of a second. Done once; further calls do nothing. The other direction of a C2C is chosen at its
         first execution. Collective."""
-        del stream
         self._check_alive()
         if self._swapped not in self._plans:
             made = self._plans[self._swapped] = self._make_plan(self._swapped)
             if self._target is None:
                 self._target = made.target
-            if self._logger is not None:
-                self._logger.info("shardwire.distributed: %s", made.explain())
+            self._log(self._logger, made)
 
     def _make_plan(self, swapped: bool) -> Plan:
         source, target = (self._target, self._source) if swapped else (self._source, self._target)
@@ -299,7 +296,6 @@ class FFT(Planned):
         direction: an FFTDirection, "forward" or "inverse", for C2C; None: forward, and inverse for C2R.
             release_workspace: frees the memory between steps.
         """
-        del stream, sync_symmetric_memory
         plan = self._planned(self._swapped)
         operand = self._operand
         if operand is None:
@@ -348,7 +344,6 @@ class FFT(Planned):
 
         Collective: an error on one rank is raised on all ranks, and the former operand stays.
         """
-        del stream
         self._check_alive()
         fresh, fits = None, [self._swapped]
         with Attempt() as attempt:
@@ -369,7 +364,6 @@ class FFT(Planned):
     def reset_operand_unchecked(self, operand: Any = None, *, distribution: Any = None, stream: Any = None) -> None:
         """As reset_operand, without communication: an error is raised on this rank only, and the other ranks' execute
         waits for this rank. A distribution must be one that was planned for; all ranks give the same."""
-        del stream
         self._check_alive()
         fresh, fits = self._fitting(operand, distribution)
         planned = [swapped for swapped in fits if swapped in self._plans or swapped == self._swapped]
@@ -451,7 +445,6 @@ def fft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: 
     Differentiable once. Plans are kept (8 per group, with their memory, until finalize): a further call with equal
     arguments on all ranks exchanges a few hundred bytes and transforms.
     """
-    del sync_symmetric_memory, stream
     return _once("fft.fft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
@@ -460,7 +453,6 @@ def ifft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory:
          global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The inverse transform of a complex array, as :func:`fft`. With norm=None nothing is divided by the number of
     elements; norm="backward" divides."""
-    del sync_symmetric_memory, stream
     return _once("fft.ifft", operand, distribution, options, axes, norm, global_shape, group, True)
 
 
@@ -469,7 +461,6 @@ def rfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory:
          global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The forward transform of a real array, as :func:`fft`: for n indices along the last axis the result has n // 2 +
     1 indices."""
-    del sync_symmetric_memory, stream
     return _once("fft.rfft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
@@ -478,7 +469,6 @@ def irfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory
           global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The inverse of :func:`rfft`: a real array, times the number of elements unless norm="backward". See
     ``last_axis_parity``."""
-    del sync_symmetric_memory, stream
     return _once("fft.irfft", operand, distribution, options, axes, norm, global_shape, group, True)
 
 
@@ -501,7 +491,6 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
     package: torch or numpy, the modules. input_dtype: the package's, or its default. memory_space: "cpu" (or None).
         Collective, and checked on all ranks as :class:`FFT` checks.
     """
-    del logger
     name = getattr(package, "__name__", None)
     tensor = torch.empty(0, device="cpu")
     with Attempt() as attempt:

@@ -42,8 +42,7 @@ class ReshapeOptions:
     def check(self) -> None:
         """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
         the construction of the options would leave the other ranks waiting."""
-        if self.blocking is not True and self.blocking != "auto":
-            raise ValueError(f"blocking is {kind_of(self.blocking)}; give True or 'auto'")
+        check_blocking(self.blocking)
 
 
 RedistributeOptions = ReshapeOptions
@@ -63,6 +62,11 @@ def read_options(cls: Any, options: Any) -> Any:
     options.check()
     check_logger(getattr(options, "logger", None))
     return options
+
+
+def check_blocking(blocking: Any) -> None:
+    if blocking is not True and blocking != "auto":
+        raise ValueError(f"blocking is {kind_of(blocking)}; give True or 'auto'")
 
 
 def check_logger(logger: Any) -> None:
@@ -93,7 +97,6 @@ class Reshape(Planned):
     def __init__(self, operand: Any, /, input_box: Any, output_box: Any, *, options: Any = None, stream: Any = None,
                  global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None,
                  _keeps: bool = False) -> None:
-        del stream
         self._join(group)
         self._op: CustomOp | None = None
         self._operand: Operand | None = None
@@ -200,16 +203,13 @@ class Reshape(Planned):
 
     def plan(self, stream: Any = None) -> None:
         """Compiles the movement. Done once; further calls do nothing. Collective."""
-        del stream
         self._check_alive()
         if self._op is None:
             self._op = move(self._group, self._rank, self._source, self._target, self._dtype, self._call)
-            if self._logger is not None:
-                self._logger.info("shardwire.distributed: %s", self.explain())
+            self._log(self._logger, self)
 
     def execute(self, stream: Any = None, release_workspace: bool = False, sync_symmetric_memory: bool = True) -> Any:
         """Moves the operand and returns the complete result. Collective."""
-        del stream, release_workspace, sync_symmetric_memory
         self._check_alive()
         if self._op is None:
             raise InvalidReshapeState("execute() comes after plan()")
@@ -239,7 +239,6 @@ class Reshape(Planned):
     def reset_operand(self, operand: Any = None, *, stream: Any = None) -> None:
         """Takes another operand of the same shape, dtype, package and device; None drops the present operand.
         Collective: an error on one rank is raised on all ranks, and the former operand stays."""
-        del stream
         self._check_alive()
         fresh: Operand | None = None
         with Attempt() as attempt:
@@ -252,7 +251,6 @@ class Reshape(Planned):
     def reset_operand_unchecked(self, operand: Any = None, *, stream: Any = None) -> None:
         """As reset_operand, without communication: an error is raised on this rank only, and the other ranks' execute
         waits for this rank."""
-        del stream
         self._check_alive()
         self._operand = None if operand is None else self._fitting(operand)
 
@@ -309,7 +307,6 @@ def reshape(operand: _Array, /, input_box: Any, output_box: Any, *, sync_symmetr
     Differentiable once. Compiled plans are kept: a further call with equal arguments on all ranks exchanges a few
     hundred bytes and moves.
     """
-    del sync_symmetric_memory
     return _once(Reshape(operand, input_box, output_box, options=options, stream=stream, global_shape=global_shape,
                          out=out, group=group, _keeps=True))
 
@@ -318,7 +315,6 @@ def redistribute(operand: _Array, /, input_distribution: Any, output_distributio
                  sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
                  global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> _Array:
     """:func:`~shardwire.distributed.reshape.reshape` by the name and with the argument names of nvmath 1.0."""
-    del sync_symmetric_memory
     return _once(Redistribute(operand, input_distribution, output_distribution, options=options, stream=stream,
                               global_shape=global_shape, out=out, group=group, _keeps=True))
 

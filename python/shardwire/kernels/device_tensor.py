@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +28,11 @@ class DeviceTensor:
         self.shape: tuple[int, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
         self.dtype = _numpy_dtype(kind)
         self.name = name
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        size = torch.empty(0, dtype=kind, device="cpu").element_size()
+        size = math.prod(self.shape) * torch.empty(0, dtype=kind, device="cpu").element_size()
         flat = tensor_ref.detach().view(-1).view(torch.uint8)
-        if flat.numel() < count * size:
-            raise ValueError(f"tensor_ref has {flat.numel()} bytes; shape {list(self.shape)} of {kind} takes "
-                             f"{count * size}")
-        self._view = flat[:count * size].view(kind).view(self.shape)
+        if flat.numel() < size:
+            raise ValueError(f"tensor_ref has {flat.numel()} bytes; shape {list(self.shape)} of {kind} takes {size}")
+        self._view = flat[:size].view(kind).view(self.shape)
 
     @classmethod
     def from_torch(cls, tensor: Tensor, name: str | None = None, core_id: int = 0) -> DeviceTensor:

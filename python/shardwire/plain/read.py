@@ -4,6 +4,7 @@ registered by this process (``records``), and checks every length, number and bo
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections import OrderedDict
@@ -255,9 +256,7 @@ class _Reader:
             raise Broken(f"{name!r} is no dtype of numpy") from None
         if dtype.kind not in PLAIN_KINDS or dtype.fields is not None:
             raise Broken(f"{name!r} is no plain dtype of numpy")
-        flat, count = self.part(part), 1
-        for size in shape:
-            count *= size
+        flat, count = self.part(part), math.prod(shape)
         if dtype.itemsize == 0 and count > 1:
             raise Broken(f"{count} elements of {name}, whose number no bytes bound")
         if count * dtype.itemsize != flat.numel():

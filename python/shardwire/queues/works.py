@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import queue as standard
-import sys
 import time
-import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Generator
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _C
-from ..compiler.future import Seconds, as_seconds
+from ..compiler.future import Seconds, as_seconds, print_lost
 from ..errors import ClosedError, ShardwireError, TimeoutError
 from . import wire
 from .answers import over
@@ -213,12 +211,7 @@ class QueueWork:
         except AttributeError:
             pass
         except BaseException as error:  # noqa: B902: nothing may leave a destructor
-            try:
-                text = "".join(traceback.format_exception_only(type(error), error)).strip()
-                sys.stderr.write("shardwire: a QueueWork was dropped and its put failed; nobody saw this error:\n  "
-                                 f"{text}\n")
-            except BaseException:  # noqa: B902: stderr may be gone
-                pass
+            print_lost("a QueueWork was dropped and its put", error)
 
 
 class Transaction:

@@ -72,14 +72,13 @@ class FileSet:
         spans = []
         for placed, ranges in wanted_ranges(found, targets, asking):
             which, stored = self.tensors[placed.name]
-            rows = stored.shape[0] if stored.shape else 1
-            row_bytes = (stored.end - stored.begin) // max(1, rows)
             whole = tuple((0, extent) for extent in stored.shape)
             for box in ranges:
                 met = meet(whole, box)
                 if met is not None:
                     begin, end = met[0] if met else (0, 1)
-                    spans.append(Span(which, stored.begin + begin * row_bytes, stored.begin + end * row_bytes))
+                    spans.append(Span(which, stored.begin + begin * stored.row_bytes,
+                                      stored.begin + end * stored.row_bytes))
         return _merged(spans)
 
     def _open(self, path: Path) -> int:

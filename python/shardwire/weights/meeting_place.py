@@ -45,11 +45,29 @@ class Place(Protocol):
         """Waits until the place may have changed; about `seconds` where the place has no notifications."""
 
 
-class StorePlace:
+class _NumberedPlace(Place):
+    """A place that counts the notes of a box: a note's name is its number."""
+
+    def _add(self, key: str) -> int:
+        raise NotImplementedError
+
+    def post(self, box: str, value: bytes) -> str:
+        note = str(self._add(f"{box}.count"))
+        self.put(f"{box}/{note}", value)
+        return note
+
+    def notes(self, box: str, after: int = 0) -> list[str]:
+        return [str(number) for number in range(after + 1, int(self.peek(f"{box}.count") or b"0") + 1)]
+
+
+class StorePlace(_NumberedPlace):
     """A place in a torch.distributed store, which many connections may share."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = dist.PrefixStore(prefix, store)
+
+    def _add(self, key: str) -> int:
+        return self._store.add(key, 1)
 
     def peek(self, key: str) -> bytes | None:
         # The only call that reads without waiting in every store of every torch: nothing is exchanged unless the value
@@ -59,14 +77,6 @@ class StorePlace:
 
     def put(self, key: str, value: bytes) -> None:
         self._store.set(key, value.decode())
-
-    def post(self, box: str, value: bytes) -> str:
-        note = str(self._store.add(f"{box}.count", 1))
-        self.put(f"{box}/{note}", value)
-        return note
-
-    def notes(self, box: str, after: int = 0) -> list[str]:
-        return [str(number) for number in range(after + 1, int(self.peek(f"{box}.count") or b"0") + 1)]
 
     def remove(self, note: str) -> None:
         self._store.delete_key(note)
@@ -79,7 +89,7 @@ class StorePlace:
         time.sleep(min(seconds, _LOOK_S))
 
 
-class RecordPlace:
+class RecordPlace(_NumberedPlace):
     """A place in the records served by the publisher's rank 0."""
 
     def __init__(self, client: RecordClient, prefix: str) -> None:
@@ -92,13 +102,8 @@ class RecordPlace:
     def put(self, key: str, value: bytes) -> None:
         self._client.ask("put", self._prefix + key, value.decode("latin-1"))
 
-    def post(self, box: str, value: bytes) -> str:
-        note = str(self._client.ask("add", f"{self._prefix}{box}.count", 1))
-        self.put(f"{box}/{note}", value)
-        return note
-
-    def notes(self, box: str, after: int = 0) -> list[str]:
-        return [str(number) for number in range(after + 1, int(self.peek(f"{box}.count") or b"0") + 1)]
+    def _add(self, key: str) -> int:
+        return self._client.ask("add", self._prefix + key, 1)
 
     def remove(self, note: str) -> None:
         self._client.ask("remove", self._prefix + note)

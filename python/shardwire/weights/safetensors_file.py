@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
+from .pickles import is_natural
 from .regular_file import open_regular
 
 # The format's own limit: a file with a larger header counts as broken.
@@ -169,10 +170,6 @@ def _parse(path: str, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _natural(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
 def _check_entry(path: str, name: str, entry: Any, start: int) -> Stored:
     if not name:
         raise CheckpointError(f"{path}: holds a tensor without a name")
@@ -181,10 +178,11 @@ def _check_entry(path: str, name: str, entry: Any, start: int) -> Stored:
     if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
         raise CheckpointError(f"{path}: {name!r} has the dtype {entry['dtype']!r}, which is not known")
     shape, offsets = entry["shape"], entry["data_offsets"]
-    if not isinstance(shape, list) or not all(map(_natural, shape)) or len(shape) > _MAX_DIMS:
+    if not isinstance(shape, list) or not all(map(is_natural, shape)) or len(shape) > _MAX_DIMS:
         raise CheckpointError(f"{path}: {name!r} has the shape {shape!r}, which is no list of up to {_MAX_DIMS} "
                               "natural numbers")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)) or offsets[0] > offsets[1]:
+    if (not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_natural, offsets))
+            or offsets[0] > offsets[1]):
         raise CheckpointError(f"{path}: {name!r} has the data_offsets {offsets!r}, which are no range")
     expected = math.prod(shape) * DTYPES[entry["dtype"]][0]
     if offsets[1] - offsets[0] != expected:

@@ -3,7 +3,8 @@ same on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +48,7 @@ def plan_files(found: Match, sources: Mapping[str, Weight], targets: Mapping[str
         (placed,) = space.targets
         weight = targets[placed.name]
         kind = dtype_name(weight.dtype, weight.name)
-        size = DTYPES[kind][0] * _count(weight.shape)
+        size = DTYPES[kind][0] * math.prod(weight.shape)
         holders = {rank for source in space.sources for rank in sources[source.name].layouts}
         near = [host for host in planned if holders & set(host.writers)]
         host = min(near, key=lambda each: each.total)
@@ -62,13 +63,6 @@ def plan_files(found: Match, sources: Mapping[str, Weight], targets: Mapping[str
             turn = number % len(host.writers)
             files.append(PlannedFile(header, tensors, host.writers[turn:] + host.writers[:turn], tensors[-1].end))
     return files
-
-
-def _count(shape: Iterable[int]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 def _cut(weights: list[tuple[Weight, str, int]], max_bytes: int) -> list[list[tuple[Weight, str, int]]]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...compiler.layout import kind_of
+from ..reshape import check_blocking
 
 
 class MatmulEpilog(IntEnum):
@@ -122,8 +123,7 @@ class MatmulOptions:
         if self.grid is not None and (len(tuple(self.grid)) != 3 or not all(map(is_count, self.grid))):
             raise ValueError(f"grid is {kind_of(self.grid)}; give three numbers from 1: parts of the rows, of the "
                              "columns and of the addends")
-        if self.blocking is not True and self.blocking != "auto":
-            raise ValueError(f"blocking is {kind_of(self.blocking)}; give True or 'auto'")
+        check_blocking(self.blocking)
 
     def dtypes_for(self, dtype: torch.dtype, c: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
         """The dtypes of sums and result for operands of ``dtype``. TypeError or ValueError where there are none."""

@@ -20,7 +20,7 @@ from .. import _ends, _meeting, _runtime
 from .._operand import Operand, check_writable, order_of, unwrap, wrap
 from .._planned import Planned
 from ..distribution import Distribution, Placements
-from ..reshape import read_options
+from ..reshape import check_blocking, read_options
 from ._options import is_count, read_dtype
 from ._system import Factored, Settings, System
 
@@ -61,8 +61,7 @@ class DirectSolverOptions:
         for name in ("inplace_a", "inplace_b"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} is {kind_of(getattr(self, name))}; give True or False")
-        if self.blocking is not True and self.blocking != "auto":
-            raise ValueError(f"blocking is {kind_of(self.blocking)}; give True or 'auto'")
+        check_blocking(self.blocking)
         if self.factorization not in _FACTORIZATIONS:
             raise ValueError(f"factorization is {kind_of(self.factorization)}; give 'lu' or 'cholesky'")
         if self.panel_width is not None and not is_count(self.panel_width):
@@ -90,7 +89,6 @@ class DirectSolver(Planned):
 
     def __init__(self, a: Any, b: Any, /, *, distributions: Sequence[Any] | None = None, options: Any = None,
                  stream: Any = None, group: Any = None) -> None:
-        del stream
         self._join(group)
         self._operands: list[Operand | None] = []
         self._system: System | None = None
@@ -194,7 +192,6 @@ class DirectSolver(Planned):
 
     def plan(self, *, stream: Any = None) -> None:
         """Chooses the layout and compiles the moves. A further call does nothing. Collective."""
-        del stream
         self._check_alive()
         if self._system is not None:
             return
@@ -204,12 +201,10 @@ class DirectSolver(Planned):
             self._system = System(self._group, self._rank, *self._ends, Settings(
                 facts["factorization"], facts["panel_width"], facts["inplace_a"],
                 read_dtype(facts["dtype"].partition(".")[2], "dtype")), self._call)
-        if self._options.logger is not None:
-            self._options.logger.info("shardwire.distributed: %s", self.explain())
+        self._log(self._options.logger, self)
 
     def factorize(self, *, stream: Any = None) -> None:
         """Factorizes a as it is now. Collective."""
-        del stream
         system = self._planned()
         self._factored = None
         self._factored = system.factorize(self._group, self._local(0))
@@ -217,7 +212,6 @@ class DirectSolver(Planned):
     def solve(self, *, stream: Any = None) -> Any:
         """This rank's part of the solution for b as it is now: in b with inplace_b, else in new memory in the order of
         b, C or Fortran. Collective."""
-        del stream
         system = self._planned()
         if self._factored is None:
             raise InvalidDirectSolverState("solve() comes after factorize(), also after another a")
@@ -242,7 +236,6 @@ class DirectSolver(Planned):
         """Takes other operands of the same shapes, dtype, package and device; what is None stays. Another a needs
         factorize() again. Without arguments: as release_operands. Collective: an error on one rank is raised on all
         ranks, and everything stays as it was."""
-        del stream
         self._check_alive()
         fresh: list[Operand | None] = []
         with Attempt() as attempt:
@@ -255,7 +248,6 @@ class DirectSolver(Planned):
     def reset_operands_unchecked(self, *, a: Any = None, b: Any = None, stream: Any = None) -> None:
         """As reset_operands, without communication: an error is raised on this rank only, and the other ranks' next
         call waits for this rank."""
-        del stream
         self._check_alive()
         self._take(self._fitting((a, b)), a, b)
 
@@ -311,7 +303,6 @@ def direct_solver(a: Any, b: Any, /, *, distributions: Sequence[Any] | None = No
     Plans are kept (8 per group, until finalize): a further call with equal arguments on all ranks exchanges a few
     hundred bytes, factorizes and solves.
     """
-    del stream
     with _Once(a, b, distributions=distributions, options=options, group=group) as one:
         one.plan()
         _meeting.keep_plan(one._group, one._key, one._system)

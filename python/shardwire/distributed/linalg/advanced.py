@@ -66,7 +66,6 @@ class Matmul(Planned):
                  alpha: Any = None, beta: Any = None, qualifiers: Any = None, quantization_scales: Any = None,
                  options: Any = None, stream: Any = None, group: Any = None,
                  _epilog: tuple[Any, Any, Any] | None = None) -> None:
-        del stream
         self._call = "linalg.advanced.Matmul" if _epilog is None else "linalg.advanced.matmul"
         self._join(group)
         self._operands: list[Operand | None] = []
@@ -253,8 +252,7 @@ class Matmul(Planned):
         is_plain = self._epilog.kind <= MatmulEpilog.ALLREDUCE and len(self._operands) == 2 and self._scales.alpha == 1
         self._problem.compile(self._group, self._end, self._epilog.kind, not is_plain,
                               self._epilog.sums_all and len(self._operands) == 3)
-        if self._logger is not None:
-            self._logger.info("shardwire.distributed: %s", self.explain())
+        self._log(self._logger, self)
 
     # Operations.
 
@@ -265,7 +263,6 @@ class Matmul(Planned):
         epilog: a MatmulEpilog. epilog_inputs: a dict: "bias" (an entry for each row of the local result), "relu_aux" or
             "gelu_aux" (from an earlier product). preferences: MatmulPlanPreferences or a dict.
         """
-        del stream
         self._check_alive()
         facts: dict[str, Any] = {}
         with Attempt() as attempt:
@@ -279,7 +276,6 @@ class Matmul(Planned):
         Results are new memory, in Fortran order where a and b are in Fortran order, else in C order.
         release_workspace: frees the memory for parts that travel.
         """
-        del stream
         problem = self._planned()
         operands = [None if operand is None else wrap(operand.given) for operand in self._operands]
         if None in operands:
@@ -313,7 +309,6 @@ class Matmul(Planned):
         """Takes other operands of the same shapes, dtype, package and device, and other factors; what is None stays.
         Without arguments: as release_operands. Collective: an error on one rank is raised on all ranks, and everything
         stays as it was."""
-        del stream
         self._check_alive()
         values = (a, b, c)
         fresh = None
@@ -336,7 +331,6 @@ class Matmul(Planned):
                                  stream: Any = None) -> None:
         """As reset_operands, without communication, except that the first alpha other than 1 may compile other moves:
         an error is raised on this rank only, and the other ranks' execute waits for this rank."""
-        del stream
         self._check_alive()
         _refuse_scales(quantization_scales)
         self._take(self._fitting((a, b, c), alpha, beta, epilog_inputs))
@@ -406,7 +400,6 @@ def matmul(a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | N
     Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks
     exchanges a few hundred bytes and multiplies.
     """
-    del stream
     one = Matmul(a, b, c, distributions=distributions, alpha=alpha, beta=beta, qualifiers=qualifiers,
                  quantization_scales=quantization_scales, options=options, group=group,
                  _epilog=(epilog, epilog_inputs, preferences))
