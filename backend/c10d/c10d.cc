@@ -11,9 +11,10 @@ namespace {
 ProcessGroupShardwire& groupOf(TorchBackend& group, const char* what) {
   auto* ours = dynamic_cast<ProcessGroupShardwire*>(&group);
   if (ours == nullptr) {
-    internal::throwStatus(
-        Status(StatusCode::kTypeError, std::string(what) + ": the group's backend is '" + group.getBackendName() +
-                                           "'; make the group with shardwire::create() or with backend 'shardwire'"));
+    internal::refuseCall(
+        StatusCode::kTypeError,
+        "{}: the group's backend is '{}'; make the group with shardwire::create() or with backend 'shardwire'", what,
+        group.getBackendName());
   }
   return *ours;
 }

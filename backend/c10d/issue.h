@@ -1,8 +1,6 @@
 // How ProcessGroupShardwire starts an operation: shared by its source files, included by nothing else.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "backend/c10d/host_tensors.h"
@@ -54,11 +52,6 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
 }
 
 namespace internal {
-
-template <typename... Args>
-[[noreturn]] void refuseCall(StatusCode code, fmt::format_string<Args...> text, Args&&... args) {
-  throw StatusError(Status(code, fmt::format(text, std::forward<Args>(args)...)));
-}
 
 // c10d's lists date from several GPUs per process; today each list holds one tensor.
 inline at::Tensor& onlyTensor(std::vector<at::Tensor>& tensors, const char* name) {

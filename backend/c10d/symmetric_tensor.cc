@@ -4,8 +4,6 @@
 // the owners of the parts.
 #include "backend/c10d/symmetric_tensor.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "backend/c10d/tensor_adapter.h"
@@ -14,10 +12,6 @@
 
 namespace shardwire::internal {
 namespace {
-
-[[noreturn]] void refuseTensor(StatusCode code, std::string text) {
-  throwStatus({code, std::move(text)});
-}
 
 // The deleter of a SymmetricPlace, the context of a storage over symmetric memory; also identifies such storages.
 void dropPlace(void* place) {
@@ -43,13 +37,11 @@ at::Tensor tensorOver(c10::Storage storage, c10::ScalarType type, c10::IntArrayR
 SymmetricPlace requirePlace(const at::Tensor& tensor, std::string_view what) {
   auto place = symmetricPlaceOf(tensor);
   if (!place.has_value()) {
-    refuseTensor(
-        StatusCode::kInvalidArgument,
-        fmt::format("{} does not lie in symmetric memory: make it by shardwire.symm.empty() on all ranks", what));
+    refuseCall(StatusCode::kInvalidArgument,
+               "{} does not lie in symmetric memory: make it by shardwire.symm.empty() on all ranks", what);
   }
   if (place->block->isFreed()) {
-    refuseTensor(StatusCode::kInvalidArgument,
-                 fmt::format("{}: symmetric memory #{} was freed", what, place->block->number()));
+    refuseCall(StatusCode::kInvalidArgument, "{}: symmetric memory #{} was freed", what, place->block->number());
   }
   return std::move(*place);
 }
@@ -57,16 +49,15 @@ SymmetricPlace requirePlace(const at::Tensor& tensor, std::string_view what) {
 void requireRank(const SymmetricPlace& place, Rank rank, std::string_view what) {
   const int size = place.block->worldSize();
   if (rank < 0 || rank >= size) {
-    refuseTensor(StatusCode::kInvalidArgument,
-                 fmt::format("{}: rank {} is out of range: the tensor's group has {} ranks, 0 to {}", what, rank, size,
-                             size - 1));
+    refuseCall(StatusCode::kInvalidArgument, "{}: rank {} is out of range: the tensor's group has {} ranks, 0 to {}",
+               what, rank, size, size - 1);
   }
 }
 
 void requireAddress(const SymmetricPlace& place, Rank rank, std::string_view what) {
   requireRank(place, rank, what);
   if (place.block->address(rank) == nullptr) {
-    refuseTensor(StatusCode::kUnsupported, fmt::format("{}: {}", what, place.block->whyNot(rank)));
+    refuseCall(StatusCode::kUnsupported, "{}: {}", what, place.block->whyNot(rank));
   }
 }
 
@@ -98,9 +89,9 @@ OneSidedCall callOver(const at::Tensor& tensor, const SymmetricPlace& place, Ran
 
 void requireAlike(const TensorView& one, const TensorView& other, std::string_view what) {
   if (one.dtype != other.dtype || !(one.shape == other.shape)) {
-    refuseTensor(one.dtype != other.dtype ? StatusCode::kTypeError : StatusCode::kInvalidArgument,
-                 fmt::format("{}: the tensors must have one shape and dtype, not {}{} and {}{}", what,
-                             dtypeName(one.dtype), toString(one.shape), dtypeName(other.dtype), toString(other.shape)));
+    refuseCall(one.dtype != other.dtype ? StatusCode::kTypeError : StatusCode::kInvalidArgument,
+               "{}: the tensors must have one shape and dtype, not {}{} and {}{}", what, dtypeName(one.dtype),
+               toString(one.shape), dtypeName(other.dtype), toString(other.shape));
   }
 }
 
@@ -108,15 +99,15 @@ void requireAlike(const TensorView& one, const TensorView& other, std::string_vi
 void requireWritable(const TensorView& view, std::string_view what) {
   for (int dim = 0; dim < view.shape.size(); ++dim) {
     if (view.strides[dim] == 0 && view.shape[dim] > 1) {
-      refuseTensor(StatusCode::kInvalidArgument,
-                   fmt::format("{} is an expanded tensor: several of its elements are one in memory", what));
+      refuseCall(StatusCode::kInvalidArgument, "{} is an expanded tensor: several of its elements are one in memory",
+                 what);
     }
   }
 }
 
 void requireRanks(const SymmetricPlace& place, std::span<const Rank> ranks, std::string_view what) {
   if (ranks.empty()) {
-    refuseTensor(StatusCode::kInvalidArgument, fmt::format("{}: no ranks", what));
+    refuseCall(StatusCode::kInvalidArgument, "{}: no ranks", what);
   }
   for (const Rank rank : ranks) {
     requireAddress(place, rank, what);
@@ -126,8 +117,8 @@ void requireRanks(const SymmetricPlace& place, std::span<const Rank> ranks, std:
 TensorView oneElement(const at::Tensor& word, std::string_view what) {
   const TensorView view = viewOf(word, what);
   if (numElements(view.shape) != 1) {
-    refuseTensor(StatusCode::kInvalidArgument,
-                 fmt::format("{} must be one element, such as t[i], not of shape {}", what, toString(view.shape)));
+    refuseCall(StatusCode::kInvalidArgument, "{} must be one element, such as t[i], not of shape {}", what,
+               toString(view.shape));
   }
   return view;
 }
@@ -203,8 +194,7 @@ std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64
   requireRank(place, rank, "atomic");
   const TensorView view = oneElement(word, "atomic: the tensor");
   if (!supportsWordOp(view.dtype, op)) {
-    refuseTensor(StatusCode::kTypeError,
-                 fmt::format("atomic {} is not defined on {}", wordOpName(op), dtypeName(view.dtype)));
+    refuseCall(StatusCode::kTypeError, "atomic {} is not defined on {}", wordOpName(op), dtypeName(view.dtype));
   }
   return valueOrThrow(
       place.block->atomic(rank, partView(view, place).offset, view.dtype, op, operand, expected, fetches));
@@ -214,8 +204,8 @@ std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_
                      std::optional<Duration> timeout, std::span<const Rank> sources) {
   const SymmetricPlace place = requirePlace(word, "signal_wait: the tensor");
   if (place.rank != place.block->rank()) {
-    refuseTensor(StatusCode::kInvalidArgument,
-                 fmt::format("signal_wait: the tensor is the part of rank {}; a rank waits for its own", place.rank));
+    refuseCall(StatusCode::kInvalidArgument, "signal_wait: the tensor is the part of rank {}; a rank waits for its own",
+               place.rank);
   }
   const TensorView view = oneElement(word, "signal_wait: the tensor");
   const auto offset = static_cast<std::size_t>(view.bytes - place.block->address(place.rank));
@@ -228,13 +218,11 @@ void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp
   const TensorView view = viewOf(tensor, "ld_reduce: the tensor");
   const TensorView result = viewOf(out, "ld_reduce: out");
   if (op == ReduceOp::kNone || !supportsReduction(view.dtype, op)) {
-    refuseTensor(StatusCode::kTypeError,
-                 fmt::format("ld_reduce: {} is not defined on {}", reduceOpName(op), dtypeName(view.dtype)));
+    refuseCall(StatusCode::kTypeError, "ld_reduce: {} is not defined on {}", reduceOpName(op), dtypeName(view.dtype));
   }
   if (!(view.shape == result.shape) || !supportsCast(view.dtype, result.dtype)) {
-    refuseTensor(StatusCode::kInvalidArgument,
-                 fmt::format("ld_reduce: out is {}{}, and the tensor {}{}", dtypeName(result.dtype),
-                             toString(result.shape), dtypeName(view.dtype), toString(view.shape)));
+    refuseCall(StatusCode::kInvalidArgument, "ld_reduce: out is {}{}, and the tensor {}{}", dtypeName(result.dtype),
+               toString(result.shape), dtypeName(view.dtype), toString(view.shape));
   }
   requireWritable(result, "ld_reduce: out");
   std::vector<StridedBox> sources;
@@ -266,8 +254,7 @@ void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, Word
   requireAlike(view, source, "red");
   requireWritable(view, "red: the tensor");
   if (!supportsWordOp(view.dtype, op)) {
-    refuseTensor(StatusCode::kTypeError,
-                 fmt::format("red: {} is not defined on {}", wordOpName(op), dtypeName(view.dtype)));
+    refuseCall(StatusCode::kTypeError, "red: {} is not defined on {}", wordOpName(op), dtypeName(view.dtype));
   }
   {
     const auto turn = commutes(view.dtype, op) ? std::nullopt : std::optional<OrderedTurn>(std::in_place, *place.block);

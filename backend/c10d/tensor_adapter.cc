@@ -44,10 +44,6 @@ void throwStatus(Status status) {
 namespace internal {
 namespace {
 
-[[noreturn]] void fail(StatusCode code, std::string message) {
-  throw StatusError(Status(code, std::move(message)));
-}
-
 std::string describeTensor(const at::Tensor& tensor) {
   return fmt::format("{} of shape {}", c10::toString(tensor.scalar_type()),
                      toString(Dims(std::span<const std::int64_t>(tensor.sizes().data(),
@@ -78,49 +74,48 @@ std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
 [[noreturn]] void refuseStorage(const at::Tensor& tensor, std::string_view what) {
   const std::size_t has = tensor.storage().nbytes();
   if (has == 0) {
-    fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, but its storage was freed (resize_(0), as FSDP does with "
-                                                   "parameters that are not in use): give the storage "
-                                                   "its size back first",
-                                                   what, describeTensor(tensor)));
+    refuseCall(StatusCode::kInvalidArgument,
+               "{} is {}, but its storage was freed (resize_(0), as FSDP does with "
+               "parameters that are not in use): give the storage "
+               "its size back first",
+               what, describeTensor(tensor));
   }
   const std::optional<std::size_t> needs = bytesReached(tensor);
-  fail(StatusCode::kInvalidArgument,
-       fmt::format("{} is {}, a view that needs {} bytes of its storage, which has {}: the storage was made smaller "
-                   "after the view",
-                   what, describeTensor(tensor), needs.has_value() ? std::to_string(*needs) : "more than 2^64", has));
+  refuseCall(StatusCode::kInvalidArgument,
+             "{} is {}, a view that needs {} bytes of its storage, which has {}: the storage was made smaller "
+             "after the view",
+             what, describeTensor(tensor), needs.has_value() ? std::to_string(*needs) : "more than 2^64", has);
 }
 
 [[noreturn]] void refuse(const at::Tensor& tensor, std::string_view what) {
   if (!tensor.defined()) {
-    fail(StatusCode::kInvalidArgument, fmt::format("{} is an undefined tensor", what));
+    refuseCall(StatusCode::kInvalidArgument, "{} is an undefined tensor", what);
   }
   if (tensor.layout() != c10::kStrided) {
-    fail(StatusCode::kUnsupported,
-         fmt::format("{} has a sparse or opaque layout; shardwire moves strided tensors: call to_dense() first", what));
+    refuseCall(StatusCode::kUnsupported,
+               "{} has a sparse or opaque layout; shardwire moves strided tensors: call to_dense() first", what);
   }
   if (tensor.is_quantized()) {
-    fail(StatusCode::kUnsupported, fmt::format("{} is quantised; send int_repr(), scale and zero point instead", what));
+    refuseCall(StatusCode::kUnsupported, "{} is quantised; send int_repr(), scale and zero point instead", what);
   }
   if (tensor.is_meta()) {
-    fail(StatusCode::kInvalidArgument, fmt::format("{} is a meta tensor: it has no memory to move", what));
+    refuseCall(StatusCode::kInvalidArgument, "{} is a meta tensor: it has no memory to move", what);
   }
   if (tensor.has_storage() && !fitsStorage(tensor)) {
     refuseStorage(tensor, what);
   }
   if (!tensor.device().is_cpu()) {
-    fail(StatusCode::kUnsupported,
-         fmt::format("{} is on device {}, which this operation does not take: call cpu() first", what,
-                     tensor.device().str()));
+    refuseCall(StatusCode::kUnsupported, "{} is on device {}, which this operation does not take: call cpu() first",
+               what, tensor.device().str());
   }
   if (tensor.is_conj() || tensor.is_neg()) {
-    fail(StatusCode::kInvalidArgument,
-         fmt::format("{} is a lazily conjugated or negated view; call resolve_conj() and resolve_neg() first", what));
+    refuseCall(StatusCode::kInvalidArgument,
+               "{} is a lazily conjugated or negated view; call resolve_conj() and resolve_neg() first", what);
   }
   if (!tensor.has_storage()) {
-    fail(StatusCode::kUnsupported, fmt::format("{} has no storage of its own (a wrapper subclass?)", what));
+    refuseCall(StatusCode::kUnsupported, "{} has no storage of its own (a wrapper subclass?)", what);
   }
-  fail(StatusCode::kUnsupported,
-       fmt::format("{} has {} dimensions; shardwire knows up to {}", what, tensor.dim(), kMaxDims));
+  refuseCall(StatusCode::kUnsupported, "{} has {} dimensions; shardwire knows up to {}", what, tensor.dim(), kMaxDims);
 }
 
 bool isPlain(const at::Tensor& tensor) {
@@ -208,9 +203,9 @@ DType dtypeOf(c10::ScalarType type) {
     }
   }
   if (c10::isQIntType(type) || type == c10::ScalarType::Undefined) {
-    fail(StatusCode::kTypeError,
-         fmt::format("the elements of dtype {} are not plain numbers; shardwire cannot move tensors of this dtype",
-                     c10::toString(type)));
+    refuseCall(StatusCode::kTypeError,
+               "the elements of dtype {} are not plain numbers; shardwire cannot move tensors of this dtype",
+               c10::toString(type));
   }
   return opaqueOf(c10::elementSize(type));
 }
@@ -258,9 +253,9 @@ TensorView viewAs(const at::Tensor& tensor, const Dims& shape, std::string_view 
     reshaped.storage = view.storage;
     return reshaped;
   }
-  fail(StatusCode::kInvalidArgument,
-       fmt::format("{} is {}, but shape {} is needed (or a contiguous tensor of as many elements)", what,
-                   describeTensor(tensor), toString(shape)));
+  refuseCall(StatusCode::kInvalidArgument,
+             "{} is {}, but shape {} is needed (or a contiguous tensor of as many elements)", what,
+             describeTensor(tensor), toString(shape));
 }
 
 std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const Dims& piece, std::string_view what) {
@@ -284,9 +279,9 @@ std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const D
     first.strides = contiguousStrides(piece);
     step = numElements(piece);
   } else {
-    fail(StatusCode::kInvalidArgument,
-         fmt::format("{} is {}, which is not {} pieces of shape {}: concatenate or stack them along dim 0", what,
-                     describeTensor(tensor), count, toString(piece)));
+    refuseCall(StatusCode::kInvalidArgument,
+               "{} is {}, which is not {} pieces of shape {}: concatenate or stack them along dim 0", what,
+               describeTensor(tensor), count, toString(piece));
   }
   for (int i = 0; i < count; ++i) {
     pieces[static_cast<std::size_t>(i)] = first;
@@ -301,23 +296,22 @@ std::vector<TensorView> rowPieces(const at::Tensor& tensor, int count, const std
                                   std::string_view what) {
   const TensorView whole = viewOf(tensor, what);
   if (whole.shape.empty()) {
-    fail(StatusCode::kInvalidArgument,
-         fmt::format("{} has no dimensions; there are no rows to split among {} ranks", what, count));
+    refuseCall(StatusCode::kInvalidArgument, "{} has no dimensions; there are no rows to split among {} ranks", what,
+               count);
   }
   const std::int64_t rows = whole.shape[0];
   if (rowCounts.empty() && rows % count != 0) {
-    fail(
-        StatusCode::kInvalidArgument,
-        fmt::format("{} has {} rows, which do not divide equally among {} ranks; give split sizes", what, rows, count));
+    refuseCall(StatusCode::kInvalidArgument,
+               "{} has {} rows, which do not divide equally among {} ranks; give split sizes", what, rows, count);
   }
   if (!rowCounts.empty()) {
     const bool negative = std::ranges::any_of(rowCounts, [](std::int64_t n) { return n < 0; });
     const std::int64_t sum = std::accumulate(rowCounts.begin(), rowCounts.end(), std::int64_t{0});
     if (static_cast<int>(rowCounts.size()) != count || negative || sum != rows) {
-      fail(StatusCode::kInvalidArgument,
-           fmt::format("{} has {} rows; the split sizes are {} numbers adding up to {}, but must be {} non-negative "
-                       "numbers adding up to {}",
-                       what, rows, rowCounts.size(), sum, count, rows));
+      refuseCall(StatusCode::kInvalidArgument,
+                 "{} has {} rows; the split sizes are {} numbers adding up to {}, but must be {} non-negative "
+                 "numbers adding up to {}",
+                 what, rows, rowCounts.size(), sum, count, rows);
     }
   }
   const auto rowBytes = whole.strides[0] * static_cast<std::int64_t>(elementBytes(whole.dtype));

@@ -166,16 +166,13 @@ class TensorFftShardwire final : public TensorFft {
 
   static void checkOperand(const char* call, const at::Tensor& operand, const Slice& slice, at::ScalarType type) {
     if (!operand.defined() || operand.scalar_type() != type) {
-      internal::throwStatus(
-          Status(StatusCode::kTypeError, std::string(call) + ": the operand is " +
-                                             (operand.defined() ? c10::toString(operand.scalar_type()) : "undefined") +
-                                             ", the plan is for " + c10::toString(type)));
+      internal::refuseCall(StatusCode::kTypeError, "{}: the operand is {}, the plan is for {}", call,
+                           operand.defined() ? c10::toString(operand.scalar_type()) : "undefined", c10::toString(type));
     }
     if (operand.sizes() != sizesOf(slice.shape)) {
-      internal::throwStatus(Status(StatusCode::kInvalidArgument,
-                                   std::string(call) + ": the operand's shape is " +
-                                       toString(Dims(std::span(operand.sizes().data(), operand.sizes().size()))) +
-                                       ", this rank's part is " + toString(slice.shape)));
+      internal::refuseCall(StatusCode::kInvalidArgument, "{}: the operand's shape is {}, this rank's part is {}", call,
+                           toString(Dims(std::span(operand.sizes().data(), operand.sizes().size()))),
+                           toString(slice.shape));
     }
   }
 

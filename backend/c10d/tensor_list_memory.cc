@@ -34,10 +34,6 @@ void forEachPair(std::span<const at::Tensor* const> tensors, Visit&& visit) {
   });
 }
 
-[[noreturn]] void refuseWith(std::string text) {
-  throw StatusError(Status(StatusCode::kInvalidArgument, std::move(text)));
-}
-
 }  // namespace
 
 std::string ListMemory::nameOf(const Use& use) {
@@ -54,16 +50,16 @@ void ListMemory::refuse() {
     const Use& a = uses_[i];
     const Use& b = uses_[j];
     if (a.written && b.written) {
-      refuseWith(
-          fmt::format("{}: {} and {} share memory, and the operation writes both; give each output memory of its own",
-                      call_, nameOf(a), nameOf(b)));
+      refuseCall(StatusCode::kInvalidArgument,
+                 "{}: {} and {} share memory, and the operation writes both; give each output memory of its own", call_,
+                 nameOf(a), nameOf(b));
     }
     if (a.written != b.written && a.operation != b.operation) {
-      refuseWith(
-          fmt::format("{}: {} and {} share memory, and the operation would write there before it has read everything; "
-                      "give the output "
-                      "memory of its own, or pass a clone of the input",
-                      call_, nameOf(a), nameOf(b)));
+      refuseCall(StatusCode::kInvalidArgument,
+                 "{}: {} and {} share memory, and the operation would write there before it has read everything; "
+                 "give the output "
+                 "memory of its own, or pass a clone of the input",
+                 call_, nameOf(a), nameOf(b));
     }
   });
 }
@@ -85,10 +81,11 @@ std::vector<std::size_t> findRepeated(const char* call, std::span<const at::Tens
   }
   forEachPair(pointers, [&](std::size_t i, std::size_t j) {
     if (!areOneTensor(deviceViewOf(tensors[i]), deviceViewOf(tensors[j]))) {
-      refuseWith(fmt::format(
+      refuseCall(
+          StatusCode::kInvalidArgument,
           "{}: tensors[{}] and tensors[{}] share part of their memory; pass tensors that lie apart, or one that covers "
           "both",
-          call, i, j));
+          call, i, j);
     }
     first[j] = std::min(first[j], i);
   });

@@ -84,9 +84,8 @@ void BoundTensorOpShardwire::checkPlaces() const {
   const auto check = [&](const auto& list, const char* which) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (placeOf(list[i]) != places_[place++] || !fitsStorage(list[i])) {
-        throwStatus({StatusCode::kInvalidArgument,
-                     fmt::format("{}: the memory of {}[{}] was freed or moved since bind(): bind the tensors again",
-                                 name_, which, i)});
+        refuseCall(StatusCode::kInvalidArgument,
+                   "{}: the memory of {}[{}] was freed or moved since bind(): bind the tensors again", name_, which, i);
       }
     }
   };

@@ -3,6 +3,8 @@
 // exception: torch 2.15 calls no exception translator there, so the kernels throw Python's exception. Any thread.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "shardwire/export.h"
@@ -17,6 +19,12 @@ SHARDWIRE_EXPORT void setPythonThrower(PythonThrower thrower);
 
 // Throws a StatusError; for kInterrupted the thrower's exception, if there is one, instead.
 [[noreturn]] SHARDWIRE_EXPORT void throwStatus(Status status);
+
+// Throws a StatusError with a text in the form of fmt.
+template <typename... Args>
+[[noreturn]] void refuseCall(StatusCode code, fmt::format_string<Args...> text, Args&&... args) {
+  throw StatusError(Status(code, fmt::format(text, std::forward<Args>(args)...)));
+}
 
 // In a handler of `error`: throws Python's exception for `error`, or `error` again where there is no Python.
 [[noreturn]] void rethrowToPython(const StatusError& error);

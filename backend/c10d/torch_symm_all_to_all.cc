@@ -5,8 +5,6 @@
 
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -18,10 +16,6 @@
 
 namespace shardwire::internal {
 namespace {
-
-[[noreturn]] void refuseRows(std::string text) {
-  throw StatusError(Status(StatusCode::kInvalidArgument, std::move(text)));
-}
 
 // One chunk of rows that this rank fetches.
 struct RowChunk {
@@ -90,24 +84,25 @@ class RowExchange {
     requireContiguous(outCounts_, "out_splits_offsets");
     if (input_.dim() < 1 || out_.dim() != input_.dim() || to.dtype != from_.view.dtype ||
         out_.sizes().slice(1) != input_.sizes().slice(1)) {
-      refuseRows(fmt::format("out is {}{}, and input {}{}: their rows must be alike", dtypeName(to.dtype),
-                             toString(to.shape), dtypeName(from_.view.dtype), toString(from_.view.shape)));
+      refuseCall(StatusCode::kInvalidArgument, "out is {}{}, and input {}{}: their rows must be alike",
+                 dtypeName(to.dtype), toString(to.shape), dtypeName(from_.view.dtype), toString(from_.view.shape));
     }
     if (counts.scalar_type() != c10::ScalarType::Long || outCounts_.scalar_type() != c10::ScalarType::Long ||
         !outCounts_.device().is_cpu()) {
-      refuseRows("splits and offsets must be int64 tensors on the CPU");
+      refuseCall(StatusCode::kInvalidArgument, "splits and offsets must be int64 tensors on the CPU");
     }
     const std::int64_t wanted = numChunks() * (kind_.hasOffsets ? 2 : 1);
     if (counts.numel() != wanted || counts.numel() == 0 || outCounts_.dim() != 2 || outCounts_.size(0) != 2 ||
         outCounts_.size(1) != numChunks()) {
-      refuseRows(fmt::format(
+      refuseCall(
+          StatusCode::kInvalidArgument,
           "splits have {} numbers and out_splits_offsets {}: {} and 2 rows of {} are needed for {} ranks with {} "
           "chunks each",
-          counts.numel(), outCounts_.numel(), wanted, numChunks(), meeting_.worldSize(), kind_.chunksPerPeer));
+          counts.numel(), outCounts_.numel(), wanted, numChunks(), meeting_.worldSize(), kind_.chunksPerPeer);
     }
     requireStorage(outCounts_, "out_splits_offsets");
     if (kind_.align < 0) {
-      refuseRows(fmt::format("major_align is {}; it must be positive", kind_.align));
+      refuseCall(StatusCode::kInvalidArgument, "major_align is {}; it must be positive", kind_.align);
     }
     requireApart(to, from_, "out");
     rowBytes_ = static_cast<std::int64_t>(input_.element_size());
@@ -149,10 +144,10 @@ class RowExchange {
       const auto most = static_cast<std::int64_t>(meeting_.memory().get_buffer_size()) - from_.byteOffset;
       if (chunk.rows < 0 || chunk.from < 0 ||
           (rowBytes_ > 0 && (chunk.from > most / rowBytes_ || chunk.rows > most / rowBytes_ - chunk.from))) {
-        refuseRows(
-            fmt::format("the splits of rank {} say that {} rows from row {} on go to rank {}; the input on the source "
-                        "rank is shorter",
-                        chunk.source, chunk.rows, chunk.from, meeting_.rank()));
+        refuseCall(StatusCode::kInvalidArgument,
+                   "the splits of rank {} say that {} rows from row {} on go to rank {}; the input on the source "
+                   "rank is shorter",
+                   chunk.source, chunk.rows, chunk.from, meeting_.rank());
       }
     }
   }
@@ -175,7 +170,8 @@ class RowExchange {
       }
     }
     if (end > out_.size(0)) {
-      refuseRows(fmt::format("out has {} rows on rank {}, and {} are needed", out_.size(0), meeting_.rank(), end));
+      refuseCall(StatusCode::kInvalidArgument, "out has {} rows on rank {}, and {} are needed", out_.size(0),
+                 meeting_.rank(), end);
     }
     return begins;
   }

@@ -5,8 +5,6 @@
 
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
 
-#include <fmt/format.h>
-
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -30,14 +28,10 @@ namespace {
 using Group = c10::intrusive_ptr<ProcessGroupShardwire>;
 using FusedWork = c10::intrusive_ptr<::c10d::Work>;
 
-[[noreturn]] void refuseFused(std::string text) {
-  throwStatus({StatusCode::kInvalidArgument, std::move(text)});
-}
-
 ::c10d::ReduceOp reductionOfName(const char* op, const std::string& name) {
   const auto reduction = reduceOpNamed(name);
   if (!reduction.has_value()) {
-    refuseFused(fmt::format("{}: '{}' is not a reduction; use {}", op, name, reduceOpNames()));
+    refuseCall(StatusCode::kInvalidArgument, "{}: '{}' is not a reduction; use {}", op, name, reduceOpNames());
   }
   return torchReduction(*reduction);
 }
@@ -49,15 +43,15 @@ FusedWork gatherRows(const Group& group, at::Tensor& all, at::Tensor mine) {
 
 std::int64_t dimOf(const char* op, const at::Tensor& tensor, std::int64_t dim) {
   if (tensor.dim() < 2 || dim < 0 || dim >= tensor.dim()) {
-    refuseFused(
-        fmt::format("{}: dimension {} of a tensor of {}; give one of a matrix's or of more", op, dim, tensor.dim()));
+    refuseCall(StatusCode::kInvalidArgument, "{}: dimension {} of a tensor of {}; give one of a matrix's or of more",
+               op, dim, tensor.dim());
   }
   return dim;
 }
 
 void requireMatrix(const char* op, const at::Tensor& B) {
   if (B.dim() != 2) {
-    refuseFused(fmt::format("{}: B has {} dimensions; it must be a matrix", op, B.dim()));
+    refuseCall(StatusCode::kInvalidArgument, "{}: B has {} dimensions; it must be a matrix", op, B.dim());
   }
 }
 
@@ -118,7 +112,8 @@ std::vector<std::int64_t> shareOf(const char* op, const at::Tensor& whole, std::
   std::vector<std::int64_t> shape = whole.sizes().vec();
   std::int64_t& extent = shape[static_cast<std::size_t>(dim)];
   if (extent == 0 || extent % world != 0) {
-    refuseFused(fmt::format("{}: dimension {} of {} does not divide by {} ranks", op, dim, extent, world));
+    refuseCall(StatusCode::kInvalidArgument, "{}: dimension {} of {} does not divide by {} ranks", op, dim, extent,
+               world);
   }
   extent /= world;
   return shape;
@@ -148,7 +143,7 @@ at::Tensor fusedMatmulReduceScatter(const at::Tensor& A, const at::Tensor& B, st
 at::Tensor lowContentionAllGather(const at::Tensor& tensor, std::string groupName) {
   constexpr const char* kName = "_low_contention_all_gather";
   if (tensor.dim() < 1) {
-    refuseFused(fmt::format("{}: the tensor has no dimensions", kName));
+    refuseCall(StatusCode::kInvalidArgument, "{}: the tensor has no dimensions", kName);
   }
   const Group group = groupNamed(groupName, kName);
   std::vector<std::int64_t> shape = tensor.sizes().vec();
@@ -162,7 +157,7 @@ at::Tensor lowContentionReduceScatter(const at::Tensor& tensor, std::string redu
   constexpr const char* kName = "_low_contention_reduce_scatter";
   const ::c10d::ReduceOp op = reductionOfName(kName, reduceOp);
   if (tensor.dim() < 1) {
-    refuseFused(fmt::format("{}: the tensor has no dimensions", kName));
+    refuseCall(StatusCode::kInvalidArgument, "{}: the tensor has no dimensions", kName);
   }
   const Group group = groupNamed(groupName, kName);
   const at::Tensor out = at::empty(shareOf(kName, tensor, 0, group->getSize()), tensor.options());

@@ -8,14 +8,6 @@
 #include "ops/plan/hash.h"
 
 namespace shardwire::internal {
-namespace {
-
-[[noreturn]] void refuseOperand(std::string text) {
-  throw StatusError(Status(StatusCode::kInvalidArgument, std::move(text)));
-}
-
-}  // namespace
-
 StridedBox boxOfView(const TensorView& view) {
   return boxOf(view, Dims::filled(view.shape.size(), 0));
 }
@@ -84,13 +76,14 @@ void requireApart(const TensorView& written, const SymmetricOperand& read, const
   const std::byte* const begin = read.memory->part(read.memory->get_rank());
   const std::byte* const end = begin + read.memory->get_buffer_size();
   if (written.bytes >= begin && written.bytes < end) {
-    refuseOperand(fmt::format("{} lies in the symmetric memory that the other ranks read: give another tensor", what));
+    refuseCall(StatusCode::kInvalidArgument,
+               "{} lies in the symmetric memory that the other ranks read: give another tensor", what);
   }
 }
 
 void requireContiguous(const at::Tensor& tensor, const char* what) {
   if (!tensor.is_contiguous()) {
-    refuseOperand(fmt::format("{} must be contiguous", what));
+    refuseCall(StatusCode::kInvalidArgument, "{} must be contiguous", what);
   }
 }
 

@@ -28,10 +28,6 @@ namespace torch_symm = ::c10d::symmetric_memory;
 
 constexpr std::size_t kTicketLine = 64;
 
-[[noreturn]] void refuseSymm(StatusCode code, std::string text) {
-  throwStatus({code, std::move(text)});
-}
-
 std::optional<Duration> timeoutOf(std::size_t milliseconds) {
   constexpr std::size_t kLongest = std::size_t{1000} * 3600 * 24 * 365 * 30;
   return milliseconds == 0 ? std::nullopt
@@ -76,9 +72,9 @@ TorchSymmetricMemory::TorchSymmetricMemory(std::shared_ptr<shardwire::SymmetricM
 std::size_t TorchSymmetricMemory::padWord(int channel, Rank from, const char* what) const {
   const int numChannels = opsChannel();
   if (channel < 0 || channel >= numChannels) {
-    refuseSymm(StatusCode::kInvalidArgument,
-               fmt::format("{}: channel {} is out of range: a signal pad of {} bytes has channels 0 to {} for {} ranks",
-                           what, channel, padBytes_, numChannels - 1, block_->worldSize()));
+    refuseCall(StatusCode::kInvalidArgument,
+               "{}: channel {} is out of range: a signal pad of {} bytes has channels 0 to {} for {} ranks", what,
+               channel, padBytes_, numChannels - 1, block_->worldSize());
   }
   return static_cast<std::size_t>(channel * block_->worldSize() + from) * sizeof(std::uint32_t);
 }
@@ -97,9 +93,8 @@ void TorchSymmetricMemory::put_signal(int dstRank, int channel, std::size_t time
 
 void TorchSymmetricMemory::wait_signal(int srcRank, int channel, std::size_t timeoutMs) {
   if (srcRank < 0 || srcRank >= block_->worldSize()) {  // before the rank is used as a position in the pad
-    refuseSymm(StatusCode::kInvalidArgument,
-               fmt::format("wait_signal: rank {} is out of range: the group has {} ranks, 0 to {}", srcRank,
-                           block_->worldSize(), block_->worldSize() - 1));
+    refuseCall(StatusCode::kInvalidArgument, "wait_signal: rank {} is out of range: the group has {} ranks, 0 to {}",
+               srcRank, block_->worldSize(), block_->worldSize() - 1);
   }
   const std::size_t word = padWord(channel, srcRank, "wait_signal");
   const WithoutPython released;
@@ -172,7 +167,7 @@ void TorchSymmetricMemory::meet(const Call& call) {
   }
   const std::shared_ptr<Communicator> communicator = communicator_.lock();
   if (communicator == nullptr) {
-    refuseSymm(StatusCode::kAborted, fmt::format("{}: the group was ended", call.name));
+    refuseCall(StatusCode::kAborted, "{}: the group was ended", call.name);
   }
   ExchangeRequest report{.what = "symm_mem op"};
   if (call.error.empty()) {
@@ -181,8 +176,7 @@ void TorchSymmetricMemory::meet(const Call& call) {
     report.error = Status(StatusCode::kInvalidArgument, fmt::format("{}: {}", call.name, call.error));
   }
   throwUnlessOk(communicator->exchange(report).status());
-  refuseSymm(StatusCode::kInternal,
-             fmt::format("{}: the ranks' tickets differ, but their reports are equal", call.name));
+  refuseCall(StatusCode::kInternal, "{}: the ranks' tickets differ, but their reports are equal", call.name);
 }
 
 void TorchSymmetricMemory::leave(const char* name) {
@@ -240,7 +234,7 @@ std::size_t TorchSymmetricAllocator::get_alloc_size(void* memory) {
   const MutexLock lock(mutex_);
   const auto found = allocations_.find(memory);
   if (found == allocations_.end()) {
-    refuseSymm(StatusCode::kInvalidArgument, "get_alloc_size: the memory is not symmetric memory of shardwire's");
+    refuseCall(StatusCode::kInvalidArgument, "get_alloc_size: the memory is not symmetric memory of shardwire's");
   }
   return found->second.bytes;
 }
@@ -270,7 +264,7 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
     }
     Allocation& allocation = found->second;
     if (!groupName.has_value() && !allocation.groupName.has_value()) {
-      refuseSymm(StatusCode::kInvalidArgument, "rendezvous: give the group: the tensor was made without one");
+      refuseCall(StatusCode::kInvalidArgument, "rendezvous: give the group: the tensor was made without one");
     }
     name = groupName.has_value() ? *groupName : *allocation.groupName;
     if (const auto known = allocation.handles.find(name); known != allocation.handles.end()) {
@@ -334,10 +328,10 @@ c10::intrusive_ptr<ProcessGroupShardwire> groupNamed(const std::string& name, co
   const auto backend = ::c10d::resolve_process_group(name)->getBackend(c10::DeviceType::CPU);
   auto* const ours = dynamic_cast<ProcessGroupShardwire*>(backend.get());
   if (ours == nullptr) {
-    refuseSymm(StatusCode::kTypeError,
-               fmt::format("{}: the backend of group '{}' for CPU tensors is '{}'; symmetric memory on the CPU needs a "
-                           "group of backend 'shardwire'",
-                           what, name, backend->getBackendName()));
+    refuseCall(StatusCode::kTypeError,
+               "{}: the backend of group '{}' for CPU tensors is '{}'; symmetric memory on the CPU needs a "
+               "group of backend 'shardwire'",
+               what, name, backend->getBackendName());
   }
   return c10::intrusive_ptr<ProcessGroupShardwire>::reclaim_copy(ours);
 }
@@ -362,7 +356,7 @@ SymmetricHandle handleFor(const at::Tensor& tensor, const std::string& groupName
     TorchSymmetricAllocator::instance()->spoil(*communicator);
     throwUnlessOk(agreed);
   }
-  refuseSymm(StatusCode::kInvalidArgument, error);
+  refuseCall(StatusCode::kInvalidArgument, "{}", error);
 }
 
 }  // namespace shardwire::internal

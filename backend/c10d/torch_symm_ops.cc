@@ -6,8 +6,6 @@
 
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <vector>
@@ -26,26 +24,21 @@ namespace {
 // A chunk of a long tensor that is reduced and sent on while it is in the cache.
 constexpr std::int64_t kPieceBytes = 128 << 10;
 
-[[noreturn]] void refuseOp(StatusCode code, std::string text) {
-  throw StatusError(Status(code, std::move(text)));
-}
-
 ReduceOp reductionFor(const std::string& name, DType dtype) {
   const auto op = reduceOpNamed(name);
   if (!op.has_value()) {
-    refuseOp(StatusCode::kInvalidArgument, fmt::format("'{}' is not a reduction; use {}", name, reduceOpNames()));
+    refuseCall(StatusCode::kInvalidArgument, "'{}' is not a reduction; use {}", name, reduceOpNames());
   }
   if (!supportsReduction(dtype, *op)) {
-    refuseOp(StatusCode::kInvalidArgument, fmt::format("{} is not defined on {}", reduceOpName(*op), dtypeName(dtype)));
+    refuseCall(StatusCode::kInvalidArgument, "{} is not defined on {}", reduceOpName(*op), dtypeName(dtype));
   }
   return *op;
 }
 
 void requireLike(const TensorView& out, const TensorView& input) {
   if (out.dtype != input.dtype || !(out.shape == input.shape)) {
-    refuseOp(StatusCode::kInvalidArgument,
-             fmt::format("out is {}{}, and {}{} is needed", dtypeName(out.dtype), toString(out.shape),
-                         dtypeName(input.dtype), toString(input.shape)));
+    refuseCall(StatusCode::kInvalidArgument, "out is {}{}, and {}{} is needed", dtypeName(out.dtype),
+               toString(out.shape), dtypeName(input.dtype), toString(input.shape));
   }
 }
 
@@ -74,8 +67,8 @@ at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string&
     from = operandOf(meeting.memory(), input, "input");
     op = reductionFor(reduceOp, from.view.dtype);
     if (root >= meeting.worldSize()) {
-      refuseOp(StatusCode::kInvalidArgument,
-               fmt::format("root {} is out of range: the group has {} ranks", root, meeting.worldSize()));
+      refuseCall(StatusCode::kInvalidArgument, "root {} is out of range: the group has {} ranks", root,
+                 meeting.worldSize());
     }
     if (isMine) {
       to = viewOf(out, "out");
@@ -130,10 +123,9 @@ at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& l
     requireContiguous(buffer, "symm_buffer");
     const TensorView own = viewOf(local, "local_input");
     if (own.dtype != from.view.dtype || numElements(own.shape) > numElements(from.view.shape)) {
-      refuseOp(StatusCode::kInvalidArgument,
-               fmt::format("local_input is {}{}, and symm_buffer {}{}: it must hold as many elements of the same dtype",
-                           dtypeName(own.dtype), toString(own.shape), dtypeName(from.view.dtype),
-                           toString(from.view.shape)));
+      refuseCall(StatusCode::kInvalidArgument,
+                 "local_input is {}{}, and symm_buffer {}{}: it must hold as many elements of the same dtype",
+                 dtypeName(own.dtype), toString(own.shape), dtypeName(from.view.dtype), toString(from.view.shape));
     }
     op = reductionFor(reduceOp, own.dtype);
     to = viewOf(out, "out");
@@ -275,25 +267,23 @@ at::Tensor reduceScatterOut(at::Tensor input, std::string group, bool splitLastD
     Dims share = from.view.shape;
     if (splitLastDim) {
       if (share.empty() || share[share.size() - 1] % size != 0) {
-        refuseOp(StatusCode::kInvalidArgument,
-                 fmt::format("the last dimension of input, {}, does not divide by {} ranks", toString(share), size));
+        refuseCall(StatusCode::kInvalidArgument, "the last dimension of input, {}, does not divide by {} ranks",
+                   toString(share), size);
       }
       share[share.size() - 1] /= size;
       more = share[share.size() - 1] * meeting.rank();
     } else {
       if (share.size() != 1 || share[0] % size != 0) {
-        refuseOp(StatusCode::kInvalidArgument,
-                 fmt::format(
-                     "input is of shape {}: without split_last_dim it must have one dimension that divides by {} ranks",
-                     toString(share), size));
+        refuseCall(StatusCode::kInvalidArgument,
+                   "input is of shape {}: without split_last_dim it must have one dimension that divides by {} ranks",
+                   toString(share), size);
       }
       share[0] /= size;
       more = share[0] * meeting.rank();
     }
     if (to.dtype != from.view.dtype || !(to.shape == share)) {
-      refuseOp(StatusCode::kInvalidArgument,
-               fmt::format("output is {}{}, and {}{} is needed", dtypeName(to.dtype), toString(to.shape),
-                           dtypeName(from.view.dtype), toString(share)));
+      refuseCall(StatusCode::kInvalidArgument, "output is {}{}, and {}{} is needed", dtypeName(to.dtype),
+                 toString(to.shape), dtypeName(from.view.dtype), toString(share));
     }
     requireApart(to, from, "output");
   });
@@ -315,14 +305,13 @@ at::Tensor multimemAllGatherOut(const at::Tensor& input, std::string group, at::
     from = viewOf(input, "input");
     Dims whole = from.shape;
     if (whole.empty()) {
-      refuseOp(StatusCode::kInvalidArgument,
-               "input has no dimensions: give at least one, along which the ranks' inputs are put together");
+      refuseCall(StatusCode::kInvalidArgument,
+                 "input has no dimensions: give at least one, along which the ranks' inputs are put together");
     }
     whole[0] *= meeting.worldSize();
     if (to.view.dtype != from.dtype || !(to.view.shape == whole)) {
-      refuseOp(StatusCode::kInvalidArgument,
-               fmt::format("out is {}{}, and {}{} is needed", dtypeName(to.view.dtype), toString(to.view.shape),
-                           dtypeName(from.dtype), toString(whole)));
+      refuseCall(StatusCode::kInvalidArgument, "out is {}{}, and {}{} is needed", dtypeName(to.view.dtype),
+                 toString(to.view.shape), dtypeName(from.dtype), toString(whole));
     }
     requireContiguous(out, "out");
     const std::byte* const own = to.bytes(meeting.rank()) + meeting.rank() * static_cast<std::int64_t>(input.nbytes());

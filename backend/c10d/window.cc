@@ -92,9 +92,8 @@ WindowShardwire::WindowShardwire(std::shared_ptr<Communicator> communicator, at:
 Rank WindowShardwire::checkedRank(std::int64_t rank, const char* call) const {
   const int size = communicator_->worldSize();
   if (rank < 0 || rank >= size) {
-    throwStatus(
-        {StatusCode::kInvalidArgument,
-         fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}", call, rank, size, size - 1)});
+    refuseCall(StatusCode::kInvalidArgument, "{}: rank {} is out of range: the group has {} ranks, 0 to {}", call, rank,
+               size, size - 1);
   }
   return static_cast<Rank>(rank);
 }
@@ -103,10 +102,10 @@ at::Tensor WindowShardwire::registered(const char* call) const {
   const MutexLock lock(mutex_);
   at::Tensor tensor(known_.lock());
   if (!tensor.defined()) {
-    throwStatus({StatusCode::kInvalidArgument,
-                 fmt::format("{}: the window has no tensor: call tensor_register() on all ranks, and keep the tensor "
-                             "where owning is False",
-                             call)});
+    refuseCall(StatusCode::kInvalidArgument,
+               "{}: the window has no tensor: call tensor_register() on all ranks, and keep the tensor "
+               "where owning is False",
+               call);
   }
   return tensor;
 }
@@ -139,9 +138,9 @@ WindowShardwire::TorchWork WindowShardwire::put(const at::Tensor& tensor, std::i
   const at::Tensor window = registered("window.put").view(-1);
   const at::Tensor from = tensor.contiguous().view(-1);
   if (offset < 0 || offset > window.numel() - from.numel()) {
-    throwStatus({StatusCode::kInvalidArgument,
-                 fmt::format("window.put: {} elements from element {} on do not fit the window's {} elements",
-                             from.numel(), offset, window.numel())});
+    refuseCall(StatusCode::kInvalidArgument,
+               "window.put: {} elements from element {} on do not fit the window's {} elements", from.numel(), offset,
+               window.numel());
   }
   putTo(window.narrow(0, offset, from.numel()), from, to, false);
   throwUnlessOk(symmetricPlaceOf(window)->block->quiet(limitOf(options.timeout)));
