@@ -116,8 +116,9 @@ void handle(GroupState& group, Rank from, std::span<const std::byte> frame) {
 
 void drainControl(GroupState& group, Rank peer) {
   PeerFrames& frames = group.context.connection(peer);
-  // A program that receives one message after the other takes each message out of the lane, and not out of a copy.
-  for (auto frame = frames.peek(Lane::kControl); !frame.empty() && !group.points.hasTakenNow();
+  // A program that receives one message after the other takes each message out of the lane, and not out of a copy. The
+  // lanes of other peers are emptied as always.
+  for (auto frame = frames.peek(Lane::kControl); !frame.empty() && !group.points.hasTakenNow(peer);
        frame = frames.peek(Lane::kControl)) {
     handle(group, peer, frame);
     frames.release(Lane::kControl);

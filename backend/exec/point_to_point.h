@@ -61,8 +61,8 @@ class PointToPoint {
     std::shared_ptr<Activity> done_;
   };
 
-  // The message of the ReceiveNow is here. The frames behind the message may stay in the lane.
-  bool hasTakenNow() const { return now_ != nullptr && now_->isDone(); }
+  // The ReceiveNow has its message from this peer. The frames behind the message may stay in the lane.
+  bool hasTakenNow(Rank from) const { return now_ != nullptr && now_->from_ == from && now_->isDone(); }
 
   // `bytes`: the whole frame, kept until a recv matches the message.
   Status onEager(Rank from, const Received<EagerFrame>& frame, std::span<const std::byte> bytes);

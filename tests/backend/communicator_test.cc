@@ -353,6 +353,48 @@ TEST(PointToPoint, RandomMessagesKeepTheOrderOfTheirTags) {
   }
 }
 
+// Rank 0 always finds the next message of rank 1 in the lane. After each, rank 2 must have room for another message,
+// although its messages are more than a lane holds.
+TEST(PointToPoint, AStreamOfOnePeerHoldsUpNoOtherPeer) {
+  constexpr int kStream = 300, kOthers = 100;
+  std::atomic<bool> isStreamSent{false};
+  std::atomic<int> numOthers{0};
+  const auto waitUntil = [](const auto& isSo) {
+    const auto until = std::chrono::steady_clock::now() + seconds(10);
+    while (!isSo() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    return isSo();
+  };
+  withGroup(3, [&](Communicator& group) {
+    std::vector<std::int64_t> small(8), large(1000);
+    if (group.rank() == 1) {
+      for (int i = 0; i < kStream; ++i) {
+        expectOk(group.send(viewOf(small), 0, 0));
+      }
+      isStreamSent = true;
+      return;
+    }
+    ASSERT_TRUE(waitUntil([&] { return isStreamSent.load(); }));
+    if (group.rank() == 2) {
+      for (int i = 0; i < kOthers; ++i) {
+        expectOk(group.send(viewOf(large), 0, 0));
+        ++numOthers;
+      }
+      return;
+    }
+    for (int i = 0; i < kStream; ++i) {
+      const int before = numOthers;
+      expectOk(group.recv(viewOf(small), 1, 0));
+      ASSERT_TRUE(waitUntil([&] { return numOthers > before || numOthers == kOthers; })) << "message " << i;
+    }
+    EXPECT_EQ(numOthers, kOthers);
+    for (int i = 0; i < kOthers; ++i) {
+      expectOk(group.recv(viewOf(large), 2, 0));
+    }
+  });
+}
+
 TEST(PointToPoint, ACallbackOfAMessageThatEndedInItsCallRunsAtOnce) {
   withGroup(2, [](Communicator& group) {
     std::vector<std::int64_t> value = {group.rank()};

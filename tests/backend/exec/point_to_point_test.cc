@@ -132,7 +132,7 @@ struct MessageInCall : ::testing::Test {
   std::shared_ptr<Activity> receive(int tag) {
     PointToPoint::ReceiveNow now(*group[1].points, 0, tag, received);
     group[1].step(idle);
-    EXPECT_EQ(now.isDone(), group[1].points->hasTakenNow());
+    EXPECT_EQ(now.isDone(), group[1].points->hasTakenNow(0));
     return now.takeWork();
   }
   // By an operation: the number of the message that came.
