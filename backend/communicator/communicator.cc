@@ -149,11 +149,13 @@ Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int 
                           .destination = peer,
                           .tag = tag};
   const Duration timeout = options.timeout.value_or(Duration{0});
+  auto ifFailed = Driving::IfFailed::kRefuse;
   if (const auto bytes = bytesForCall(tensor, options)) {
     Result<WorkPtr> sent = engine_->sendNow(*bytes, record, timeout);
     if (!sent.isOk() || *sent != nullptr) {
       return sent;
     }
+    ifFailed = Driving::IfFailed::kTake;
   }
   Call call{.options = std::move(options)};
   const Result<const TensorView*> flat = call.flat.input(tensor);
@@ -173,7 +175,7 @@ Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int 
   const bool mayWait = bytes > engine_->facts().options.inlineBytes && work->staging == nullptr;
   const Duration spin = mayWait ? sendSpin_.next() : Duration::zero();
   SW_RETURN_IF_ERROR(engine_->submitPoint(
-      work, [&](PointToPoint& points) { points.start(work); }, spin, record));
+      work, [&](PointToPoint& points) { points.start(work); }, spin, record, ifFailed));
   sendSpin_.note(spin, work->isDone());
   return WorkPtr(std::move(work));
 }
@@ -192,12 +194,14 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
                           .tag = tag};
   const Duration timeout = options.timeout.value_or(Duration{0});
   const Duration spin = options.staging == nullptr ? recvSpin_.next() : Duration::zero();
+  auto ifFailed = Driving::IfFailed::kRefuse;
   if (const auto bytes = peer == kAnySource ? std::nullopt : bytesForCall(tensor, options)) {
     Result<WorkPtr> received = engine_->recvNow(*bytes, record, timeout, spin > Duration::zero());
     if (!received.isOk() || *received != nullptr) {
       recvSpin_.note(spin, true);
       return received;
     }
+    ifFailed = Driving::IfFailed::kTake;
   }
   Call call{.options = std::move(options)};
   const Result<const TensorView*> flat = call.flat.output(tensor);
@@ -216,7 +220,7 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
     staging->willWrite((*flat)->bytes, bytes, bytes);
   }
   SW_RETURN_IF_ERROR(engine_->submitPoint(
-      work, [&](PointToPoint& points) { points.start(work); }, spin, record));
+      work, [&](PointToPoint& points) { points.start(work); }, spin, record, ifFailed));
   recvSpin_.note(spin, work->isDone());
   return WorkPtr(std::move(work));
 }

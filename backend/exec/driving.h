@@ -56,14 +56,17 @@ class Driving {
     }
     flush(&done);
   }
-  // Starts operations by begin(state), unless the group has failed. Polls until `last` is done, for `spinInline` at
-  // most; polls once if `last` is null. Then sets the deadlines of the operations that are left.
+  // Whether a group that has failed refuses the start, or takes the operations, which fail at once. The latter is for a
+  // call that began before the failure: its error is the operation's.
+  enum class IfFailed : bool { kRefuse, kTake };
+  // Starts operations by begin(state). Polls until `last` is done, for `spinInline` at most; polls once if `last` is
+  // null. Then sets the deadlines of the operations that are left.
   template <typename Begin>
-  Status start(Begin&& begin, const Activity* last, Duration spinInline) {
+  Status start(Begin&& begin, const Activity* last, Duration spinInline, IfFailed ifFailed = IfFailed::kRefuse) {
     Completions done;
     {
       const MutexLock lock(mutex_);
-      if (!state_.operations.failure().isOk()) {
+      if (ifFailed == IfFailed::kRefuse && !state_.operations.failure().isOk()) {
         return state_.operations.failure();
       }
       // This thread counts as a driver from here on: the progress thread must not arm the bell for an operation that is

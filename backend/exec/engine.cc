@@ -132,12 +132,12 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
 }
 
 Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
-                           Duration spinInline, const CallRecord& record) {
+                           Duration spinInline, const CallRecord& record, Driving::IfFailed ifFailed) {
   const auto begin = [&](GroupState& state) {
     state.takePoint(activity, record);
     start(state.points);
   };
-  return driving_.start(begin, activity.get(), spinInline);
+  return driving_.start(begin, activity.get(), spinInline, ifFailed);
 }
 
 Result<WorkPtr> Engine::sendNow(std::span<const std::byte> bytes, const CallRecord& record, Duration timeout) {

@@ -43,7 +43,8 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
                 const CallRecord& record = {});
   // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock. `spinInline` as in submit().
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
-                     Duration spinInline = {}, const CallRecord& record = {});
+                     Duration spinInline = {}, const CallRecord& record = {},
+                     Driving::IfFailed ifFailed = Driving::IfFailed::kRefuse);
   // A short message inside the call: an operation that is done, or null when the message has to wait, and must be
   // submitted. `record` has the one tensor and both ranks. recvNow() polls for a moment if `spins`.
   Result<WorkPtr> sendNow(std::span<const std::byte> bytes, const CallRecord& record, Duration timeout);

@@ -8,7 +8,10 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
+#include "backend/communicator/communicator_impl.h"
+#include "tests/backend/exec/fake_engine.h"
 #include "tests/backend/thread_group.h"
 
 namespace shardwire::internal {
@@ -285,8 +288,29 @@ TEST(Failure, AbortUnblocksWaitersAndReachesPeers) {
   });
 }
 
-// An object that still holds a group, a compiled op here, keeps nothing open that would hide the rank's departure from
-// the peers.
+// The wait of the call in progress has the error. The next call has the error itself.
+TEST_F(EngineTest, AFailureThatComesDuringTheCallOfAMessageIsTheErrorOfItsWait) {
+  CommunicatorImpl group(engine_, {});
+  std::vector<std::int64_t> value(1);
+  const std::string why = "rank 1 gave up: the reason";
+  engine_->locked([&](const GroupState&) {
+    onPoll_ = [&, caller = std::this_thread::get_id(), isSent = false]() mutable {
+      if (std::this_thread::get_id() == caller && !std::exchange(isSent, true)) {
+        const FailFrame fail{.code = static_cast<std::uint32_t>(StatusCode::kAborted)};
+        from_.sent(Lane::kControl).push_back(frameOf(fail, bytesOf(why)));
+      }
+    };
+  });
+  const Result<WorkPtr> work = group.recv(viewOf(value), 1, 0, {});
+  ASSERT_TRUE(work.isOk()) << work.status().message();
+  const Status status = (*work)->wait();
+  EXPECT_EQ(status.code(), StatusCode::kAborted);
+  EXPECT_NE(status.message().find("recv("), std::string::npos) << status.message();
+  EXPECT_EQ(group.recv(viewOf(value), 1, 0, {}).status().code(), StatusCode::kAborted);
+  engine_->locked([&](const GroupState&) { onPoll_ = nullptr; });
+}
+
+// An object still holds a group, here a compiled op: nothing stays open, and the peers see the rank's departure.
 TEST(Failure, AGroupThatEndsWithACompiledOpInHandIsLeft) {
   MemoryStore store;
   std::atomic<int> left{0};
