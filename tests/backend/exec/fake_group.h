@@ -151,6 +151,14 @@ class FakeRank final : public RunHost {
 
   // As the engine does: takes what came, then steps.
   void step(Activity& activity) {
+    takeFrames(activity);
+    blocked.assign(blocked.size(), false);
+    if (failure.isOk()) {
+      activity.step(blocked);
+    }
+  }
+  // Gives the activity the frames that came.
+  void takeFrames(Activity& activity) {
     for (Rank peer = 0; peer < context.worldSize; ++peer) {
       for (auto frame = peekControl(peer); !frame.empty() && failure.isOk(); frame = peekControl(peer)) {
         if (Status status = take(activity, peer, frame); !status.isOk()) {
@@ -158,10 +166,6 @@ class FakeRank final : public RunHost {
         }
         to(peer).release(Lane::kControl);
       }
-    }
-    blocked.assign(blocked.size(), false);
-    if (failure.isOk()) {
-      activity.step(blocked);
     }
   }
   void start(Activity& activity, std::uint64_t seq) {

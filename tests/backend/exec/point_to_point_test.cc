@@ -131,7 +131,7 @@ struct MessageInCall : ::testing::Test {
   // As the engine does: takes what came, until the message is here.
   std::shared_ptr<Activity> receive(int tag) {
     PointToPoint::ReceiveNow now(*group[1].points, 0, tag, received);
-    group[1].step(idle);
+    group[1].takeFrames(idle);
     EXPECT_EQ(now.isDone(), group[1].points->hasTakenNow(0));
     return now.takeWork();
   }
