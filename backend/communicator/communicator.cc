@@ -212,7 +212,9 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
   work->description = Description::ofRecv(tensor.dtype, numElements((*flat)->shape), peer, tag);
   work->timeout = timeout;
   work->keepAlive = call.keepAlive();
-  work->epilogue = call.flat.finish();
+  if (call.flat.hasCopies()) {
+    work->epilogue = call.flat.finish();
+  }
   work->lapses = call.options.lapses && peer != kAnySource;
   work->arguments = pointArguments(*engine_, tensor);
   if (Staging* staging = call.options.staging; staging != nullptr) {

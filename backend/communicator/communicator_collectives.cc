@@ -41,7 +41,7 @@ CallRecord::Lists listsOf(Collective kind) {
 }  // namespace
 
 std::shared_ptr<void> CommunicatorImpl::Call::keepAlive(std::shared_ptr<void> scratch) const {
-  if (flat.memory() == nullptr && scratch == nullptr) {
+  if (!flat.hasCopies() && scratch == nullptr) {
     return options.keepAlive;
   }
   return std::make_shared<std::array<std::shared_ptr<void>, 3>>(
@@ -89,7 +89,9 @@ std::shared_ptr<Activity> CommunicatorImpl::argumentCheck(const Call& call, cons
 
 Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collective,
                                         std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
-  SW_RETURN_IF_ERROR(checkOwner());
+  if (!owner().isHere()) {
+    return checkOwner();
+  }
   std::unique_ptr<MemoryUse> use;
   std::vector<std::shared_ptr<Activity>> earlier;
   if (!inFlight_->isEmpty()) {
@@ -131,7 +133,9 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   engine_->attach(call.options.staging);
   std::shared_ptr<Activity>& last = runs.last();
   last->keepAlive = call.keepAlive(std::move(runs.scratch));
-  last->epilogue = call.flat.finish();
+  if (call.flat.hasCopies()) {
+    last->epilogue = call.flat.finish();
+  }
   const CallRecord record{.name = collectiveName(collective.kind).data(),
                           .inputs = call.givenInputs,
                           .outputs = call.givenOutputs,

@@ -48,12 +48,6 @@ Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bo
   return TensorView::contiguous(packed, tensor.dtype, {elems});
 }
 
-Result<const TensorView*> FlatTensors::flatten(const TensorView& tensor, bool pack, bool unpack) {
-  const Result<std::span<const TensorView>> flat = flattenAll({&tensor, 1}, pack, unpack);
-  SW_RETURN_IF_ERROR(flat.status());
-  return flat->data();
-}
-
 Result<std::span<const TensorView>> FlatTensors::flattenAll(std::span<const TensorView> tensors, bool pack,
                                                             bool unpack) {
   if (std::ranges::all_of(tensors, isFlat)) {
@@ -79,9 +73,6 @@ void FlatTensors::pack(const std::vector<Copy>* copies) {
 }
 
 std::function<void()> FlatTensors::finish() const {
-  if (copies_ == nullptr) {
-    return nullptr;
-  }
   return [copies = copies_] {
     for (const Copy& copy : *copies) {
       if (copy.unpack) {

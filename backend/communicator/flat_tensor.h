@@ -52,7 +52,8 @@ class FlatTensors {
       visit((*copies_)[i].user, (*copies_)[i].unpack);
     }
   }
-  // Unpacks the copies of outputs; empty without copies. Owns the copies.
+  bool hasCopies() const { return copies_ != nullptr; }
+  // Unpacks the copies of outputs. Owns the copies. Precondition: hasCopies().
   std::function<void()> finish() const;
   // Owns the copies; null without copies.
   std::shared_ptr<void> memory() const { return copies_; }
@@ -66,7 +67,14 @@ class FlatTensors {
     bool unpack;
   };
   static void pack(const std::vector<Copy>* copies);
-  Result<const TensorView*> flatten(const TensorView& tensor, bool pack, bool unpack);
+  Result<const TensorView*> flatten(const TensorView& tensor, bool pack, bool unpack) {
+    if (isFlat(tensor)) {
+      return &tensor;
+    }
+    const Result<std::span<const TensorView>> flat = flattenAll({&tensor, 1}, pack, unpack);
+    SW_RETURN_IF_ERROR(flat.status());
+    return flat->data();
+  }
   Result<std::span<const TensorView>> flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack);
   Result<TensorView> flatView(const TensorView& tensor, bool pack, bool unpack);
   std::forward_list<std::vector<TensorView>> made_;

@@ -19,8 +19,11 @@ namespace {
 constexpr std::size_t kMaxPrograms = 1024;
 
 bool isEqual(const CollectiveCall& a, const CollectiveCall& b) {
+  const bool hasLists =
+      !a.inputElems.empty() || !b.inputElems.empty() || !a.outputElems.empty() || !b.outputElems.empty();
   return a.kind == b.kind && a.numElems == b.numElems && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
-         std::ranges::equal(a.inputElems, b.inputElems) && std::ranges::equal(a.outputElems, b.outputElems);
+         (!hasLists ||
+          (std::ranges::equal(a.inputElems, b.inputElems) && std::ranges::equal(a.outputElems, b.outputElems)));
 }
 
 std::uint64_t hashOf(const CollectiveCall& call) {

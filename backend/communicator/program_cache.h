@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -17,36 +18,42 @@
 
 namespace shardwire::internal {
 
-// The runs of one call's stages, in order. Up to 8 stages (a tree of 16 ranks) lie in place: room for more would be
-// cleared and destroyed in each short call.
+// The runs of one call's stages, in order. Up to 8 stages (a tree of 16 ranks) lie in place. Pointers are constructed
+// and destroyed only for the stages that exist: a short call has one.
 class Runs {
  public:
-  Runs() = default;
+  Runs() {}  // leaves the room as it is
+  ~Runs() { std::destroy_n(few(), count_); }
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
 
   void add(std::shared_ptr<Activity> run) {
-    if (count_ < few_.size()) {
-      few_[count_++] = std::move(run);
+    if (count_ < kFew) {
+      std::construct_at(few() + count_, std::move(run));
+      ++count_;
       return;
     }
     if (many_.empty()) {
-      many_.assign(few_.begin(), few_.end());
+      many_.assign(few(), few() + count_);
     }
     many_.push_back(std::move(run));
   }
   // Precondition: not empty.
-  std::shared_ptr<Activity>& last() { return many_.empty() ? few_[count_ - 1] : many_.back(); }
-  std::span<const std::shared_ptr<Activity>> span() const {
-    return many_.empty() ? std::span(few_).first(count_) : std::span(many_);
+  std::shared_ptr<Activity>& last() { return many_.empty() ? few()[count_ - 1] : many_.back(); }
+  std::span<const std::shared_ptr<Activity>> span() {
+    return many_.empty() ? std::span(few(), count_) : std::span(many_);
   }
 
   Duration spin{0};               // how long the caller should poll before it returns; 0: not at all
   std::shared_ptr<void> scratch;  // must live as long as the runs; mostly null
 
  private:
-  std::array<std::shared_ptr<Activity>, 8> few_;
-  std::size_t count_ = 0;                        // of few_
+  static constexpr std::size_t kFew = 8;
+
+  std::shared_ptr<Activity>* few() { return std::launder(reinterpret_cast<std::shared_ptr<Activity>*>(room_.data())); }
+
+  alignas(std::shared_ptr<Activity>) std::array<std::byte, kFew * sizeof(std::shared_ptr<Activity>)> room_;
+  std::size_t count_ = 0;                        // of few()
   std::vector<std::shared_ptr<Activity>> many_;  // all runs, if there are more
 };
 

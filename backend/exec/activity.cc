@@ -90,21 +90,36 @@ Status Activity::misfit(Rank from, FrameKind kind) const {
                                              static_cast<int>(kind), frameKindName(kind), description.text())};
 }
 
-Activity::Completion Activity::complete(std::shared_ptr<Activity> activity, Status status) {
-  Activity& ended = *activity;
-  if (ended.timed) {
-    ended.ended = Clock::now();
+void Activity::markDone(Status& status) {
+  if (timed) {
+    ended = Clock::now();
   }
-  if (ended.epilogue != nullptr) {
+  if (epilogue != nullptr) {
     if (status.isOk()) {
-      ended.epilogue();
+      epilogue();
     }
-    ended.epilogue = nullptr;
+    epilogue = nullptr;
   }
-  Completion completion{std::move(activity), std::exchange(ended.keepAlive, nullptr)};
-  ended.status_ = std::move(status);
-  ended.done_.store(true, std::memory_order_release);
+  if (!status.isOk()) {  // reuse() has set the other case
+    status_ = std::move(status);
+  }
+  done_.store(true, std::memory_order_release);
+}
+
+Activity::Completion Activity::complete(std::shared_ptr<Activity> activity, Status status) {
+  Activity& over = *activity;
+  Completion completion{std::move(activity), std::exchange(over.keepAlive, nullptr)};
+  over.markDone(status);
   return completion;
+}
+
+bool Activity::endInCall(Status& status) {
+  if (callbacks_.load(std::memory_order_relaxed) != nullptr) {
+    return false;
+  }
+  callbacks_.store(kCalled, std::memory_order_relaxed);
+  markDone(status);
+  return true;
 }
 
 void Activity::runCallbacks() {
@@ -123,7 +138,9 @@ void Activity::runCallbacks() {
 void Activity::reuse() {
   done_.store(false, std::memory_order_relaxed);
   callbacks_.store(nullptr, std::memory_order_relaxed);
-  status_ = Status::ok();
+  if (!status_.isOk()) {
+    status_ = Status::ok();
+  }
 }
 
 }  // namespace shardwire::internal

@@ -102,6 +102,7 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   std::shared_ptr<void> keepAlive;
   Clock::time_point askedPeersAt{};  // about to expire: the needed peers were asked what they do; zero: not asked
   bool mayLackLinks = false;         // a needed peer was not joined when the engine took the activity
+  bool isInCall = false;             // the call that started the operation has not returned: see endInCall()
   bool timed =
       false;  // wants `started` and `ended` in any case: reading the clock costs as much as a small operation's copy
   Clock::time_point ended{};  // only when timed
@@ -118,6 +119,10 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
     std::shared_ptr<void> keepAlive;
   };
   static Completion complete(std::shared_ptr<Activity> activity, Status status);
+  // complete() for an operation that ends inside its call (isInCall): no caller has the operation yet, so no thread
+  // waits for it, and keepAlive, which stays, is the call's to release. False, with no effect, when a callback was set
+  // before the call.
+  bool endInCall(Status& status);
   // Whether runCallbacks would call a callback that may wait for another operation.
   bool mayCallbacksWait() const;
   // Runs all callbacks given to onDone, even if one callback throws (callUser). Not under any lock. The activity is
@@ -150,6 +155,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   };
   static Callback* const kCalled;
   void add(Callback* added);
+  // The part of complete() before and including the mark.
+  void markDone(Status& status);
 
   // release pairs with isDone's acquire: status_ and outputs are visible to a thread after the thread sees true.
   std::atomic<bool> done_{false};

@@ -116,6 +116,7 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
     for (const auto& activity : activities) {
       state.operations.number(*activity, call);
       state.take(activity);
+      activity->isInCall = true;
       if (&activity == &activities.back()) {
         state.operations.record(*activity, record);
       }
@@ -123,9 +124,12 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
     }
   };
   Status status = driving_.start(begin, activities.back().get(), spinInline);
-  if (!status.isOk()) {
-    for (const auto& activity : activities) {
+  for (const auto& activity : activities) {
+    if (!status.isOk()) {
       activity->abandon();
+    }
+    if (activity->isDone()) {
+      activity->keepAlive = nullptr;  // see endInCall(); null already after complete()
     }
   }
   return status;

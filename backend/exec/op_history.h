@@ -36,8 +36,10 @@ class OpHistory {
     if (entry.description != description) {  // calls repeat, and a copy costs two atomic operations
       entry.description = description;
     }
-    entry.givenUpBy = -1;
-    entry.whyGivenUp.clear();
+    if (entry.givenUpBy >= 0) {
+      entry.givenUpBy = -1;
+      entry.whyGivenUp.clear();
+    }
   }
   // Null: too long ago, or not begun.
   Entry* find(std::uint64_t seq) { return const_cast<Entry*>(std::as_const(*this).find(seq)); }

@@ -43,6 +43,7 @@ void Operations::take(const std::shared_ptr<Activity>& activity) {
   activity->started = activity->timed ? Clock::now() : Clock::time_point{};
   activity->deadline = kNoDeadline;
   activity->askedPeersAt = {};
+  activity->isInCall = false;
   if (activity->timeout.count() == 0) {
     activity->timeout = timeout_;
   }
@@ -78,6 +79,7 @@ Clock::time_point Operations::startClocks() {
       activity.started = now;
     }
     activity.deadline = deadlineAfter(activity.timeout, now);
+    activity.isInCall = false;  // the call may return from here on
   }
   return now;
 }
@@ -136,7 +138,9 @@ void Operations::retire(std::size_t index, Status status) {
       recorder_.end(activity->record, status.code(), activity->matchedRank());
     }
   }
-  completions_.push_back(Activity::complete(std::move(activity), std::move(status)));
+  if (!activity->isInCall || !activity->endInCall(status)) {
+    completions_.push_back(Activity::complete(std::move(activity), std::move(status)));
+  }
 }
 
 Status Operations::failureOf(const Activity& activity, const Status& cause) const {

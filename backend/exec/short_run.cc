@@ -81,9 +81,9 @@ void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const Tenso
   follow(nullptr, false);
   stage(nullptr);
   const auto addresses = [](std::vector<std::byte*>& into, std::span<const TensorView> views) {
-    into.clear();
-    for (const TensorView& view : views) {
-      into.push_back(view.bytes);
+    into.resize(views.size());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      into[i] = views[i].bytes;
     }
   };
   addresses(inputs_, inputs);

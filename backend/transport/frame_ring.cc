@@ -28,13 +28,14 @@ constexpr std::size_t kFetchedFrame = 2304;
 constexpr std::size_t kFetchedInExchange = 4224;
 constexpr std::size_t kShortFrame = 512;  // see emptyHeaderBehind()
 
-std::size_t alignmentOf(Publish by) {
-  return by == Publish::kHeader ? kLine : 8;
+// Bytes of the ring that a payload takes, with header and padding to a multiple of the alignment.
+std::size_t spanOf(std::size_t payload, std::size_t alignment) {
+  return (kHeaderBytes + payload + alignment - 1) & ~(alignment - 1);
 }
 
-// Bytes of the ring that a payload takes, with header and padding.
-std::size_t spanOf(std::size_t payload, Publish by) {
-  return (kHeaderBytes + payload + alignmentOf(by) - 1) & ~(alignmentOf(by) - 1);
+// Whether a frame at `position` is the first in one of its pages.
+bool beginsPage(std::size_t position, std::size_t frameBytes) {
+  return (position - 1) / kPage != (position + frameBytes - 1) / kPage;
 }
 
 constexpr std::uint64_t kEmptyHeader = 0;
@@ -53,7 +54,7 @@ bool RingWriter::readReleased() {
   // Pairs with the store in RingReader::release(): the reader has finished with the bytes before the count. seq_cst,
   // because a writer without room arms its bell and then looks here once more.
   const std::uint64_t released = words_->released.load(std::memory_order_seq_cst);
-  if (released < released_ || released > written_ || released % alignmentOf(by_) != 0) {
+  if (released < released_ || released > written_ || released % alignment_ != 0) {
     broken_ = true;
   } else {
     released_ = released;
@@ -64,10 +65,9 @@ bool RingWriter::readReleased() {
 // The reader's cache line is fetched only once for each page. Frames of several KiB use the first pages again only in
 // an exchange: a broadcast of 4 KiB after the other takes twice as long in lines that the reader has just read.
 bool RingWriter::canRewind(std::size_t position, std::size_t frameBytes) {
-  const bool beginsPage = (position - 1) / kPage != (position + frameBytes - 1) / kPage;
   const std::size_t from = frameBytes <= (isAnswered_ ? kExchangedFrame : kFetchedFrame) ? 1 : kLongWay;
-  return rewindFrom_ != 0 && beginsPage && position >= std::max(from * rewindFrom_, frameBytes + kLine) &&
-         readReleased() && released_ == written_;
+  return rewindFrom_ != 0 && position >= std::max(from * rewindFrom_, frameBytes + kLine) && readReleased() &&
+         released_ == written_;
 }
 
 // Publish::kHeader needs a place for the empty header behind the last frame.
@@ -79,23 +79,23 @@ std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBy
   const std::size_t largest = maxRingFrameBytes(capacity_);
   SW_CHECK(minBytes >= 1 && minBytes <= largest && minBytes <= maxBytes);
   const std::size_t wanted = std::min(maxBytes, largest);
+  const std::size_t least = spanOf(minBytes, alignment_);
+  const std::size_t most = spanOf(wanted, alignment_);
   const std::size_t position = written_ & (capacity_ - 1);
   const std::size_t toEnd = capacity_ - position;
-  const bool fits = toEnd >= spanOf(minBytes, by_);
-  skip_ = !fits || canRewind(position, spanOf(wanted, by_)) ? toEnd : 0;
-  const std::size_t needed = skip_ + spanOf(minBytes, by_);
-  const std::size_t hoped = skip_ + spanOf(wanted, by_);
+  const std::size_t skip = toEnd < least || (beginsPage(position, most) && canRewind(position, most)) ? toEnd : 0;
   // The reader's cache line is fetched only when the last known count is not enough.
-  if (broken_ || (room() < hoped && (!readReleased() || room() < needed))) {
+  if (broken_ || (room() < skip + most && (!readReleased() || room() < skip + least))) {
     return {};
   }
-  const std::size_t contiguous = skip_ > 0 ? capacity_ : toEnd;
-  const std::size_t available = std::min(room() - skip_, contiguous) - kHeaderBytes;
+  const std::size_t contiguous = skip > 0 ? capacity_ : toEnd;
+  const std::size_t available = std::min(room() - skip, contiguous) - kHeaderBytes;
+  skip_ = skip;
   reserved_ = std::min(wanted, available);
   if (reserved_ <= kShortFrame) {
-    emptyHeaderBehind(written_ + skip_ + spanOf(reserved_, by_));
+    emptyHeaderBehind(written_ + skip + spanOf(reserved_, alignment_));
   }
-  const std::size_t start = (position + skip_) & (capacity_ - 1);
+  const std::size_t start = (position + skip) & (capacity_ - 1);
   return {data_ + start + kHeaderBytes, reserved_};
 }
 
@@ -107,7 +107,7 @@ void RingWriter::commit(std::size_t bytes) {
   }
   const std::size_t position = written_ & (capacity_ - 1);
   isAnswered_ = isAnswered_ && skip_ == 0;
-  const std::size_t total = spanOf(bytes, by_);
+  const std::size_t total = spanOf(bytes, alignment_);
   written_ += skip_ + total;
   publish(position, bytes);
   if (rewindFrom_ != 0 && total <= (isAnswered_ ? kFetchedInExchange : kFetchedFrame)) {
@@ -174,7 +174,7 @@ std::span<const std::byte> RingReader::peek() {
       return {};
     }
     const auto header = std::bit_cast<RingHeader>(word);
-    const std::size_t total = spanOf(header.bytes, by_);
+    const std::size_t total = spanOf(header.bytes, alignment_);
     const bool fits = total <= capacity_ - position && (by_ == Publish::kHeader || total <= written_ - released_);
     const bool isFrame = header.kind == kFrame && header.bytes > 0;
     if (!fits || (!isFrame && header.kind != kSkip)) {

@@ -44,6 +44,10 @@ enum class Publish : std::uint8_t {
   kHeader,
 };
 
+constexpr std::size_t alignmentOf(Publish by) {
+  return by == Publish::kHeader ? 64 : 8;
+}
+
 // See maxLaneFrameBytes().
 constexpr std::size_t maxRingFrameBytes(std::size_t capacity) {
   return maxLaneFrameBytes(capacity);
@@ -60,7 +64,12 @@ class RingWriter {
   // round, and all other frames do so behind four times this position. So most rings have few pages, and few page
   // faults. At least 2 KiB; 0: never.
   RingWriter(RingWords* words, std::byte* data, std::size_t capacity, Publish by, std::size_t rewindFrom = 0)
-      : words_(words), data_(data), capacity_(capacity), rewindFrom_(rewindFrom), by_(by) {}
+      : words_(words),
+        data_(data),
+        capacity_(capacity),
+        rewindFrom_(rewindFrom),
+        alignment_(alignmentOf(by)),
+        by_(by) {}
 
   // See Connection. Empty: no room now.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
@@ -84,6 +93,7 @@ class RingWriter {
   std::byte* data_ = nullptr;
   std::size_t capacity_ = 0;
   std::size_t rewindFrom_ = 0;
+  std::size_t alignment_ = alignmentOf(Publish::kCount);
   std::uint64_t written_ = 0;   // as published
   std::uint64_t released_ = 0;  // the reader's count as last read
   std::uint64_t emptied_ = 0;   // the latest empty header, as a count of bytes
@@ -98,7 +108,7 @@ class RingReader {
  public:
   RingReader() = default;
   RingReader(RingWords* words, const std::byte* data, std::size_t capacity, Publish by)
-      : words_(words), data_(data), capacity_(capacity), by_(by) {}
+      : words_(words), data_(data), capacity_(capacity), alignment_(alignmentOf(by)), by_(by) {}
 
   // The oldest frame, or empty.
   std::span<const std::byte> peek();
@@ -113,6 +123,7 @@ class RingReader {
   RingWords* words_ = nullptr;
   const std::byte* data_ = nullptr;
   std::size_t capacity_ = 0;
+  std::size_t alignment_ = alignmentOf(Publish::kCount);
   std::uint64_t released_ = 0;  // counts skipped bytes as soon as they are seen; published by release()
   std::uint64_t written_ = 0;   // the writer's count as last read
   std::size_t frameBytes_ = 0;  // of the peeked frame with header and padding; 0: none peeked

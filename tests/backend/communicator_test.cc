@@ -206,6 +206,28 @@ TEST_P(Collectives, FinishWithoutAnyoneWaiting) {
   });
 }
 
+TEST_P(Collectives, ReleaseTheirTensorsAndRunCallbacksOnceWhetherTheyEndInTheirCallOrLater) {
+  withGroup(GetParam(), [](Communicator& group) {
+    for (const std::size_t count : {1U, 1000U, 500000U}) {
+      for (int i = 0; i < 20; ++i) {
+        std::vector<std::int64_t> values(count, group.rank());
+        const auto kept = std::make_shared<int>(i);
+        auto work = group.allReduce(viewOf(values), ReduceOp::kMax, {.keepAlive = kept});
+        ASSERT_TRUE(work.isOk());
+        std::atomic<int> numCalls{0};
+        (*work)->onDone([&](const Status& status) { numCalls += status.isOk() ? 1 : 100; });
+        const auto until = Clock::now() + seconds(10);
+        while ((numCalls == 0 || kept.use_count() > 1) && Clock::now() < until) {
+          std::this_thread::yield();
+        }
+        ASSERT_EQ(numCalls, 1) << count;
+        ASSERT_EQ(kept.use_count(), 1) << count;
+        ASSERT_EQ(values, std::vector<std::int64_t>(count, group.worldSize() - 1));
+      }
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 5));
 
 // By the tree of rank_tree.h up to a frame; in place, so no rank may read an input after the owner has overwritten the
