@@ -206,7 +206,7 @@ Status sendMessage(Communicator& link, Rank peer, int tag, const QueueMessage& m
 Result<WorkPtr> receiveBytes(Communicator& link, Rank peer, int tag, const QueuePart& into,
                              std::function<void(const Status&)> then) {
   Result<WorkPtr> work = link.recv(viewOf(into), peer, tag, {.keepAlive = into.owner});
-  if (work.isOk()) {
+  if (work.isOk() && then != nullptr) {
     static_cast<Activity&>(**work).onDoneWithoutWait(std::move(then));
   }
   return work;
