@@ -32,6 +32,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A callback that raises an exception changes nothing for its operation: only the printed error shows the
+    exception. So a test fails when its ranks print such an error, unless the test reads the output itself.
+    """
+    report = (yield).get_result()
+    if call.when == "call" and report.passed and "which changes nothing for the operation" in report.capstderr:
+        report.outcome = "failed"
+        report.longrepr = "a callback raised an exception; see the captured stderr"
+
+
 @pytest.fixture
 def run_ranks():
     def run(size, body, *args, timeout=60, group_timeout=20, init=True, may_die=()):
