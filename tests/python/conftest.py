@@ -34,8 +34,8 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A callback that raises an exception changes nothing for its operation: only the printed error shows the
-    exception. So a test fails when its ranks print such an error, unless the test reads the output itself.
+    """Fails a test whose ranks print the error of a callback, unless the test reads the output. Nothing else shows the
+    exception of a callback: the operation succeeds.
     """
     report = (yield).get_result()
     if call.when == "call" and report.passed and "which changes nothing for the operation" in report.capstderr:
