@@ -292,7 +292,7 @@ def test_completion_hook(run_ranks):
 
 
 @pytest.mark.skipif(not WRAPS, reason="this torch has no completion hooks")
-def test_completion_hook_that_raises(run_ranks):
+def test_completion_hook_that_raises(run_ranks, capfd):
     def body(rank, size):
         group = dist.new_group([0, 1])
         calls = []
@@ -316,6 +316,7 @@ def test_completion_hook_that_raises(run_ranks):
         assert len(calls) == 2
 
     run_ranks(2, body, group_timeout=10)
+    assert capfd.readouterr().err.count("the user's hook failed") == 4  # two calls on each rank
 
 
 @pytest.mark.skipif(not WRAPS, reason="works of this torch have no duration")
