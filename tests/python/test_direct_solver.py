@@ -20,8 +20,8 @@ from test_reshape import check_misuse, random_distribution, take
 import shardwire
 import shardwire.distributed as swd
 from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, ProcessGrid, Slab
-from shardwire.distributed.linalg import (DirectSolver, DirectSolverOptions, InvalidDirectSolverState, _system,
-                                          direct_solver)
+from shardwire.distributed.linalg import (DirectSolver, DirectSolverOptions, InvalidDirectSolverState, _factors,
+                                          _system, direct_solver)
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261125"))
 CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "60"))
@@ -59,9 +59,11 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
         cuts = [random_distribution(rng, tuple(whole.shape), ranks) for whole in (a, b)]
         options = {"inplace_a": rng.random() < 0.4, "inplace_b": rng.random() < 0.4, "factorization": kind,
                    "panel_width": rng.choice([None, 1, 2, 3, 5])}
+        # Small groups of panels, so that small matrices have columns behind the next group, too.
+        _factors.AT_ONCE, _factors.STEP = rng.choice([1, 2, 4, 6, 256]), rng.choice([1, 2, 64])
         use_numpy, orders = rng.random() < 0.3, [rng.random() < 0.4 for _ in range(2)]
         said = (f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {list(a.shape)} {list(b.shape)} {dtype} "
-                f"{cuts} {options} orders {orders}")
+                f"{cuts} {options} orders {orders}, at once {_factors.AT_ONCE}, step {_factors.STEP}")
         parts = [take(cut, whole, rank, ranks) for cut, whole in zip(cuts, (a, b))]
         wanted = take(cuts[1], torch.linalg.solve(wide(a), wide(b).reshape(*batch, n, -1)).reshape(b.shape), rank,
                       ranks)

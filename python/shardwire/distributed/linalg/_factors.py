@@ -2,13 +2,21 @@
 
 Every rank holds whole columns. So pivots are found, and rows swapped, without communication: the owner of a panel
 factorizes it alone (torch's LAPACK), and sends it once to all ranks. LU with partial pivoting: P A = L U. Cholesky:
-A = L L^H. For each panel, in the order of the columns:
+A = L L^H.
+
+A product whose inner size is one panel is slow: it reads and writes all columns to the right for few multiplications.
+So adjacent panels form a group, and columns behind a group are updated once, with the whole group. For each panel, in
+the order of the columns:
 
     1. all ranks receive the panel, with the rows to be swapped;
-    2. the owner of the next panel swaps and updates the next panel, factorizes it, and starts to send it;
-    3. all ranks swap and update their other columns to the right, while the next panel is on its way.
+    2. the owner of the next panel swaps and updates the next panel, factorizes it, and starts to send it: with this
+       panel inside a group, and with the whole group at its end;
+    3. all ranks do the same to their other columns of the group where the next panel is;
+    4. at the end of a group, the columns behind the next group follow in parts, while the next panels are on their way:
+       after each part, a panel that has arrived goes first.
 
-The columns to the left get all swaps of the panels behind them at the end, in one pass.
+A column gets the same updates in the same order and parts, whenever panels arrive. The columns to the left get all
+swaps of the panels behind them at the end, in one pass.
 
 Systems are solved by blocks of rows. By columns (L, and U): each rank adds up what its columns contribute; a block's
 owner gets the sum from all ranks, solves the block, and goes on with its columns. By rows (L^H): a block's owner sends
@@ -18,7 +26,7 @@ the solved block to all ranks, since L^H has its columns where L has its rows. I
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Tuple
 
 import torch
 import torch.distributed as dist
@@ -26,8 +34,11 @@ import torch.distributed as dist
 from .. import _runtime
 
 
-# Columns that Cholesky updates at once: products of few columns are slow, and of many compute more above the diagonal.
-AT_ONCE = 192
+# Columns of a group of panels, and own columns that are updated at once.
+AT_ONCE = 256
+# Own columns for which Cholesky computes the same rows: products of few columns are slow, and of many compute more
+# above the diagonal.
+STEP = 64
 
 
 class Panels(NamedTuple):
@@ -64,20 +75,43 @@ class Panels(NamedTuple):
         """The local column where own panels behind ``panel`` begin."""
         return ((panel - self.rank) // self.size + 1) * self.width
 
+    def row(self, column: int) -> int:
+        """The column of the matrix that is the local column ``column``."""
+        return (column // self.width * self.size + self.rank) * self.width + column % self.width
+
+    def group(self, panel: int) -> range:
+        """The panels of the group to which the panel belongs."""
+        count = max(1, AT_ONCE // self.width)
+        first = panel // count * count
+        return range(first, min(self.total, first + count))
+
     @property
     def mine(self) -> Sequence[int]:
         """The own panels."""
         return range(self.rank, self.total, self.size)
 
 
+# Rows of a matrix that get another row, and that other row.
+_Swaps = Tuple[torch.Tensor, torch.Tensor]
+
+
 class _Message(NamedTuple):
     """A factorized panel on its way: the rows from the diagonal on, LAPACK's pivots, and 0 or the number of the first
-    column without a pivot. All are views of ``memory``."""
+    column without a pivot. All are views of the memory that is sent, which has the rows from the first diagonal of the
+    group on, so that the panels of a group are one matrix. The next panel of the group overwrites the numbers."""
 
-    memory: torch.Tensor
     factors: torch.Tensor
     pivots: torch.Tensor
     failed: torch.Tensor
+
+
+class _Block(NamedTuple):
+    """Factorized panels as one: their columns in the matrix, the factors from the first diagonal on, and the swaps of
+    rows, for LU."""
+
+    span: slice
+    factors: torch.Tensor
+    swaps: _Swaps | None
 
 
 class Factors:
@@ -89,22 +123,27 @@ class Factors:
 
     def __init__(self, backend: Any, panels: Panels, columns: torch.Tensor) -> None:
         self._backend, self._panels, self._columns = backend, panels, columns
-        item = columns.element_size()
-        self._buffers = [_runtime.empty(((panels.n + 1) * panels.width * item + 4,), torch.uint8, columns.device)
-                         for _ in range(2)]
+        item, width = columns.element_size(), len(panels.group(0)) * panels.width
+        self._buffers = [_runtime.empty((panels.n * width * item + 4 * (panels.width + 1),), torch.uint8,
+                                        columns.device) for _ in range(2)]
+        self._matrix = columns  # the factors of the newest group, from the first diagonal on
 
     # The parts in which LU and Cholesky differ.
 
     def _factorize_panel(self, message: _Message, block: torch.Tensor) -> None:
         raise NotImplementedError
 
-    def _receive(self, message: _Message, first: int) -> None:
-        """Takes what a panel, whose first row is ``first``, says about rows."""
+    def _swaps_of(self, message: _Message, first: int) -> _Swaps | None:
+        """The swaps of rows of a panel whose first row is ``first``."""
+
+    def _join_swaps(self, former: _Block, panel: _Block) -> _Swaps | None:
+        """The swaps of the former panels of a group and then of the next panel, which the former panels get here."""
 
     def _finish(self) -> None:
         """After the last panel."""
 
-    def _update(self, panel: int, message: _Message, begin: int, end: int) -> None:
+    def _update(self, block: _Block, begin: int, end: int) -> None:
+        """Swaps and updates the local columns from ``begin`` to ``end``, which lie behind the block."""
         raise NotImplementedError
 
     def addend(self, rows: torch.Tensor, first: int) -> torch.Tensor:
@@ -120,42 +159,65 @@ class Factors:
 
     def factorize(self) -> int:
         """Factorizes. 0, or the number, from 1, of the first column without a pivot; equal on all ranks. Collective."""
-        panels = self._panels
+        panels, columns = self._panels, self._columns
         message, work = self._send(0)
+        whole: _Block | None = None
+        later: list[tuple[_Block, int, int]] = []
         for panel in range(panels.total):
+            while later and work is not None and not work.is_completed():
+                self._update(*later.pop(0))
             if work is not None:
                 work.wait()
-            failed = int(message.failed)
+            failed, span, group = int(message.failed), panels.span(panel), panels.group(panel)
             if failed:
-                return panels.span(panel).start + failed
-            self._receive(message, panels.span(panel).start)
+                return span.start + failed
+            block = _Block(span, message.factors, self._swaps_of(message, span.start))
+            whole = block if whole is None or panel == group.start else self._join(whole, block)
             if panels.is_mine(panel):
-                self._columns[panels.span(panel).start:, panels.place(panel)] = message.factors
-            begin, former = panels.after(panel), message
+                columns[span.start:, panels.place(panel)] = message.factors
+            is_last = panel + 1 == group.stop
+            if is_last:
+                for each in later:
+                    self._update(*each)
+                block, group = whole, panels.group(panel + 1)
+            begin, end = panels.after(panel), min(panels.after(group.stop - 1), columns.shape[1])
             if panel + 1 < panels.total:
                 if panels.is_mine(panel + 1):
                     first, begin = begin, panels.place(panel + 1).stop
-                    self._update(panel, former, first, begin)
+                    self._update(block, first, begin)
                 message, work = self._send(panel + 1)
-            if begin < self._columns.shape[1]:
-                self._update(panel, former, begin, self._columns.shape[1])
+            if begin < end:
+                self._update(block, begin, end)
+            if is_last:
+                step = len(panels.group(0)) * panels.width
+                later = [(whole, left, min(left + step, columns.shape[1]))
+                         for left in range(end, columns.shape[1], step)]
         self._finish()
         self._buffers = []
         return 0
 
+    def _join(self, former: _Block, panel: _Block) -> _Block:
+        """The former panels of a group with the next panel."""
+        swaps, first = self._join_swaps(former, panel), former.span.start
+        return _Block(slice(first, panel.span.stop), self._matrix[:, :panel.span.stop - first], swaps)
+
     def _send(self, panel: int) -> tuple[_Message, Any]:
-        """The owner factorizes the panel; all ranks start its broadcast. The buffer was used by the panel before the
+        """The owner factorizes the panel; all ranks start its broadcast. The buffer was used by the group before the
         last one, which has arrived everywhere."""
-        panels, columns = self._panels, self._columns
-        span = panels.span(panel)
-        rows, width = panels.n - span.start, span.stop - span.start
-        buffer, values = self._buffers[panel % 2], rows * width * columns.element_size()
-        numbers = buffer[values:values + 4 * (width + 1)].view(torch.int32)
-        message = _Message(buffer[:values + 4 * (width + 1)], buffer[:values].view(columns.dtype).view(width, rows).t(),
-                           numbers[:width], numbers[width])
+        panels, columns, item = self._panels, self._columns, self._columns.element_size()
+        span, group = panels.span(panel), panels.group(panel)
+        first = panels.span(group.start).start
+        rows, left, right = panels.n - first, span.start - first, span.stop - first
+        buffer = self._buffers[group.start // len(panels.group(0)) % 2]
+        if left == 0:
+            width = panels.span(group.stop - 1).stop - first
+            self._matrix = buffer[:rows * width * item].view(columns.dtype).view(width, rows).t()
+        memory = buffer[left * rows * item:right * rows * item + 4 * (right - left + 1)]
+        numbers = memory[(right - left) * rows * item:].view(torch.int32)
+        message = _Message(self._matrix[left:, left:right], numbers[:-1], numbers[-1])
         if panels.is_mine(panel):
             self._factorize_panel(message, columns[span.start:, panels.place(panel)])
-        return message, self._broadcast(message.memory, panel)
+        return message, self._broadcast(memory, panel)
 
     # Communication: None where there is one rank.
 
@@ -204,19 +266,25 @@ class Factors:
         return torch.cat(own) if own else sums[:0]
 
 
+def _swap(columns: torch.Tensor, there: torch.Tensor, here: torch.Tensor) -> None:
+    """Swaps elements of columns, given as rows: element by element along each column, whose elements are neighbours in
+    memory."""
+    there, here = (each.expand(columns.shape[0], -1) for each in (there, here))
+    columns.scatter_(1, there, columns.gather(1, here))
+
+
 class LU(Factors):
     """P A = L U: L with ones on the diagonal, below; U above."""
 
     def __init__(self, backend: Any, panels: Panels, columns: torch.Tensor) -> None:
         super().__init__(backend, panels, columns)
         self._order = torch.arange(panels.n, device=columns.device)  # row i of P A is row order[i] of A
-        # Of each panel: the rows that get another row, and that other row.
-        self._swaps: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._swaps: list[_Swaps] = []  # of each panel
 
     def _factorize_panel(self, message: _Message, block: torch.Tensor) -> None:
         torch.linalg.lu_factor_ex(block, out=(message.factors, message.pivots, message.failed))
 
-    def _receive(self, message: _Message, first: int) -> None:
+    def _swaps_of(self, message: _Message, first: int) -> _Swaps:
         moved = dict[int, int]()
         for row, pivot in enumerate(message.pivots.tolist()):
             if row != pivot - 1:
@@ -224,6 +292,16 @@ class LU(Factors):
         there, here = (torch.tensor(list(rows), dtype=torch.int64, device=self._order.device) + first
                        for rows in (moved.keys(), moved.values()))
         self._swaps.append((there, here))
+        return there, here
+
+    def _join_swaps(self, former: _Block, panel: _Block) -> _Swaps:
+        assert former.swaps is not None and panel.swaps is not None
+        (there, here), (later, latest) = former.swaps, panel.swaps
+        _swap(former.factors.t(), later - former.span.start, latest - former.span.start)
+        order = torch.arange(self._panels.n, device=there.device).index_copy_(0, there, here)
+        order = order.index_copy(0, later, order[latest])
+        both = torch.cat([there, later])
+        return both, order[both]
 
     def _finish(self) -> None:
         rows = order = self._order
@@ -235,19 +313,17 @@ class LU(Factors):
             order = rows.index_copy(0, there, here)[order]
         self._order = order
 
-    def _update(self, panel: int, message: _Message, begin: int, end: int) -> None:
-        rows = self._panels.span(panel)
+    def _update(self, block: _Block, begin: int, end: int) -> None:
+        rows, factors = block.span, block.factors
         width = rows.stop - rows.start
-        # Element by element along each column, whose elements are neighbours in memory.
-        there, here = (each.expand(end - begin, -1) for each in self._swaps[panel])
-        transposed = self._columns[:, begin:end].t()
-        transposed.scatter_(1, there, transposed.gather(1, here))
+        assert block.swaps is not None
+        _swap(self._columns[:, begin:end].t(), *block.swaps)
         upper = self._columns[rows, begin:end]
         # Transposed, a matrix in C order is in LAPACK's order.
-        upper.copy_(torch.linalg.solve_triangular(message.factors[:width].t(), upper.t(), upper=True, left=False,
+        upper.copy_(torch.linalg.solve_triangular(factors[:width].t(), upper.t(), upper=True, left=False,
                                                   unitriangular=True).t())
         if rows.stop < self._panels.n:
-            self._columns[rows.stop:, begin:end].addmm_(message.factors[width:], upper, alpha=-1)
+            self._columns[rows.stop:, begin:end].addmm_(factors[width:], upper, alpha=-1)
 
     def addend(self, rows: torch.Tensor, first: int) -> torch.Tensor:
         places = torch.empty_like(self._order).scatter_(0, self._order, torch.arange(
@@ -282,15 +358,20 @@ class Cholesky(Factors):
         if block.shape[0] > width and not failed:
             message.factors[width:] = torch.linalg.solve_triangular(lower.mH, block[width:], upper=True, left=False)
 
-    def _update(self, panel: int, message: _Message, begin: int, end: int) -> None:
-        panels, first = self._panels, self._panels.span(panel).start
-        step = max(1, AT_ONCE // panels.width) * panels.width
-        for left in range(begin, end, step):
-            right = min(end, left + step)
-            rows = [panels.span(other) for other in panels.mine if left <= panels.place(other).start < right]
-            above = torch.cat([message.factors[each.start - first:each.stop - first] for each in rows])
-            self._columns[rows[0].start:, left:right].addmm_(message.factors[rows[0].start - first:], above.mH,
-                                                             alpha=-1)
+    def _update(self, block: _Block, begin: int, end: int) -> None:
+        panels, columns, first, factors = self._panels, self._columns, block.span.start, block.factors
+        # Rows of the factors for the own columns, as columns: so whole runs of memory are copied.
+        own = [slice(span.start - first, span.stop - first) for span in map(panels.span, panels.mine)
+               if begin <= panels.place(span.start // panels.width).start < end]
+        above = torch.cat([factors.t()[:, each] for each in own], 1).conj()
+        step = max(1, STEP // panels.width) * panels.width
+        starts = range(begin, end, step)
+        last = panels.row(starts[-1])
+        for left in starts[:-1]:
+            top = panels.row(left)
+            columns[top:last, left:left + step].addmm_(factors[top - first:last - first],
+                                                       above[:, left - begin:left - begin + step], alpha=-1)
+        columns[last:, begin:end].addmm_(factors[last - first:], above, alpha=-1)
 
     def addend(self, rows: torch.Tensor, first: int) -> torch.Tensor:
         sums = _runtime.empty((self._panels.n, rows.shape[1]), rows.dtype, rows.device).zero_()

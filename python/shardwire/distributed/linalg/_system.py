@@ -7,6 +7,7 @@ of rows, and solutions leave in the blocks of rows that belong to the own column
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, List, NamedTuple, Tuple, Union
 
 import torch
@@ -21,7 +22,7 @@ from ._factors import LU, Cholesky, Factors, Panels, cholesky
 
 # The columns of a panel; smaller ones, down to the least, where a rank has fewer panels. A caller's own layout of whole
 # columns is factorized where it lies, up to the most.
-WIDTH, PANELS_PER_RANK, LEAST_WIDTH, MOST_WIDTH = 64, 4, 8, 256
+WIDTH, PANELS_PER_RANK, LEAST_WIDTH, MOST_WIDTH = 128, 4, 8, 256
 # Right-hand sides that are solved at once: every rank has a row for each row of the matrix.
 AT_ONCE = 256
 
@@ -40,11 +41,15 @@ class Settings(NamedTuple):
 
 
 class _Move:
-    """The move between two ends; a copy where every rank has what it wants; nothing where there are no elements."""
+    """The move between two ends; a copy where every rank has what it wants; nothing where there are no elements.
+    below: panels; only their blocks on the diagonal and the elements below these blocks move."""
 
-    def __init__(self, group: Any, rank: int, source: End, target: End, dtype: torch.dtype, name: str) -> None:
-        self._has, self._wants = (bool(end.shares[rank].pieces) for end in (source, target))
+    def __init__(self, group: Any, rank: int, source: End, target: End, dtype: torch.dtype, name: str,
+                 below: Panels | None = None) -> None:
         self.is_copy = all(have.is_as(want) for have, want in zip(source.shares, target.shares))
+        if below is not None and not self.is_copy:
+            target = _below(target, below)
+        self._has, self._wants = (bool(end.shares[rank].pieces) for end in (source, target))
         self.op = (None if self.is_copy or 0 in source.global_shape
                    else move(group, rank, source, target, dtype, name))
 
@@ -74,10 +79,13 @@ class System:
         self._shapes = [end.shares[rank].local_shape for end in inner]
         self._first_row = inner[1].shares[rank].pieces[0].offset[1]
 
-        def to(source: End, target: End, what: str) -> _Move:
-            return _Move(group, rank, source, target, settings.dtype, f"{name}, {what}")
-        self._in, self._of_b, self._of_x = to(of_a, inner[0], "a"), to(of_b, inner[1], "b"), to(inner[2], of_b, "x")
-        self._back = to(inner[0], of_a, "factors") if settings.keeps_factors else None
+        below = self.panels if settings.factorization == "cholesky" and not self.is_whole else None
+
+        def to(source: End, target: End, what: str, below: Panels | None = None) -> _Move:
+            return _Move(group, rank, source, target, settings.dtype, f"{name}, {what}", below)
+        self._in, self._of_b = to(of_a, inner[0], "a", below), to(of_b, inner[1], "b")
+        self._of_x = to(inner[2], of_b, "x")
+        self._back = to(inner[0], of_a, "factors", below) if settings.keeps_factors else None
 
     def _width(self, a: End, size: int) -> int:
         """The columns of a panel: the caller's number, else those of the caller's layout where whole columns are dealt
@@ -188,3 +196,19 @@ def _lifted(end: End, is_vector: bool) -> End:
         Piece(lift(piece.offset, 0), lift(piece.shape, 1), lift(piece.local_offset, 0)) for piece in share.pieces))
         for share in end.shares)
     return End(end.distribution, lift(end.global_shape, 1), tuple(shares))
+
+
+def _below(end: End, panels: Panels) -> End:
+    """The end without what lies above the panels' blocks on the diagonal."""
+    def cut(piece: Piece) -> Iterator[Piece]:
+        (number, row, left), (count, rows, columns) = piece.offset, piece.shape
+        bottom, right = row + rows, left + columns
+        while left < right and left // panels.width * panels.width < bottom:
+            # All rows of the columns up to the end of the panel that has the first row on the diagonal.
+            top, end = max(row, left // panels.width * panels.width), panels.span(max(row, left) // panels.width).stop
+            offset, shape = (number, top, left), (count, bottom - top, min(right, end) - left)
+            yield Piece(offset, shape, tuple(local + new - old for local, new, old in
+                                             zip(piece.local_offset, offset, piece.offset)))
+            left = end
+    return End(end.distribution, end.global_shape, tuple(
+        Share(share.local_shape, tuple(part for piece in share.pieces for part in cut(piece))) for share in end.shares))
