@@ -2,21 +2,19 @@
 
 Every rank holds whole columns. So pivots are found, and rows swapped, without communication: the owner of a panel
 factorizes it alone (torch's LAPACK), and sends it once to all ranks. LU with partial pivoting: P A = L U. Cholesky:
-A = L L^H.
-
-A product whose inner size is one panel is slow: it reads and writes all columns to the right for few multiplications.
-So adjacent panels form a group, and columns behind a group are updated once, with the whole group. For each panel, in
-the order of the columns:
+A = L L^H. For each panel, in the order of the columns:
 
     1. all ranks receive the panel, with the rows to be swapped;
-    2. the owner of the next panel swaps and updates the next panel, factorizes it, and starts to send it: with this
-       panel inside a group, and with the whole group at its end;
-    3. all ranks do the same to their other columns of the group where the next panel is;
-    4. at the end of a group, the columns behind the next group follow in parts, while the next panels are on their way:
-       after each part, a panel that has arrived goes first.
+    2. the owner of the next panel swaps and updates the next panel, factorizes it, and starts to send it;
+    3. all ranks swap and update their other columns to the right, while the next panel is on its way.
 
-A column gets the same updates in the same order and parts, whenever panels arrive. The columns to the left get all
-swaps of the panels behind them at the end, in one pass.
+The columns to the left get all swaps of the panels behind them at the end, in one pass.
+
+A product whose inner size is one panel is slow: it reads and writes all columns to the right for few multiplications.
+So for Cholesky adjacent panels form a group. A panel updates at once only the columns of its own group. At the end of a
+group, all its panels together update the next group, and then the columns behind the next group, in parts: after each
+part, a panel that has arrived goes first. A column gets the same updates in the same order and parts, whenever panels
+arrive. LU has no groups: the swaps inside a group took longer than the group saved with up to 2,048 columns.
 
 Systems are solved by blocks of rows. By columns (L, and U): each rank adds up what its columns contribute; a block's
 owner gets the sum from all ranks, solves the block, and goes on with its columns. By rows (L^H): a block's owner sends
@@ -26,7 +24,7 @@ the solved block to all ranks, since L^H has its columns where L has its rows. I
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,7 +32,7 @@ import torch.distributed as dist
 from .. import _runtime
 
 
-# Columns of a group of panels, and own columns that are updated at once.
+# Columns of a group of Cholesky's panels, and own columns that are updated at once.
 AT_ONCE = 256
 # Own columns for which Cholesky computes the same rows: products of few columns are slow, and of many compute more
 # above the diagonal.
@@ -79,20 +77,10 @@ class Panels(NamedTuple):
         """The column of the matrix that is the local column ``column``."""
         return (column // self.width * self.size + self.rank) * self.width + column % self.width
 
-    def group(self, panel: int) -> range:
-        """The panels of the group to which the panel belongs."""
-        count = max(1, AT_ONCE // self.width)
-        first = panel // count * count
-        return range(first, min(self.total, first + count))
-
     @property
     def mine(self) -> Sequence[int]:
         """The own panels."""
         return range(self.rank, self.total, self.size)
-
-
-# Rows of a matrix that get another row, and that other row.
-_Swaps = Tuple[torch.Tensor, torch.Tensor]
 
 
 class _Message(NamedTuple):
@@ -106,12 +94,10 @@ class _Message(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Factorized panels as one: their columns in the matrix, the factors from the first diagonal on, and the swaps of
-    rows, for LU."""
+    """Factorized panels as one: their columns in the matrix, and the factors from the first diagonal on."""
 
     span: slice
     factors: torch.Tensor
-    swaps: _Swaps | None
 
 
 class Factors:
@@ -121,9 +107,12 @@ class Factors:
     factors.
     """
 
+    _has_groups = False
+
     def __init__(self, backend: Any, panels: Panels, columns: torch.Tensor) -> None:
         self._backend, self._panels, self._columns = backend, panels, columns
-        item, width = columns.element_size(), len(panels.group(0)) * panels.width
+        self._at_once = max(1, AT_ONCE // panels.width)  # panels
+        item, width = columns.element_size(), len(self._group(0)) * panels.width
         self._buffers = [_runtime.empty((panels.n * width * item + 4 * (panels.width + 1),), torch.uint8,
                                         columns.device) for _ in range(2)]
         self._matrix = columns  # the factors of the newest group, from the first diagonal on
@@ -133,11 +122,8 @@ class Factors:
     def _factorize_panel(self, message: _Message, block: torch.Tensor) -> None:
         raise NotImplementedError
 
-    def _swaps_of(self, message: _Message, first: int) -> _Swaps | None:
-        """The swaps of rows of a panel whose first row is ``first``."""
-
-    def _join_swaps(self, former: _Block, panel: _Block) -> _Swaps | None:
-        """The swaps of the former panels of a group and then of the next panel, which the former panels get here."""
+    def _receive(self, message: _Message, first: int) -> None:
+        """Takes what a panel, whose first row is ``first``, says about rows."""
 
     def _finish(self) -> None:
         """After the last panel."""
@@ -161,54 +147,58 @@ class Factors:
         """Factorizes. 0, or the number, from 1, of the first column without a pivot; equal on all ranks. Collective."""
         panels, columns = self._panels, self._columns
         message, work = self._send(0)
-        whole: _Block | None = None
         later: list[tuple[_Block, int, int]] = []
         for panel in range(panels.total):
             while later and work is not None and not work.is_completed():
                 self._update(*later.pop(0))
             if work is not None:
                 work.wait()
-            failed, span, group = int(message.failed), panels.span(panel), panels.group(panel)
+            failed, span, group = int(message.failed), panels.span(panel), self._group(panel)
             if failed:
                 return span.start + failed
-            block = _Block(span, message.factors, self._swaps_of(message, span.start))
-            whole = block if whole is None or panel == group.start else self._join(whole, block)
+            self._receive(message, span.start)
+            block = _Block(span, message.factors)
             if panels.is_mine(panel):
                 columns[span.start:, panels.place(panel)] = message.factors
             is_last = panel + 1 == group.stop
             if is_last:
                 for each in later:
                     self._update(*each)
-                block, group = whole, panels.group(panel + 1)
-            begin, end = panels.after(panel), min(panels.after(group.stop - 1), columns.shape[1])
+                first = panels.span(group.start).start
+                block = _Block(slice(first, span.stop), self._matrix[:, :span.stop - first])
+                group = self._group(panel + 1)
+            begin, end = panels.after(panel), columns.shape[1]
+            if self._has_groups:
+                end = min(panels.after(group.stop - 1), end)
             if panel + 1 < panels.total:
                 if panels.is_mine(panel + 1):
-                    first, begin = begin, panels.place(panel + 1).stop
-                    self._update(block, first, begin)
+                    left, begin = begin, panels.place(panel + 1).stop
+                    self._update(block, left, begin)
                 message, work = self._send(panel + 1)
             if begin < end:
                 self._update(block, begin, end)
             if is_last:
-                step = len(panels.group(0)) * panels.width
-                later = [(whole, left, min(left + step, columns.shape[1]))
-                         for left in range(end, columns.shape[1], step)]
+                step = self._at_once * panels.width
+                later = [(block, start, min(start + step, columns.shape[1]))
+                         for start in range(end, columns.shape[1], step)]
         self._finish()
         self._buffers = []
         return 0
 
-    def _join(self, former: _Block, panel: _Block) -> _Block:
-        """The former panels of a group with the next panel."""
-        swaps, first = self._join_swaps(former, panel), former.span.start
-        return _Block(slice(first, panel.span.stop), self._matrix[:, :panel.span.stop - first], swaps)
+    def _group(self, panel: int) -> range:
+        """The panels of the panel's group."""
+        count = self._at_once if self._has_groups else 1
+        first = panel // count * count
+        return range(first, min(self._panels.total, first + count))
 
     def _send(self, panel: int) -> tuple[_Message, Any]:
         """The owner factorizes the panel; all ranks start its broadcast. The buffer was used by the group before the
         last one, which has arrived everywhere."""
         panels, columns, item = self._panels, self._columns, self._columns.element_size()
-        span, group = panels.span(panel), panels.group(panel)
+        span, group = panels.span(panel), self._group(panel)
         first = panels.span(group.start).start
         rows, left, right = panels.n - first, span.start - first, span.stop - first
-        buffer = self._buffers[group.start // len(panels.group(0)) % 2]
+        buffer = self._buffers[group.start // len(self._group(0)) % 2]
         if left == 0:
             width = panels.span(group.stop - 1).stop - first
             self._matrix = buffer[:rows * width * item].view(columns.dtype).view(width, rows).t()
@@ -266,25 +256,19 @@ class Factors:
         return torch.cat(own) if own else sums[:0]
 
 
-def _swap(columns: torch.Tensor, there: torch.Tensor, here: torch.Tensor) -> None:
-    """Swaps elements of columns, given as rows: element by element along each column, whose elements are neighbours in
-    memory."""
-    there, here = (each.expand(columns.shape[0], -1) for each in (there, here))
-    columns.scatter_(1, there, columns.gather(1, here))
-
-
 class LU(Factors):
     """P A = L U: L with ones on the diagonal, below; U above."""
 
     def __init__(self, backend: Any, panels: Panels, columns: torch.Tensor) -> None:
         super().__init__(backend, panels, columns)
         self._order = torch.arange(panels.n, device=columns.device)  # row i of P A is row order[i] of A
-        self._swaps: list[_Swaps] = []  # of each panel
+        # Of each panel: the rows that get another row, and that other row.
+        self._swaps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _factorize_panel(self, message: _Message, block: torch.Tensor) -> None:
         torch.linalg.lu_factor_ex(block, out=(message.factors, message.pivots, message.failed))
 
-    def _swaps_of(self, message: _Message, first: int) -> _Swaps:
+    def _receive(self, message: _Message, first: int) -> None:
         moved = dict[int, int]()
         for row, pivot in enumerate(message.pivots.tolist()):
             if row != pivot - 1:
@@ -292,16 +276,6 @@ class LU(Factors):
         there, here = (torch.tensor(list(rows), dtype=torch.int64, device=self._order.device) + first
                        for rows in (moved.keys(), moved.values()))
         self._swaps.append((there, here))
-        return there, here
-
-    def _join_swaps(self, former: _Block, panel: _Block) -> _Swaps:
-        assert former.swaps is not None and panel.swaps is not None
-        (there, here), (later, latest) = former.swaps, panel.swaps
-        _swap(former.factors.t(), later - former.span.start, latest - former.span.start)
-        order = torch.arange(self._panels.n, device=there.device).index_copy_(0, there, here)
-        order = order.index_copy(0, later, order[latest])
-        both = torch.cat([there, later])
-        return both, order[both]
 
     def _finish(self) -> None:
         rows = order = self._order
@@ -316,8 +290,10 @@ class LU(Factors):
     def _update(self, block: _Block, begin: int, end: int) -> None:
         rows, factors = block.span, block.factors
         width = rows.stop - rows.start
-        assert block.swaps is not None
-        _swap(self._columns[:, begin:end].t(), *block.swaps)
+        # Element by element along each column, whose elements are neighbours in memory.
+        there, here = (each.expand(end - begin, -1) for each in self._swaps[rows.start // self._panels.width])
+        transposed = self._columns[:, begin:end].t()
+        transposed.scatter_(1, there, transposed.gather(1, here))
         upper = self._columns[rows, begin:end]
         # Transposed, a matrix in C order is in LAPACK's order.
         upper.copy_(torch.linalg.solve_triangular(factors[:width].t(), upper.t(), upper=True, left=False,
@@ -349,6 +325,8 @@ def cholesky(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 class Cholesky(Factors):
     """A = L L^H. Elements above the diagonal are neither read nor meaningful."""
+
+    _has_groups = True
 
     def _factorize_panel(self, message: _Message, block: torch.Tensor) -> None:
         width = block.shape[1]
