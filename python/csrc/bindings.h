@@ -21,6 +21,14 @@ Status statusOf(const pybind11::handle& exception);
 // The shardwire group behind a c10d backend object. TypeError for anything else.
 ProcessGroupShardwire& groupOf(const pybind11::handle& object);
 
+// The new reference that a function of Python's C interface returned; the exception for null.
+inline pybind11::object owned(PyObject* object) {
+  if (object == nullptr) {
+    throw pybind11::error_already_set();
+  }
+  return pybind11::reinterpret_steal<pybind11::object>(object);
+}
+
 // The argument of a function that takes a c10d backend object.
 struct Group {
   ProcessGroupShardwire* behind = nullptr;
@@ -107,7 +115,8 @@ void bindMpi(py::module_& module);
 void bindOffline(py::module_& module);
 void bindSight(py::module_& module);
 void bindQueues(py::module_& module);
-void bindPlain(py::module_& module);
+void bindPlainReader(py::module_& module);
+void bindPlainWriter(py::module_& module);
 
 // The Python exception (not raised) for a Status with an error.
 py::object exceptionOf(const Status& status);

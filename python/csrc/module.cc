@@ -22,5 +22,6 @@ PYBIND11_MODULE(_C, module) {
   shardwire::python::bindOffline(module);
   shardwire::python::bindSight(module);
   shardwire::python::bindQueues(module);
-  shardwire::python::bindPlain(module);
+  shardwire::python::bindPlainReader(module);
+  shardwire::python::bindPlainWriter(module);
 }

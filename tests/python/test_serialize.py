@@ -282,8 +282,10 @@ def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
               frozenset([(frozenset([shared]), torch.Size([4])), torch.Size([4])])]
     for value in values:
         head, parts = plain_write.write([value, [shared]])
-        reader = plain_read._Reader(head, parts)
-        assert reader.read() == [value, [shared]]
+        readers, make = [], plain_read._Reader
+        monkeypatch.setattr(plain_read, "_Reader", lambda *given: readers.append(make(*given)) or readers[-1])
+        assert plain_read.read(head, parts) == [value, [shared]]
+        (reader,) = readers
         monkeypatch.setattr(plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head))
         assert there_and_back([value, [shared]]) == [value, [shared]]
         monkeypatch.setattr(plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head) - 1)

@@ -14,7 +14,7 @@ from typing import Any, Callable
 import torch
 
 from .. import _C
-from .write import C128, I64, MAGIC, PLAIN_KINDS, U32
+from .write import C128, I64, PLAIN_KINDS, U32
 from .handles import HANDLE_TAGS, handle_with
 from .keys import ReadKeys, Ref
 from .tensor_bytes import Broken, contiguous_strides, dtype_named, item_bytes, typed
@@ -26,44 +26,22 @@ _TAG_COMPLEX = ord("c")
 
 
 class _Reader:
-    def __init__(self, head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> None:
-        self.head, self.parts, self.at = bytes(head), parts, 0
-        self.trusts = trusts
+    """Reads values and nodes of rare kinds, for the reader of C++. The lists are shared with that reader."""
+
+    def __init__(self, head: bytes, parts: list[torch.Tensor], trusts: bool, count: int, kinds: list[bytes],
+                 items: list[Any], made: list[Any], filled: list[int], frozen: list[int]) -> None:
+        self.head, self.parts, self.trusts, self.at = head, parts, trusts, 0
         self.records: dict[int, Record] = {}  # nodes of registered classes with nodes inside
-        self.count = 0  # the number of nodes
-        self.kinds: list[bytes] = []
+        self.count = count  # the number of nodes
+        self.kinds = kinds
         # For containers with nodes inside: the values, with references as Ref
-        self.items: list[Any] = []
+        self.items = items
         # The object of each node; _NOT_YET for a node that needs other nodes first
-        self.made: list[Any] = []
-        self.filled: list[int] = []  # nodes made already, still empty
-        self.frozen: list[int] = []  # nodes to be made later
-        self.keys = ReadKeys(self.kinds, self.made, len(self.head))
+        self.made = made
+        self.filled = filled  # nodes made already, still empty
+        self.frozen = frozen  # nodes to be made later
+        self.keys = ReadKeys(kinds, made, len(head))
         self.linked = False  # whether the last values() read a reference
-
-    def read(self) -> Any:
-        try:
-            return self.graph()
-        except (struct.error, IndexError):
-            raise Broken(
-                f"more bytes are needed behind byte {self.at}, but there are {len(self.head)} in all") from None
-
-    def graph(self) -> Any:
-        if self.take(4) != MAGIC:
-            raise Broken("these bytes do not begin as serialize writes them")
-        self.count = self.u32()
-        if self.count > len(self.head):
-            raise Broken(f"{self.count} nodes cannot lie in {len(self.head)} bytes")
-        root = self.value()
-        for _ in range(self.count):
-            self.node()
-        if self.at != len(self.head):
-            raise Broken(f"{len(self.head) - self.at} bytes are left over")
-        for number in self.frozen:
-            self.freeze(number)
-        for number in self.filled:
-            self.fill(number)
-        return self.made[root] if type(root) is Ref else root
 
     # Numbers and tags: struct.error and IndexError for a head that ends too early.
 
@@ -86,7 +64,7 @@ class _Reader:
 
     def values(self, count: int) -> list[Any]:
         """The next values. ``linked`` says whether the values contain references."""
-        found, self.at, self.linked = _C.read_values(self.head, self.at, count, self.count, Ref, Broken, self.other)
+        found, self.at, self.linked = _C.read_values(self, self.head, self.at, count, Ref, Broken)
         return found
 
     def other(self, tag: int, at: int) -> tuple[Any, int]:
@@ -120,18 +98,19 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise Broken(f"no text: {error}") from None
 
-    def node(self) -> None:
-        tag = self.take(1)
+    def node(self, number_of_tag: int, at: int) -> int:
+        """Reads the node of a rare kind whose tag lies before `at`. Returns the place behind the node."""
+        tag, self.at = bytes((number_of_tag,)), at
         item: Any = None
         made: Any
         if tag in _CONTAINER_TAGS:
             number = self.u32()
-            item = self.values(number * 2 if tag in b"do" else number)
+            item = self.values(number * 2 if tag == b"o" else number)
             make = _MAKERS[tag]
             if not self.linked:
                 made = self.build(make, item)
                 item = None
-            elif tag in b"tzZ":
+            elif tag in b"zZ":
                 made = _NOT_YET
                 self.frozen.append(len(self.made))
             else:
@@ -145,13 +124,14 @@ class _Reader:
             made = self.numpy()
         elif tag in b"r/" or tag in HANDLE_TAGS:
             made = self.made_of_values(tag)
-        elif tag in b"sba":
+        elif tag in b"ba":
             made = self.text(tag)
         else:
             raise Broken(f"{tag!r} at byte {self.at - 1} is no kind of node")
         self.kinds.append(tag)
         self.items.append(item)
         self.made.append(made)
+        return self.at
 
     def record(self, tag: bytes) -> tuple[Any, Any]:
         """Reads a namedtuple or dataclass. Returns the values, or None without nodes among the values; and the object,
@@ -290,9 +270,7 @@ class _Reader:
 
     def fill(self, number: int) -> None:
         kind, made, items = self.kinds[number], self.made[number], self.resolved(number)
-        if kind == b"l":
-            made.extend(items)
-        elif kind == b"D":
+        if kind == b"D":
             self.build(partial(self.records[number].fill, made), items)
         else:
             self.check_keys(number, self.items[number][::1 if kind == b"S" else 2])
@@ -318,13 +296,17 @@ def _paired(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda items: make(zip(items[::2], items[1::2]))
 
 
-_MAKERS: dict[bytes, Callable[[Any], Any]] = {b"l": list, b"t": tuple, b"d": _paired(dict), b"o": _paired(OrderedDict),
-                                              b"S": set, b"Z": frozenset, b"z": torch.Size}
-_CONTAINER_TAGS = frozenset(_MAKERS)
+_MAKERS: dict[bytes, Callable[[Any], Any]] = {b"t": tuple, b"o": _paired(OrderedDict), b"S": set, b"Z": frozenset,
+                                              b"z": torch.Size}
+_CONTAINER_TAGS = frozenset((b"o", b"S", b"Z", b"z"))
 _NOT_YET = object()
 
 
 def read(head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> Any:
     """The object given to ``write``; tensors are views of ``parts``. Broken for bytes of another origin. trusts: the
     reader trusts pickles of the writer, and so pickles in the queues of the object."""
-    return _Reader(head, parts, trusts).read()
+    head = bytes(head)
+    try:
+        return _C.read_graph(head, Ref, Broken, _NOT_YET, partial(_Reader, head, parts, trusts))
+    except (struct.error, IndexError):
+        raise Broken(f"more bytes are needed than the {len(head)} that there are") from None

@@ -23,9 +23,8 @@ from .handles import Handle, handle_of
 from .tensor_bytes import bytes_of, contiguous_strides, name_of, reach, storage_address, untyped
 from .user_classes import Record, by_class
 
-MAGIC = b"SWG1"
-# Texts of this length or longer are nodes: written once, also with several references
-_LONG = 32
+_MAGIC = b"SWG1"
+_LONG = 32  # as kLongText of plain_write.cc, for bytes
 U32 = struct.Struct("<I")
 I64 = struct.Struct("<q")
 C128 = struct.Struct("<dd")
@@ -33,7 +32,6 @@ _TAGGED_U32 = struct.Struct("<cI")
 _CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDict: b"o", set: b"S", frozenset: b"Z",
                                   torch.Size: b"z"}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-_OFTEN_NODES = frozenset((*_CONTAINERS, *_TENSORS))
 _HASHING = frozenset((dict, OrderedDict, set, frozenset))
 # Kinds of numpy's dtypes whose elements are mere bytes
 PLAIN_KINDS = "biufcmMSU"
@@ -50,25 +48,23 @@ def is_plain_tensor(value: Any) -> bool:
 # ---- writing
 
 class _Writer:
-    def __init__(self) -> None:
+    """Writes values and nodes of rare kinds, for the writer of C++: numbers by ids of nodes, and nodes, are shared with
+    that writer, and keep the ids unique."""
+
+    OFTEN_NODES = frozenset((*_CONTAINERS, *_TENSORS))
+
+    def __init__(self, out: bytearray, numbers: dict[int, int], nodes: list[Any]) -> None:
+        self.out, self.numbers, self.nodes = out, numbers, nodes
         self.parts: list[torch.Tensor] = []
-        # In the order of numbers; the references keep ids unique
-        self.nodes: list[Any] = []
-        self.numbers: dict[int, int] = {}
         self.texts: dict[Any, int] = {}
-        self.out = bytearray()
         self.keys = WrittenKeys()
         self.storages: dict[int, tuple[int, int]] = {}  # address of a shared storage -> its part, the first byte in it
         # With the places of their bytes in `out`: which tensors share memory shows at the end
         self.tensors: list[tuple[int, torch.Tensor]] = []
 
-    def write(self, value: Any) -> bytes:
-        self.value(value)
-        done = 0
-        while done < len(self.nodes):  # nodes add nodes
-            self.node(self.nodes[done])
-            done += 1
-        head = MAGIC + U32.pack(len(self.nodes)) + (self.with_tensors() if self.tensors else bytes(self.out))
+    def head(self) -> bytes:
+        """The head, after all nodes were written."""
+        head = _MAGIC + U32.pack(len(self.nodes)) + (self.with_tensors() if self.tensors else bytes(self.out))
         if wrong := self.keys.wrong(len(head)):
             raise NotPlain(wrong)
         return head
@@ -85,7 +81,7 @@ class _Writer:
         return bytes(self.out + walked[done:])
 
     def values(self, values: Iterable[Any]) -> None:
-        _C.write_values(values, self.out, self.numbers, self.nodes, _OFTEN_NODES, self.rare)
+        _C.write_values(self, values)
 
     def value(self, value: Any) -> None:
         self.values((value,))
@@ -238,5 +234,5 @@ def _could_be(kind: type) -> str:
 def write(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     """The head and the parts (uint8, CPU) of ``value``. Parts are views of the tensors' own memory for contiguous
     tensors. NotPlain for an object that needs pickle."""
-    writer = _Writer()
-    return writer.write(value), writer.parts
+    head = _C.write_graph(value, _Writer.OFTEN_NODES, _Writer)
+    return (head, []) if type(head) is bytes else (head.head(), head.parts)
