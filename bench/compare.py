@@ -111,7 +111,7 @@ def run(program, ranks, operations, options):
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=options.timeout,
                                   env={**os.environ, **program.environment}, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
-            raise programs.Missing(f"{shlex.join(command)} took more than {options.timeout:g} s") from None
+            raise programs.Missing(f"{ranks} ranks took more than {options.timeout:g} s") from None
         if done.returncode or not (folder / "results.json").exists():
             raise programs.Missing(f"{shlex.join(command)} ended with {done.returncode}: "
                                    f"{(done.stdout + done.stderr)[-1000:]}")

@@ -108,7 +108,7 @@ def serialize(x: Any, *, allow_pickle: bool = False) -> torch.Tensor:
     whole = torch.empty(end, dtype=torch.uint8, device="cpu")
     start = bytearray(_START.pack(_MAGIC, _VERSION, kind, len(parts), len(head)))
     start += struct.pack(f"<{len(parts)}Q", *(part.numel() for part in parts)) + head
-    whole[:begin] = torch.frombuffer(start, dtype=torch.uint8)
+    memoryview(whole.numpy())[:begin] = start
     last = begin
     for offset, part in zip(offsets, parts):
         whole[last:offset] = 0  # between parts, so that equal objects have equal bytes
@@ -134,7 +134,8 @@ def deserialize(x: torch.Tensor, *, allow_pickle: bool = False) -> Any:
     size = whole.numel()
     if size < _START.size:
         raise Broken(f"{size} bytes are too few for an object")
-    magic, version, kind, count, head_bytes = _START.unpack(bytes(whole[:_START.size].numpy()))
+    data = memoryview(whole.numpy())
+    magic, version, kind, count, head_bytes = _START.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise Broken("these bytes were not written by serialize" if magic != _MAGIC
                      else f"version {version} of the format; this one reads {_VERSION}")
@@ -142,8 +143,8 @@ def deserialize(x: torch.Tensor, *, allow_pickle: bool = False) -> Any:
     if end > size:
         raise Broken(f"the head ends at byte {end} of {size}")
     at = _START.size + 8 * count
-    sizes = struct.unpack(f"<{count}Q", bytes(whole[_START.size:at].numpy()))
-    head = bytes(whole[at:end].numpy())
+    sizes = struct.unpack_from(f"<{count}Q", data, _START.size)
+    head = bytes(data[at:end])
     parts = []
     for part in sizes:
         end += -end % _ALIGNED
