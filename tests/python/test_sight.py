@@ -440,7 +440,9 @@ def test_torchs_tool_reads_what_is_written_on_failure(run_ranks, monkeypatch, tm
 
 
 @pytest.mark.skipif(TORCH < (2, 9), reason="this torch has no _dump_fr_trace")
-def test_torchs_own_dump_has_our_operations_beside_its_own(run_ranks):
+def test_torchs_own_dump_has_our_operations_beside_its_own(run_ranks, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")  # torch 2.9 records nothing of gloo otherwise
+
     def body(rank, size):
         from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
         gloo = dist.new_group(list(range(size)), backend="gloo")

@@ -334,7 +334,8 @@ def _load(package: Package) -> Callable[[list[torch.Tensor]], Sequence[torch.Ten
 
 
 _loading = threading.Lock()
-_UNPACKED = re.compile(r"(/\S*/aotinductor_\w+|/tmp/\w{6}(?=/data/aotinductor/))/\S*$")  # the second form: torch 2.6
+_UNPACKED = re.compile(  # the second form: torch 2.6, and 2.9 with the archive's name in between
+    r"(/\S*/aotinductor_\w+|/tmp/\w{6}(?=/(?:\w+/)?data/aotinductor/))/\S*$")
 
 
 def _load_aoti(code: bytes) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:

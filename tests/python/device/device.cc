@@ -259,13 +259,13 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&onCpu>());
 }
 
-#if !SW_TORCH_AT_LEAST(2, 7)
-// torch 1.13 and 2.6 lack this fallback: operators without a kernel for gradients, for example c10d's, would find no
-// kernel.
+// Some torches lack this fallback, among them 1.13, 2.6 and 2.9: operators without a kernel for gradients, for example
+// c10d's, would find no kernel.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(c10::DispatchKey::AutogradPrivateUse1)) {
+    m.fallback(torch::CppFunction::makeFallthrough());
+  }
 }
-#endif
 
 // ---- gates
 
