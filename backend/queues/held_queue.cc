@@ -121,8 +121,13 @@ void HeldQueue::get(const QueueGetterPtr& getter, bool mayWait) {
   }
 }
 
-// Hands out entries, or the reason why none will come.
+// Hands out entries, or the reason why none will come. An entry that is handed out makes room for a waiting put, and
+// this put calls serve() again: the outer call hands out the put's entry, so the stack does not grow with every getter.
 void HeldQueue::serve() {
+  if (isHandingOut_) {
+    return;
+  }
+  isHandingOut_ = true;
   while (!entries_.empty() && !getters_.empty()) {
     const QueueEntryPtr entry = std::move(entries_.front());
     const QueueGetterPtr getter = std::move(getters_.front());
@@ -131,6 +136,7 @@ void HeldQueue::serve() {
     call(*getter, entry, QueueOutcome::kReady);
     admitWaiting();
   }
+  isHandingOut_ = false;
   QueueOutcome why = QueueOutcome::kNone;
   if (!revoked_.empty()) {
     why = QueueOutcome::kFailed;

@@ -101,6 +101,7 @@ class SHARDWIRE_EXPORT HeldQueue {
   std::string failure_;
   std::string revoked_;
   std::uint64_t nextNumber_ = 0;
+  bool isHandingOut_ = false;  // serve() is on the stack
 };
 using HeldQueuePtr = std::shared_ptr<HeldQueue>;
 

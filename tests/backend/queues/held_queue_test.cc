@@ -59,6 +59,24 @@ TEST_F(HeldQueueTest, PutsOfOneSourceKeepTheirOrderAndOthersPass) {
   EXPECT_EQ(flushed(), (Lines{"g late", "h second"}));
 }
 
+TEST_F(HeldQueueTest, ManyGettersAndManyPutsThatWaitNeedNoStack) {
+  constexpr int kMany = 100'000;  // a nested call for each would need tens of MiB
+  HeldQueue queue("", 1, false, 0);
+  const PuttingPtr first = putting(&one, "first", 1);
+  queue.put(first, true);
+  for (int i = 0; i < kMany; ++i) {
+    queue.get(getter("g"), true);
+    queue.put(putting(&other, "p"), true);
+  }
+  EXPECT_EQ(flushed(), Lines{});
+  first->missing = 0;
+  queue.arrived(&one);
+  const Lines all = flushed();
+  ASSERT_EQ(all.size(), 2 * kMany + 1);  // the last put has no getter
+  EXPECT_EQ((Lines{all.begin(), all.begin() + 4}), (Lines{"put first ready", "g first", "put p ready", "g p"}));
+  EXPECT_EQ(all.back(), "put p ready");
+}
+
 TEST_F(HeldQueueTest, APutterThatDiesInTheMiddleHoldsNobodyBack) {
   HeldQueue queue("", 1, false, 0);
   const PuttingPtr dying = putting(&one, "dying", 1);
