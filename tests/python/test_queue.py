@@ -4,6 +4,7 @@ closing."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import queue as standard
@@ -331,6 +332,27 @@ def fill(q):
 
 def test_a_transaction_that_fails_leaves_nothing():
     assert run_ranks(3, dropped_transactions)[:2] == [["a", "b", 0]] * 2
+
+
+def rolled_back_puts(rank):
+    q = Queue(group(), 0)
+    if rank == 0:
+        return q.get(timeout=20)
+    q.put("before")
+    ((link, _),) = q.links_made()
+    calls = []
+    with contextlib.suppress(KeyError), q.transaction() as puts:
+        calls += [put.call for number in range(5) for put in puts.put(number, async_op=True).pending()]
+        raise KeyError("stop")
+    assert len(calls) == 5 and link._abandoned == calls
+    for call in calls:
+        assert call.wait(20.0)
+    assert q.qsize() <= 1 and not link._abandoned  # the request received the answers of before
+    return None
+
+
+def test_the_answers_of_puts_that_were_rolled_back_are_received():
+    assert run_ranks(2, rolled_back_puts)[0] == "before"
 
 
 # ---- several locations

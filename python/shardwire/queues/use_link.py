@@ -189,6 +189,10 @@ class UseLink:
             self._abandoned.append(call)
             self.send_note(wire.CANCEL, call.queue, call.request)
 
+    def forget(self, call: Call) -> None:
+        """Nobody waits for the answer any more, which comes in any case: the next request receives the answer."""
+        self._abandoned.append(call)
+
     def _sweep(self) -> None:
         """Receives late answers of given-up requests: unreceived bytes would be kept for ever."""
         with self._sweeping:

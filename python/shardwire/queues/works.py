@@ -298,6 +298,9 @@ class Transaction:
             except ShardwireError:
                 pass  # the holder died, and the entries are gone too
         for work in self._works:
+            for put in work.pending():
+                if not put.outcome:
+                    put.link.forget(put.call)
             work._end()
 
 
