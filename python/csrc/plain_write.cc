@@ -64,12 +64,11 @@ class GraphWriter {
   }
 
   void appendText(const py::object& text) {
-    Py_ssize_t size = 0;
-    if (const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size); data != nullptr) {
-      appendText('s', data, size);
+    // PyUnicode_AsUTF8AndSize would keep the bytes of any other text as long as the text lives.
+    if (PyUnicode_IS_COMPACT_ASCII(text.ptr())) {
+      appendText('s', static_cast<const char*>(PyUnicode_DATA(text.ptr())), PyUnicode_GET_LENGTH(text.ptr()));
       return;
     }
-    PyErr_Clear();  // a lone surrogate
     const py::object data = owned(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
     appendText('s', PyBytes_AS_STRING(data.ptr()), PyBytes_GET_SIZE(data.ptr()));
   }
@@ -104,8 +103,11 @@ class GraphWriter {
     } else if (const long long number = PyLong_CheckExact(at) ? PyLong_AsLongLongAndOverflow(at, &overflow) : 0;
                PyLong_CheckExact(at) && overflow == 0) {
       append('i', static_cast<std::int64_t>(number));
-    } else if (PySet_Contains(nodeTypes_.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(at))) == 1) {
+    } else if (const int isNode = PySet_Contains(nodeTypes_.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(at)));
+               isNode == 1) {
       append('R', numberOf(value));
+    } else if (isNode < 0) {  // the metaclass cannot be hashed
+      throw py::error_already_set();
     } else {
       other().attr("rare")(value, py::handle(reinterpret_cast<PyObject*>(Py_TYPE(at))));
     }

@@ -296,6 +296,16 @@ def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
         monkeypatch.undo()
 
 
+def test_a_text_keeps_no_second_copy_and_a_class_without_hash_is_a_type_error():
+    text = "é" * 1000
+    size = sys.getsizeof(text)
+    assert there_and_back([text, {"ü" * 5: "\ud800"}]) == [text, {"ü" * 5: "\ud800"}]
+    assert sys.getsizeof(text) == size
+    unhashed = type("Unhashed", (type,), {"__hash__": None})("Odd", (), {})()
+    with pytest.raises(TypeError, match="unhashable"):
+        serialize([unhashed])
+
+
 def test_registered_classes_come_back_without_pickle():
     tensor = torch.arange(6.0)
     ring = Node(1)

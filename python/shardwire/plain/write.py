@@ -119,14 +119,18 @@ class _Writer:
         kind = type(value)
         tag = _CONTAINERS.get(kind)
         if tag is not None:
-            if kind in _HASHING and not NESTING.isdisjoint(map(type, value)) and (wrong := self.keys.add(value)):
+            # A copy: another thread may change the container
+            pairs = kind in (dict, OrderedDict)
+            items = list(value.items() if pairs else value)
+            keys = [key for key, _ in items] if pairs else items
+            if kind in _HASHING and not NESTING.isdisjoint(map(type, keys)) and (wrong := self.keys.add(keys)):
                 raise NotPlain(wrong)
-            self.out += _TAGGED_U32.pack(tag, len(value))
-            self.values(itertools.chain.from_iterable(value.items()) if kind in (dict, OrderedDict) else value)
+            self.out += _TAGGED_U32.pack(tag, len(items))
+            self.values(itertools.chain.from_iterable(items) if pairs else items)
         elif kind is str:
             self.text(b"s", value.encode("utf-8", "surrogatepass"))
         elif kind in (bytes, bytearray):
-            self.text(b"b" if kind is bytes else b"a", value)
+            self.text(b"b" if kind is bytes else b"a", bytes(value))
         elif is_plain_tensor(value):
             _C.require_memory(value, "a tensor in the object")
             self.tensors.append((len(self.out), value))
