@@ -50,18 +50,26 @@ std::shared_ptr<void> CommunicatorImpl::Call::keepAlive(std::shared_ptr<void> sc
 
 // The memory in use until the operation is done. Tensors with copies are read at the start, and written, if at all, at
 // the end.
-MemoryUse& CommunicatorImpl::Call::fill(MemoryUse& use, std::span<const TensorView> inputs,
-                                        std::span<const TensorView> outputs) const {
-  use.reads(inputs);
-  use.writes(outputs);
+std::unique_ptr<MemoryUse> CommunicatorImpl::Call::newUse(InFlight& inFlight, std::span<const TensorView> inputs,
+                                                          std::span<const TensorView> outputs) const {
+  std::unique_ptr<MemoryUse> use = inFlight.newUse();
+  use->reads(inputs);
+  use->writes(outputs);
   flat.forEachCopied([&](const TensorView& user, bool isWritten) {
-    use.reads(user);
+    use->reads(user);
     if (isWritten) {
-      use.writes(user);
+      use->writes(user);
     }
   });
-  use.sort();
+  use->sort();
   return use;
+}
+
+CallRecord CommunicatorImpl::Call::record(const CollectiveCall& collective) const {
+  return {.name = collectiveName(collective.kind).data(),
+          .inputs = givenInputs,
+          .outputs = givenOutputs,
+          .lists = listsOf(collective.kind)};
 }
 
 std::shared_ptr<Activity> CommunicatorImpl::argumentCheck(const Call& call, const CollectiveCall& collective) const {
@@ -92,11 +100,18 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   if (!owner().isHere()) {
     return checkOwner();
   }
+  const bool isAlone = inFlight_->isEmpty();
+  if (isAlone && call.options.staging == nullptr && !call.flat.hasCopies() && call.flat.status().isOk() &&
+      !engine_->facts().options.checkAll) {
+    if (std::shared_ptr<Activity> run = programs_.prepareShort(collective, inputs, outputs)) {
+      return startShort(call, collective, std::move(run), inputs, outputs);
+    }
+  }
   std::unique_ptr<MemoryUse> use;
   std::vector<std::shared_ptr<Activity>> earlier;
-  if (!inFlight_->isEmpty()) {
-    use = inFlight_->newUse();
-    earlier = inFlight_->before(call.fill(*use, inputs, outputs));
+  if (!isAlone) {
+    use = call.newUse(*inFlight_, inputs, outputs);
+    earlier = inFlight_->before(*use);
   }
   Runs runs;
   const Status scratch = programs_.prepare(collective, inputs, outputs, &runs);
@@ -136,17 +151,13 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   if (call.flat.hasCopies()) {
     last->epilogue = call.flat.finish();
   }
-  const CallRecord record{.name = collectiveName(collective.kind).data(),
-                          .inputs = call.givenInputs,
-                          .outputs = call.givenOutputs,
-                          .lists = listsOf(collective.kind),
-                          .isHeldBack = gate != nullptr};
+  CallRecord record = call.record(collective);
+  record.isHeldBack = gate != nullptr;
   SW_RETURN_IF_ERROR(engine_->submit(
       checked.empty() ? runs.span() : std::span<const std::shared_ptr<Activity>>(checked), runs.spin, record));
   if (!last->isDone()) {
     if (use == nullptr) {
-      use = inFlight_->newUse();
-      call.fill(*use, inputs, outputs);
+      use = call.newUse(*inFlight_, inputs, outputs);
     }
     if (!use->isEmpty()) {
       inFlight_->add(last, std::move(use));
@@ -154,6 +165,22 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   }
   inFlight_->giveBack(std::move(use));
   return WorkPtr(std::move(last));
+}
+
+Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& collective,
+                                             std::shared_ptr<Activity> run, std::span<const TensorView> inputs,
+                                             std::span<const TensorView> outputs) {
+  run->timeout = call.options.timeout.value_or(Duration{0});
+  run->keepAlive = std::move(call.options.keepAlive);
+  SW_RETURN_IF_ERROR(engine_->submit(std::span(&run, 1), kShortSpin, call.record(collective)));
+  if (!run->isDone()) {
+    std::unique_ptr<MemoryUse> use = call.newUse(*inFlight_, inputs, outputs);
+    if (!use->isEmpty()) {
+      inFlight_->add(run, std::move(use));
+    }
+    inFlight_->giveBack(std::move(use));
+  }
+  return WorkPtr(std::move(run));
 }
 
 Result<WorkPtr> CommunicatorImpl::barrier(CallOptions options) {

@@ -79,13 +79,19 @@ class CommunicatorImpl final : public Communicator {
     std::span<const TensorView> givenInputs = {};
     std::span<const TensorView> givenOutputs = {};
     std::shared_ptr<void> keepAlive(std::shared_ptr<void> scratch = nullptr) const;
-    MemoryUse& fill(MemoryUse& use, std::span<const TensorView> inputs, std::span<const TensorView> outputs) const;
+    std::unique_ptr<MemoryUse> newUse(InFlight& inFlight, std::span<const TensorView> inputs,
+                                      std::span<const TensorView> outputs) const;
+    CallRecord record(const CollectiveCall& collective) const;
   };
 
   std::shared_ptr<Activity> argumentCheck(const Call& call, const CollectiveCall& collective) const;
   // `inputs` and `outputs` are row-major without gaps, and as `collective` says.
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
+  // start() of a call that is one short stage, over tensors without copies, while nothing else is in flight: mostly
+  // over before the return.
+  Result<WorkPtr> startShort(Call& call, const CollectiveCall& collective, std::shared_ptr<Activity> run,
+                             std::span<const TensorView> inputs, std::span<const TensorView> outputs);
   // One tensor to many, and many to one; the tensors are checked.
   Result<WorkPtr> startGathering(CollectiveCall collective, const TensorView& input,
                                  std::span<const TensorView> outputs, CallOptions options);

@@ -45,19 +45,26 @@ std::vector<TensorView> viewsOf(std::span<const StageTensor> tensors, DType dtyp
   return views;
 }
 
+const TensorView* wholeOf(const StageTensor& tensor, std::span<const TensorView> inputs,
+                          std::span<const TensorView> outputs) {
+  const auto index = static_cast<std::size_t>(tensor.index);
+  return tensor.from == StageTensor::From::kInput    ? &inputs[index]
+         : tensor.from == StageTensor::From::kOutput ? &outputs[index]
+                                                     : nullptr;
+}
+
+// An empty tensor may have no address, and a tensor without memory has none.
+std::byte* addressOf(const StageTensor& tensor, std::byte* base, std::size_t elemBytes) {
+  const std::size_t offset = static_cast<std::size_t>(tensor.first) * elemBytes;
+  return tensor.numElems == 0 || base == nullptr ? base : base + offset;
+}
+
 // Points a stage's views at the call's tensors; everything else in the views stays from call to call.
 void pointAt(std::vector<TensorView>& views, std::span<const StageTensor> tensors, std::span<const TensorView> inputs,
              std::span<const TensorView> outputs, std::byte* scratch) {
   for (std::size_t i = 0; i < views.size(); ++i) {
-    const StageTensor& tensor = tensors[i];
-    const auto index = static_cast<std::size_t>(tensor.index);
-    const TensorView* whole = tensor.from == StageTensor::From::kInput    ? &inputs[index]
-                              : tensor.from == StageTensor::From::kOutput ? &outputs[index]
-                                                                          : nullptr;
-    std::byte* base = whole != nullptr ? whole->bytes : scratch;
-    const std::size_t offset = static_cast<std::size_t>(tensor.first) * elementBytes(views[i].dtype);
-    // An empty tensor may have no address, and a tensor without memory has none.
-    views[i].bytes = tensor.numElems == 0 || base == nullptr ? base : base + offset;
+    const TensorView* const whole = wholeOf(tensors[i], inputs, outputs);
+    views[i].bytes = addressOf(tensors[i], whole != nullptr ? whole->bytes : scratch, elementBytes(views[i].dtype));
     views[i].storage = whole != nullptr ? whole->storage : nullptr;
   }
 }
@@ -87,6 +94,7 @@ std::unique_ptr<ProgramCache::Kept> ProgramCache::make(const CollectiveCall& cal
                             isShort,
                             {}});
   }
+  kept->isShort = kept->stages.size() == 1 && kept->stages[0].isShort && kept->scratchElems == 0;
   return kept;
 }
 
@@ -109,6 +117,34 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
   return *last_;
 }
 
+std::shared_ptr<Run> ProgramCache::takeRun(const Kept& kept, KeptStage& stage) {
+  return stage.pool.take([&] {
+    auto made = stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan))
+                              : std::make_shared<PlanRun>(stage.plan);
+    made->description = kept.description;
+    return made;
+  });
+}
+
+std::shared_ptr<Activity> ProgramCache::prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
+                                                     std::span<const TensorView> outputs) {
+  const MutexLock lock(mutex_);
+  Kept& kept = keptFor(call);
+  if (!kept.isShort) {
+    return nullptr;
+  }
+  KeptStage& stage = kept.stages[0];
+  std::shared_ptr<Run> run = takeRun(kept, stage);
+  const ShortRun::Addresses addresses = static_cast<ShortRun&>(*run).restart();
+  const std::size_t elemBytes = elementBytes(call.dtype);
+  const auto addressIn = [&](const StageTensor& tensor) {
+    return addressOf(tensor, wholeOf(tensor, inputs, outputs)->bytes, elemBytes);
+  };
+  std::ranges::transform(stage.inputs, addresses.inputs.begin(), addressIn);
+  std::ranges::transform(stage.outputs, addresses.outputs.begin(), addressIn);
+  return run;
+}
+
 Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs,
                              std::span<const TensorView> outputs, Runs* runs) {
   const MutexLock lock(mutex_);
@@ -122,12 +158,7 @@ Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorV
   }
   bool isLong = false;
   for (KeptStage& stage : kept.stages) {
-    std::shared_ptr<Run> run = stage.pool.take([&] {
-      auto made = stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan))
-                                : std::make_shared<PlanRun>(stage.plan);
-      made->description = kept.description;
-      return made;
-    });
+    std::shared_ptr<Run> run = takeRun(kept, stage);
     auto* scratch = static_cast<std::byte*>(runs->scratch.get());
     pointAt(stage.inputViews, stage.inputs, inputs, outputs, scratch);
     pointAt(stage.outputViews, stage.outputs, inputs, outputs, scratch);

@@ -65,6 +65,9 @@ class ProgramCache {
   // without memory for scratch: the runs exist nevertheless, and must not start.
   Status prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                  Runs* runs);
+  // prepare() for a program of one short stage, in a third of the time; null for all other programs.
+  std::shared_ptr<Activity> prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
+                                         std::span<const TensorView> outputs);
   const Selection& selection() const { return selection_; }
 
  private:
@@ -85,9 +88,11 @@ class ProgramCache {
     Description description;
     std::vector<KeptStage> stages;
     std::int64_t scratchElems = 0;
+    bool isShort = false;  // one short stage, without scratch
   };
 
   Kept& keptFor(const CollectiveCall& call) SW_REQUIRES(mutex_);
+  static std::shared_ptr<Run> takeRun(const Kept& kept, KeptStage& stage);
   std::unique_ptr<Kept> make(const CollectiveCall& call) const;
 
   const Rank rank_;

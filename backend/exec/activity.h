@@ -52,6 +52,12 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // Moves on as far as possible without waiting; true when anything moved. `blockedBulk[peer]` is set while an earlier
   // operation still has staged bytes for this peer; an operation with staged bytes left sets the flag.
   virtual bool step(std::vector<bool>& blockedBulk) = 0;
+  // Before the engine takes the operation, while nothing else is in flight: moves the whole operation inside its call,
+  // with at most `polls` looks for the peers' frames. False: the engine has to take the operation, and step() goes on.
+  virtual bool moveNow(int polls) {
+    static_cast<void>(polls);
+    return false;
+  }
   // Control frames of this operation. Not ok: the operation has no use for the frame, and the peer is broken.
   virtual Status onPost(Rank from, const Received<PostFrame>& frame);
   virtual Status onAck(Rank from, const Received<AckFrame>& frame);

@@ -83,10 +83,10 @@ class Driving {
       if (last == nullptr || last->isDone() || spinInline == Duration::zero()) {
         state_.poll();
       }
-      if (last != nullptr) {
-        spinFor(*last, spinInline);
-      } else {
+      if (last == nullptr) {
         state_.operations.startClocks();
+      } else if (!state_.operations.inFlight().empty()) {
+        spinFor(*last, spinInline);
       }
       isStarting_.store(false, std::memory_order_relaxed);
       leaveRest();
@@ -120,10 +120,14 @@ class Driving {
     flush(&done);
     return WorkPtr(std::move(over));
   }
+  // How often a call polls for frames that are mostly under way already.
+  int mostPolls(bool spins) const {
+    return spins && yieldAfter_ != Duration::zero() && spin_ != Duration::zero() ? kPollsInCall : 1;
+  }
   // Polls until isOver(), a few times at most; once if each core has several ranks, or unless `spins`.
   template <typename IsOver>
   void pollBriefly(GroupState& state, bool spins, IsOver&& isOver) const {
-    const int most = spins && yieldAfter_ != Duration::zero() && spin_ != Duration::zero() ? kPollsOfMessage : 1;
+    const int most = mostPolls(spins);
     for (int i = 0; i < most && !isOver(); ++i) {
       if (!state.poll()) {
         relax();
@@ -151,8 +155,8 @@ class Driving {
     std::vector<Activity::Completion>* spare = nullptr;  // the thread's, where the emptied list goes
     bool hasFailure = false;                             // the failure callback is due
   };
-  // A message that is under way already comes within this many polls, about two microseconds.
-  static constexpr int kPollsOfMessage = 32;
+  // Frames that are under way already come within this many polls, about two microseconds.
+  static constexpr int kPollsInCall = 32;
   // The role of the calling thread while the thread flushes.
   enum class Duty : unsigned char { kNone, kCaller, kProgressThread };
 

@@ -113,13 +113,17 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
                       const CallRecord& record) {
   const auto begin = [&](GroupState& state) {
     const std::uint64_t call = record.continues.call != 0 ? record.continues.call : state.operations.nextCall();
+    const int polls = spinInline > Duration::zero() ? driving_.mostPolls(true) : 0;
     for (const auto& activity : activities) {
       state.operations.number(*activity, call);
-      state.take(activity);
-      activity->isInCall = true;
       if (&activity == &activities.back()) {
         state.operations.record(*activity, record);
       }
+      if (polls > 0 && state.moveNow(*activity, polls)) {
+        continue;
+      }
+      state.take(activity);
+      activity->isInCall = true;
       deliverEarly(state, *activity);
     }
   };

@@ -53,6 +53,13 @@ bool GroupState::poll() {
   return operations.step() || progress;
 }
 
+bool GroupState::moveNow(Activity& activity, int polls) {
+  if (!activity.isIn(context)) {
+    activity.enter(context, driver);
+  }
+  return operations.moveNow(activity, context.wires.empty() ? polls : 1);  // without poll() no frame comes by a wire
+}
+
 void GroupState::take(const std::shared_ptr<Activity>& activity) {
   if (!activity->isIn(context)) {
     activity->enter(context, driver);

@@ -45,6 +45,8 @@ struct GroupState final : private RunHost {
 
   // Takes frames, first from wires, and then steps the operations. True when anything moved.
   bool poll();
+  // Moves a numbered operation inside its call, as Operations::moveNow().
+  bool moveNow(Activity& activity, int polls);
   // Takes an operation, which is stepped from now on. takePoint(): takes a message, or a request of one-sided access,
   // with record.
   void take(const std::shared_ptr<Activity>& activity);

@@ -3,7 +3,8 @@
 // the frame; before the call, the frame is kept (EarlyFrames); after the end, the frame is of no use. In each case the
 // fingerprint shows whether both ranks mean the same operation. step() goes from the oldest operation to the newest,
 // and each operation notes to which peers later operations may not send yet. Finished operations are retired at once,
-// in any order; the callbacks run later, outside of the lock.
+// in any order; the callbacks run later, outside of the lock. While nothing is in flight, a short operation moves
+// inside its call (moveNow), and is taken only if a peer is late.
 #include "backend/exec/operations.h"
 
 #include <fmt/format.h>
@@ -36,6 +37,9 @@ void Operations::number(Activity& activity, std::uint64_t call) {
   activity.seq = nextSeq_++;
   activity.call = call;
   activity.record = 0;
+  if (activity.timeout.count() == 0) {
+    activity.timeout = timeout_;
+  }
   history_.note(activity.seq, call, activity.fingerprint, activity.description);
 }
 
@@ -54,6 +58,19 @@ void Operations::record(Activity& activity, const CallRecord& record) {
   if (recorder_.isOn()) {
     activity.record = recorder_.call(record, activity);
   }
+}
+
+bool Operations::moveNow(Activity& activity, int polls) {
+  // A frame that came before the call may be a peer's question about this operation.
+  if (!inFlight_.empty() || !early_.empty() || !activity.moveNow(polls)) {
+    return false;
+  }
+  Status ended;
+  if (!activity.endInCall(ended)) {
+    return false;
+  }
+  recordEnd(activity, ended);
+  return true;
 }
 
 void Operations::recordOver(const CallRecord& record, Duration timeout, std::size_t bytes) {
@@ -93,6 +110,9 @@ bool Operations::step() {
     }
     return progress;
   }
+  if (inFlight_.empty()) {
+    return false;
+  }
   std::fill(blockedBulk_.begin(), blockedBulk_.end(), false);
   for (std::size_t i = 0; i < inFlight_.size() && failure_.isOk(); ++i) {
     progress |= inFlight_[i]->step(blockedBulk_);
@@ -130,16 +150,21 @@ void Operations::retire(std::size_t index, Status status) {
     // Leaked on purpose, with the tensors: the wire may write to the tensors as long as the process lives.
     new std::pair(activity, activity->keepAlive);
   }
-  if (recorder_.isOn()) {
-    if (status.isOk()) {
-      activity->addTraffic(traffic_);
-    }
-    if (activity->record != 0) {
-      recorder_.end(activity->record, status.code(), activity->matchedRank());
-    }
-  }
+  recordEnd(*activity, status);
   if (!activity->isInCall || !activity->endInCall(status)) {
     completions_.push_back(Activity::complete(std::move(activity), std::move(status)));
+  }
+}
+
+void Operations::recordEnd(const Activity& activity, const Status& status) {
+  if (!recorder_.isOn()) {
+    return;
+  }
+  if (status.isOk()) {
+    activity.addTraffic(traffic_);
+  }
+  if (activity.record != 0) {
+    recorder_.end(activity.record, status.code(), activity.matchedRank());
   }
 }
 

@@ -31,6 +31,9 @@ class Operations {
   void number(Activity& activity, std::uint64_t call);
   void take(const std::shared_ptr<Activity>& activity);
   void record(Activity& activity, const CallRecord& record);
+  // Moves a numbered operation inside its call, as Activity::moveNow(), instead of taking it. True: the operation is
+  // over.
+  bool moveNow(Activity& activity, int polls);
   // Records a message that was over inside its call; `record` has the one tensor.
   void recordOver(const CallRecord& record, Duration timeout, std::size_t bytes);
   // Sets the deadlines of the activities taken since the last call, and returns the time. An operation of a few polls
@@ -83,6 +86,7 @@ class Operations {
 
  private:
   void retire(std::size_t index, Status status);
+  void recordEnd(const Activity& activity, const Status& status);
 
   RunContext& context_;
   OpRecorder& recorder_;

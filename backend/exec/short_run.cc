@@ -2,7 +2,8 @@
 // written, so that outputs may be inputs. Then each peer's frame is noted in place in the lane. When the last frame is
 // there, all moves run at once, over flat memory, straight out of the frames, and the frames are released. Nothing is
 // posted, cut or acknowledged: the constructor works out every offset. The frames equal the frames of a PlanRun for
-// such an edge, so that one end may run a ShortRun and the other end a PlanRun.
+// such an edge, so that one end may run a ShortRun and the other end a PlanRun. moveNow() does all of this inside the
+// call, where the peers' frames come within a moment.
 #include "backend/exec/short_run.h"
 
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/base/relax.h"
 #include "ops/boxes/reduce_box.h"
 
 namespace shardwire::internal {
@@ -54,6 +56,8 @@ ShortRun::ShortRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
     most = std::max(most, move.numSources);
   }
   addresses_.resize(most);
+  inputs_.resize(plan_->inputs.size());
+  outputs_.resize(plan_->outputs.size());
 }
 
 void ShortRun::addMove(const PlanMove& move, std::vector<std::size_t>& taken) {
@@ -77,17 +81,15 @@ void ShortRun::addMove(const PlanMove& move, std::vector<std::size_t>& taken) {
 }
 
 void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
+  const Addresses addresses = restart();
+  std::ranges::transform(inputs, addresses.inputs.begin(), &TensorView::bytes);
+  std::ranges::transform(outputs, addresses.outputs.begin(), &TensorView::bytes);
+}
+
+ShortRun::Addresses ShortRun::restart() {
   reuse();
   follow(nullptr, false);
   stage(nullptr);
-  const auto addresses = [](std::vector<std::byte*>& into, std::span<const TensorView> views) {
-    into.resize(views.size());
-    for (std::size_t i = 0; i < views.size(); ++i) {
-      into[i] = views[i].bytes;
-    }
-  };
-  addresses(inputs_, inputs);
-  addresses(outputs_, outputs);
   for (Send& edge : sends_) {
     edge.done = false;
   }
@@ -97,6 +99,7 @@ void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const Tenso
   }
   numSent_ = numHere_ = 0;
   finished_ = false;
+  return {inputs_, outputs_};
 }
 
 bool ShortRun::step(std::vector<bool>& blockedBulk) {
@@ -126,6 +129,30 @@ bool ShortRun::step(std::vector<bool>& blockedBulk) {
   if (numSent_ < sends_.size()) {
     return moved;
   }
+  return receiveAll(context) || moved;
+}
+
+bool ShortRun::moveNow(int polls) {
+  RunContext& context = this->context();
+  if (staging_ != nullptr || isHeldBack() || (receives_.empty() && isOutOfStep(sends_))) {
+    return false;
+  }
+  for (Send& edge : sends_) {
+    if (!send(context, edge)) {
+      return false;
+    }
+  }
+  for (receiveAll(context); !finished_; receiveAll(context)) {
+    if (--polls <= 0) {
+      return false;
+    }
+    relax();
+  }
+  return finished();
+}
+
+bool ShortRun::receiveAll(RunContext& context) {
+  bool moved = false;
   for (Receive& edge : receives_) {
     moved |= !edge.here && receive(context, edge);
   }

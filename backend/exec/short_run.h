@@ -24,7 +24,14 @@ class ShortRun final : public Run {
   explicit ShortRun(std::shared_ptr<const Plan> plan);
 
   void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) override;
+  // As prepare(): the caller sets the addresses of the plan's tensors, and this run is no later stage.
+  struct Addresses {
+    std::span<std::byte*> inputs;
+    std::span<std::byte*> outputs;
+  };
+  Addresses restart();
   bool step(std::vector<bool>& blockedBulk) override;
+  bool moveNow(int polls) override;
   bool needs(Rank peer) const override;
   EdgeBytes edgeBytes(Rank peer) const override;
   void addTraffic(std::span<EdgeBytes> byPeer) const override { addTrafficOf(*plan_, byPeer); }
@@ -71,6 +78,8 @@ class ShortRun final : public Run {
   void addMove(const PlanMove& move, std::vector<std::size_t>& taken);
   bool send(RunContext& context, Send& edge);
   bool receive(RunContext& context, Receive& edge);
+  // Takes the frames that are here. With the last frame the run moves everything and is over. True when anything moved.
+  bool receiveAll(RunContext& context);
   const std::byte* addressOf(const Source& source) const;
   void move();
 

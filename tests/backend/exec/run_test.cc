@@ -143,6 +143,30 @@ TEST(ShortRun, HoldsBackLaterOperationsWhileThereIsNoRoom) {
   expectSummed(ranks.outputs);
 }
 
+TEST(ShortRun, MovesInsideTheCallWhatIsThere) {
+  Ranks<ShortRun> ranks(sumPlans(4));
+  EXPECT_FALSE(ranks.of(0).moveNow(3)) << "the peer sent nothing";
+  ASSERT_EQ(ranks.rank(0).to(1).sent(Lane::kBulk).size(), 1U);
+  EXPECT_EQ(ranks.outputs[0][0], -1);
+  EXPECT_TRUE(ranks.of(1).moveNow(1));
+  EXPECT_TRUE(ranks.of(1).finished());
+  ranks.step(0);  // goes on from there: sends nothing again
+  EXPECT_TRUE(ranks.of(0).finished());
+  EXPECT_TRUE(ranks.rank(0).to(1).sent(Lane::kBulk).empty());
+  expectSummed(ranks.outputs);
+}
+
+TEST(ShortRun, MovesNothingInsideTheCallWithoutRoom) {
+  Ranks<ShortRun> ranks(sumPlans(4));
+  ranks.rank(0).to(1).maxFrames = 0;
+  ranks.step(1);
+  EXPECT_FALSE(ranks.of(0).moveNow(3));
+  EXPECT_EQ(ranks.rank(1).to(0).sent(Lane::kBulk).size(), 1U) << "outputs may be inputs: first all is sent";
+  ranks.rank(0).to(1).maxFrames = 1;
+  ranks.run();
+  expectSummed(ranks.outputs);
+}
+
 TEST(ShortRun, LeavesFramesOfOtherOperationsAlone) {
   Ranks<ShortRun> ranks(sumPlans(4));
   ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frameOf(StagedFrame{{4, 1}, 512, 1}, bytesOf("earlier")));
