@@ -15,4 +15,8 @@ void futexWait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, D
 // Wakes every sleeper on `word`, in all processes.
 void futexWakeAll(const std::atomic<std::uint32_t>& word);
 
+// For a word of this process alone: futexWait() without a timeout, and the wake-up of one sleeper.
+void futexWaitInProcess(const std::atomic<std::uint32_t>& word, std::uint32_t expected);
+void futexWakeOneInProcess(const std::atomic<std::uint32_t>& word);
+
 }  // namespace shardwire::internal

@@ -1,9 +1,9 @@
 // A short operation is one frame to each peer and one frame from each. All frames are sent first, before anything is
-// written, so that outputs may be inputs. Then each peer's frame is noted in place in the lane. When the last frame is
-// there, all moves run at once, over flat memory, straight out of the frames, and the frames are released. Nothing is
-// posted, cut or acknowledged: the constructor works out every offset. The frames equal the frames of a PlanRun for
-// such an edge, so that one end may run a ShortRun and the other end a PlanRun. moveNow() does all of this inside the
-// call, where the peers' frames come within a moment.
+// written, so that outputs may be inputs. Then each peer's frame is noted in place in the lane. When the last frame
+// is there, all moves run at once, over flat memory, straight out of the frames, and the frames are released.
+// Nothing is posted, cut or acknowledged: the constructor works out every offset. The frames equal the frames of a
+// PlanRun for such an edge, so that one end may run a ShortRun and the other end a PlanRun. moveNow() does all of
+// this inside the call, where the peers' frames come within a moment.
 #include "backend/exec/short_run.h"
 
 #include <fmt/format.h>

@@ -18,6 +18,7 @@ struct Protocol {
   std::vector<std::function<Model(const Orders&)>> models;  // the orders outlive the model
 };
 
+Protocol mutex();
 Protocol frameRing();
 Protocol rankBell();
 Protocol processBell();

@@ -13,6 +13,9 @@ constexpr auto kRelaxed = std::memory_order::relaxed, kAcquire = std::memory_ord
                kSeqCst = std::memory_order::seq_cst;
 
 constexpr std::array<SiteRow, kNumSites> kRows = {{
+    {kMutexUnlock, "backend/base/mutex.h", "unlock", "state_.exchange", kRelease, kRelease, ""},
+    {kMutexTryLock, "backend/base/mutex.h", "tryLock", "state_.compare_exchange_strong", kAcquire, kAcquire, ""},
+    {kMutexLockSlowly, "backend/base/mutex.h", "lockSlowly", "state_.exchange", kAcquire, kAcquire, ""},
     {kRingReadReleased, "backend/transport/frame_ring.cc", "RingWriter::readReleased", "words_->released.load", kSeqCst,
      kSeqCst, ""},
     {kRingSkippedFrame, "backend/transport/frame_ring.cc", "RingWriter::publish", "header(position + skip_).store",

@@ -13,6 +13,9 @@
 namespace shardwire::models {
 
 enum Site : int {
+  kMutexUnlock,
+  kMutexTryLock,
+  kMutexLockSlowly,
   kRingReadReleased,
   kRingSkippedFrame,
   kRingEmptyHeader,

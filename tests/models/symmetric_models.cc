@@ -248,8 +248,9 @@ Protocol releasedParts() {
 }
 
 std::vector<Protocol> allProtocols() {
-  return {frameRing(),  rankBell(),       processBell(),      announcements(),   inboxEnd(), withdrawnMemory(),
-          sharedHeap(), symmetricWords(), symmetricBarrier(), orderedSections(), padWords(), releasedParts()};
+  return {mutex(),           frameRing(),       rankBell(),     processBell(),    announcements(),
+          inboxEnd(),        withdrawnMemory(), sharedHeap(),   symmetricWords(), symmetricBarrier(),
+          orderedSections(), padWords(),        releasedParts()};
 }
 
 }  // namespace shardwire::models
