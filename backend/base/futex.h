@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "shardwire/export.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
@@ -15,8 +16,8 @@ void futexWait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, D
 // Wakes every sleeper on `word`, in all processes.
 void futexWakeAll(const std::atomic<std::uint32_t>& word);
 
-// For a word of this process alone: futexWait() without a timeout, and the wake-up of one sleeper.
-void futexWaitInProcess(const std::atomic<std::uint32_t>& word, std::uint32_t expected);
-void futexWakeOneInProcess(const std::atomic<std::uint32_t>& word);
+// For a word of this process alone: futexWait() without a timeout, and the wake-up of one sleeper. Exported for Mutex.
+SHARDWIRE_EXPORT void futexWaitInProcess(const std::atomic<std::uint32_t>& word, std::uint32_t expected);
+SHARDWIRE_EXPORT void futexWakeOneInProcess(const std::atomic<std::uint32_t>& word);
 
 }  // namespace shardwire::internal

@@ -2,7 +2,6 @@
 // the next execution.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -116,15 +115,18 @@ class Run : public Activity {
 template <typename T>
 class RunPool {
  public:
-  // A run without another holder; a new run when all runs are in flight or still held by a caller.
+  // A run without another holder; a new run, and true in `isNew`, when all runs are in flight or still held by a caller.
   template <typename Make>
   std::shared_ptr<T> take(Make&& make, bool* isNew = nullptr) {
-    const auto found =
-        std::find_if(runs_.begin(), runs_.end(), [](const auto& run) { return run.use_count() == 1 && run->isDone(); });
-    if (isNew != nullptr) {
-      *isNew = found == runs_.end();
+    for (const std::shared_ptr<T>& run : runs_) {
+      if (run.use_count() == 1 && run->isDone()) {
+        return run;
+      }
     }
-    return found != runs_.end() ? *found : runs_.emplace_back(make());
+    if (isNew != nullptr) {
+      *isNew = true;
+    }
+    return runs_.emplace_back(make());
   }
 
   template <typename Visit>
