@@ -115,7 +115,8 @@ class Run : public Activity {
 template <typename T>
 class RunPool {
  public:
-  // A run without another holder; a new run, and true in `isNew`, when all runs are in flight or still held by a caller.
+  // A run without another holder; a new run, and true in `isNew`, when all runs are in flight or still held by a
+  // caller.
   template <typename Make>
   std::shared_ptr<T> take(Make&& make, bool* isNew = nullptr) {
     for (const std::shared_ptr<T>& run : runs_) {
