@@ -1,8 +1,8 @@
 """tcp between two ranks of this machine beside one plain TCP socket of the same processes, in turns:
 `./run bench tcp [ARGS of tcp_bench] [--json FILE]`.
 
-The socket polls beside a frame and an all_reduce (`raw_spin`), and sleeps in the kernel beside a message
-(`raw_blocking`).
+The socket polls beside a frame (`raw_spin`) and beside an all_reduce (`raw_exchange`: both ranks send, then both
+receive), and sleeps in the kernel beside a message (`raw_blocking`).
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 
 import record
 
-PEERS = {"frame_8B": "raw_spin_8B", "allreduce_8B": "raw_spin_8B", "sendrecv_8B": "raw_blocking_8B",
+PEERS = {"frame_8B": "raw_spin_8B", "allreduce_8B": "raw_exchange_8B", "sendrecv_8B": "raw_blocking_8B",
          "sendrecv_long": "raw_long", "frames_long": "raw_long"}
 
 

@@ -1,6 +1,7 @@
 // tcp between two ranks of this machine against one plain TCP socket between the same two processes, in turns: what a
-// frame and a send/recv cost, and how fast long tensors travel. `raw_spin` polls its socket as our ranks do,
-// `raw_blocking` sleeps in the kernel.
+// frame, an all_reduce and a send/recv cost, and how fast long tensors travel. `raw_spin` and `raw_exchange` (both
+// ranks send, then both receive, as in an all_reduce) poll their socket as our ranks do, `raw_blocking` sleeps in the
+// kernel.
 #include <errno.h>
 #include <fmt/format.h>
 #include <poll.h>
@@ -118,6 +119,12 @@ class TcpBench {
       counts_ = turn >= 0;
       measure("raw_spin_8B", kPings, [&] { pingPong([&] { rawSend(true); }, [&] { rawReceive(true); }); });
       measure("frame_8B", kPings, [&] { pingPong([&] { sendFrame(); }, [&] { receiveFrame(); }); });
+      measure("raw_exchange_8B", kPings, [&] {
+        repeat([&] {
+          rawSend(true);
+          rawReceive(true);
+        });
+      });
       measure("allreduce_8B", kPings, [&] { repeat([&] { allReduce(); }); });
       measure("raw_blocking_8B", kPings, [&] { pingPong([&] { rawSend(false); }, [&] { rawReceive(false); }); });
       measure("sendrecv_8B", kPings, [&] { pingPong([&] { message(true); }, [&] { message(false); }); });
@@ -127,7 +134,7 @@ class TcpBench {
     }
     Report report{"tcp", {}, {}};
     report.cases = cases_;
-    for (const auto& [ours, raw] : {std::pair{"frame_8B", "raw_spin_8B"}, std::pair{"allreduce_8B", "raw_spin_8B"},
+    for (const auto& [ours, raw] : {std::pair{"frame_8B", "raw_spin_8B"}, std::pair{"allreduce_8B", "raw_exchange_8B"},
                                     std::pair{"sendrecv_8B", "raw_blocking_8B"}, std::pair{"sendrecv_long", "raw_long"},
                                     std::pair{"frames_long", "raw_long"}}) {
       compare(report, ours, raw);
