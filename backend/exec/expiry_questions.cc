@@ -22,8 +22,9 @@ constexpr Duration kAskForErrorEvery = std::chrono::milliseconds(200);
 constexpr Duration kAnswersWithin = std::chrono::milliseconds(100);
 // Ranks asked because of other ranks' answers.
 constexpr std::size_t kMostFollowed = 32;
-// Of more followed ranks the error omits the waiting ranks.
+// Of more followed ranks the error has the nearest ranks, and of the others those that wait for no rank.
 constexpr std::size_t kMostShown = 8;
+constexpr std::size_t kNearest = 3;
 
 Duration noticeOf(const Activity& activity) {
   return std::min<Duration>(kLongestNotice, activity.timeout / 5);
@@ -117,7 +118,8 @@ std::string Questions::answersAbout(const Activity& activity) const {
     return text;
   }
   const Chain chain = chainOf(activity);
-  const bool showsAll = chain.ranks.size() - chain.numDirect <= kMostShown;
+  const std::size_t numFollowed = chain.ranks.size() - chain.numDirect;
+  const std::size_t numShown = chain.numDirect + (numFollowed <= kMostShown ? kMostShown : kNearest);
   for (std::size_t i = 0; i < chain.ranks.size(); ++i) {
     const bool isDirect = i < chain.numDirect;
     const Rank peer = chain.ranks[i];
@@ -126,7 +128,7 @@ std::string Questions::answersAbout(const Activity& activity) const {
       text += fmt::format("; {}", links_.whyGone(peer).message());
     } else if (const std::string_view answer = answerAbout(activity, known, isDirect); answer.empty()) {
       (isDirect || hadTime(activity, known) ? silent : unasked).push_back(peer);
-    } else if (isDirect || showsAll || known.awaited.empty()) {
+    } else if (i < numShown || known.awaited.empty()) {
       text += fmt::format("; rank {} {}", peer, answer);
       if (!known.advice.empty()) {
         text += fmt::format(" (another group of its process failed: {})", known.advice);

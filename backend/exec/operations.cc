@@ -270,9 +270,14 @@ void Operations::noteGivenUp(const OperationTag& operation, Rank by, std::string
   }
 }
 
+bool Operations::isGivenUp(const OperationTag& operation) const {
+  const OpHistory::Entry* const entry = history_.find(operation.seq);
+  return entry != nullptr && entry->givenUpBy >= 0;
+}
+
 bool Operations::sendGivenUp(Rank to, const OperationTag& operation) const {
   const OpHistory::Entry* entry = history_.find(operation.seq);
-  if (entry == nullptr || entry->givenUpBy < 0) {
+  if (!isGivenUp(operation)) {
     return false;
   }
   const CancelFrame frame{.operation = operation,

@@ -82,6 +82,8 @@ class Operations {
   // A rank gave the operation up. A peer without a link to this rank at the time may come to the operation later, and
   // then gets the news from this rank.
   void noteGivenUp(const OperationTag& operation, Rank by, std::string_view why);
+  bool isGivenUp(const OperationTag& operation) const;
+  // False: not given up, or no room now.
   bool sendGivenUp(Rank to, const OperationTag& operation) const;
 
  private:

@@ -2,7 +2,7 @@
 // other rank no frames come, or frames come after the operation is over. So:
 //   1. After waiting for 100 ms a rank sends the peers the operation in which the rank waits. A peer that is, was or
 //      will be in another operation of the same number answers with a desync; a peer without a call so far keeps the
-//      question.
+//      question. An answer that finds no room is sent by a later look, as the state is then.
 //   2. A peer reports a finished operation. If no more frames come from the peer then, the ranks disagree about sizes.
 //   3. Shortly before an operation expires the peers are asked for their current activity, and the error contains the
 //      answers. An answer names the ranks for which the peer waits itself, and these ranks are asked, too: so the error
@@ -31,6 +31,8 @@ constexpr Duration kAskAfter = std::chrono::milliseconds(100);
 constexpr Duration kLastFramesWithin = std::chrono::seconds(2);
 constexpr Duration kAskAgainAfter = std::chrono::seconds(1);
 constexpr std::size_t kMaxText = 2 << 10;
+// A peer asks about one operation at a time, and shortly before an expiry about a few.
+constexpr std::size_t kMostDue = 8;
 }  // namespace
 
 Questions::Questions(const RunContext& context, Operations& operations, const PeerLinks& links, Duration grace)
@@ -53,6 +55,7 @@ void Questions::look(Clock::time_point now) {
       return;
     }
     context_.refuseStale(peer);
+    sendDueAnswers(peer);
     if (waitsLong) {
       askAboutOldest(peer, now);
     }
@@ -112,45 +115,61 @@ bool Questions::isPastGrace(const Activity& activity, const Waiting& known, Cloc
 // ---- the rank that is asked
 
 void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const std::byte> bytes) {
-  const std::uint64_t seq = ask.operation.seq;
-  if (seq == 0) {
-    answer(from, 0, operations_.inFlight().empty() ? AskedState::kNotCalled : AskedState::kInFlight,
-           operations_.describeNow());
-    return;
-  }
-  const bool isToCome = seq >= operations_.nextSeq();
-  if (isToCome && ask.wantsAnswer == 1) {
-    answer(from, seq, AskedState::kNotCalled, operations_.describeNow());
-    return;
-  }
-  if (!operations_.isForNow(from, ask.operation, bytes)) {
-    return;
-  }
-  const Activity* const activity = operations_.find(seq);
-  if (activity == nullptr) {
-    if (operations_.sendGivenUp(from, ask.operation)) {
+  const OperationTag& about = ask.operation;
+  // A question about an operation to come is kept until the call, unless the peer wants an answer now.
+  if (about.seq != 0 && (about.seq < operations_.nextSeq() || ask.wantsAnswer == 0)) {
+    if (!operations_.isForNow(from, about, bytes)) {
       return;
     }
-    answer(from, seq, AskedState::kOver, std::string(kOver));
-    return;
+    if (const Activity* const activity = operations_.find(about.seq); activity != nullptr) {
+      const EdgeBytes mine = activity->edgeBytes(from);
+      if (mine.sends != ask.receives || mine.receives != ask.sends) {
+        context_.desync(from, about.seq);  // the same call with other sizes
+        return;
+      }
+      if (ask.wantsAnswer == 0) {
+        return;
+      }
+    }
   }
-  const EdgeBytes mine = activity->edgeBytes(from);
-  if (mine.sends != ask.receives || mine.receives != ask.sends) {
-    context_.desync(from, seq);  // the same call with other sizes
-  } else if (ask.wantsAnswer == 1) {
-    answer(from, seq, AskedState::kInFlight, operations_.describeNow());
+  std::vector<OperationTag>& due = waiting_[static_cast<std::size_t>(from)].dueAnswers;
+  std::erase_if(due, [&](const OperationTag& each) { return each.seq == about.seq; });
+  if (!answer(from, about) && due.size() < kMostDue) {
+    due.push_back(about);
   }
 }
 
-void Questions::answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text) {
+bool Questions::answer(Rank to, const OperationTag& about) {
+  const bool isOver = about.seq != 0 && about.seq < operations_.nextSeq() && operations_.find(about.seq) == nullptr;
+  if (isOver && operations_.isGivenUp(about)) {
+    return operations_.sendGivenUp(to, about);
+  }
+  const bool isUncalled = about.seq == 0 ? operations_.inFlight().empty() : about.seq >= operations_.nextSeq();
   const std::vector<Rank> awaited = operations_.awaited(kMostAwaited);
-  const AnswerFrame frame{.seq = seq,
-                          .state = state,
+  const AnswerFrame frame{.seq = about.seq,
+                          .state = isOver       ? AskedState::kOver
+                                   : isUncalled ? AskedState::kNotCalled
+                                                : AskedState::kInFlight,
                           .numInFlight = static_cast<std::uint32_t>(operations_.inFlight().size()),
                           .numAwaited = static_cast<std::uint32_t>(awaited.size())};
-  // Without room for the frame the peer gets no answer.
-  (void)context_.sendText(to, frame,
-                          std::string(textOf(std::as_bytes(std::span(awaited)))).append(text.substr(0, kMaxText)));
+  const std::string text = isOver ? std::string(kOver) : activity().substr(0, kMaxText);
+  return context_.sendText(to, frame, std::string(textOf(std::as_bytes(std::span(awaited)))).append(text));
+}
+
+// A receive from any rank waits on when a peer is gone, and perhaps that peer should have sent the message.
+std::string Questions::activity() const {
+  std::string text = operations_.describeNow();
+  if (!operations_.inFlight().empty() && operations_.inFlight().front()->needsSomePeer()) {
+    for (const Rank peer : links_.gone()) {
+      text += fmt::format("; {}", links_.whyGone(peer).message());
+    }
+  }
+  return text;
+}
+
+void Questions::sendDueAnswers(Rank peer) {
+  std::vector<OperationTag>& due = waiting_[static_cast<std::size_t>(peer)].dueAnswers;
+  std::erase_if(due, [&](const OperationTag& about) { return links_.isGone(peer) || answer(peer, about); });
 }
 
 // ---- the rank that asked

@@ -60,7 +60,8 @@ class Questions {
     Clock::time_point lastAskedAt{};      // when this rank last asked whether the peer comes at all
     Clock::time_point askedForErrorAt{};  // when this rank last asked for the error of an operation that expires
     Clock::time_point firstAskedForErrorAt{};
-    bool adviceDue = false;  // this rank's own advice is still to be sent to the peer
+    bool adviceDue = false;                // this rank's own advice is still to be sent to the peer
+    std::vector<OperationTag> dueAnswers;  // the peer's questions whose answers found no room so far
   };
   // The ranks that may keep an activity waiting, without repetitions: the peers needed by the activity, then the peers
   // needed by an older operation of this rank, then the ranks for which the former ranks wait, and so on.
@@ -79,7 +80,10 @@ class Questions {
   std::string_view answerAbout(const Activity& activity, const Waiting& known, bool isDirect) const;
   // Whether the peer had the time to answer.
   bool hadTime(const Activity& activity, const Waiting& known) const;
-  void answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text);
+  std::string activity() const;  // of this rank, for an answer
+  // False: the lane has no room now.
+  bool answer(Rank to, const OperationTag& about);
+  void sendDueAnswers(Rank peer);
   bool isPastGrace(const Activity& activity, const Waiting& known, Clock::time_point now) const;
 
   const RunContext& context_;

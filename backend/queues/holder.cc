@@ -115,14 +115,14 @@ void QueueHolder::removeLink(const std::shared_ptr<HeldLink>& link) {
 }
 
 void QueueHolder::addWait(const LocalCallPtr& call) {
-  waits_.push_back(call);
+  waits_.insert(call);
   if (latest_ != nullptr) {
     latest_->lendTo(*call);
   }
 }
 
 void QueueHolder::removeWait(const LocalCallPtr& call) {
-  std::erase(waits_, call);
+  waits_.erase(call);
 }
 
 // ---- notices, and the end

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "backend/base/mutex.h"
@@ -75,7 +76,7 @@ class SHARDWIRE_EXPORT QueueHolder : public std::enable_shared_from_this<QueueHo
   std::map<std::string, std::vector<std::function<void()>>> openings_;
   std::vector<std::shared_ptr<HeldLink>> links_;
   std::shared_ptr<HeldLink> latest_;  // brought the latest message
-  std::vector<LocalCallPtr> waits_;
+  std::unordered_set<LocalCallPtr> waits_;
 };
 
 }  // namespace shardwire::internal

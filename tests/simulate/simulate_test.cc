@@ -49,6 +49,8 @@ TEST(Simulate, KeepsThePromisesWhereItDidNot) {
   expectKept(48561);  // a recv from any rank timed out, and its error did not name the dead rank
   expectKept(
       49690);  // a peer that was joined while the group ended did not get the death in another group as the reason
+  expectKept(1054407);  // a full lane dropped each answer of the rank that held all others up
+  expectKept(1127922);  // the error left out a rank in a recv from any rank, and that rank's cut link
 }
 
 TEST(Simulate, PlaysASeedTheSameWayEveryTime) {

@@ -224,7 +224,9 @@ TEST_F(QuestionsTest, OmitRanksInTheMiddleOfAChainOfManyRanks) {
   }
   answer(20, 0, "is asleep", {});
   const std::string text = expire(*activity).message();
-  expectHas(text, "did not arrive; rank 1 is in recv; rank 20 is asleep");
+  expectHas(
+      text,
+      "did not arrive; rank 1 is in recv; rank 2 is in recv; rank 3 is in recv; rank 4 is in recv; rank 20 is asleep");
 }
 
 TEST_F(QuestionsTest, RefuseAnAnswerWithARankThatIsNotInTheGroup) {
@@ -265,6 +267,25 @@ TEST_F(QuestionsTest, AreAnsweredWithTheRanksThatKeepThisRankWaiting) {
   const auto read = readFrame<AnswerFrame>(frames.front());
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ(awaitedIn(*read, kSize), (std::vector<Rank>{4, 9, 2}));
+  EXPECT_EQ(textOf(read->payload.subspan(read->awaitedBytes())),
+            "is in all_gather (operation #1): the needed ranks did not arrive");
+}
+
+TEST_F(QuestionsTest, AreAnsweredLaterWhereTheLaneIsFull) {
+  auto& link = static_cast<FakeConnection&>(*peers_.connections[30]);
+  link.maxFrames = 0;
+  for (int i = 0; i < 2; ++i) {
+    others_[30]->sent(Lane::kControl).push_back(frameOf(AskFrame{.wantsAnswer = 1}));
+    poll();
+  }
+  const auto activity = start("all_gather", {9});
+  link.maxFrames = 64;
+  EXPECT_TRUE(link.sent(Lane::kControl).empty());
+  look();
+  ASSERT_EQ(link.sent(Lane::kControl).size(), 1U) << "one answer to a question that came twice";
+  const auto read = readFrame<AnswerFrame>(link.sent(Lane::kControl).front());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->state, AskedState::kInFlight) << "as the rank is when the answer leaves";
   EXPECT_EQ(textOf(read->payload.subspan(read->awaitedBytes())),
             "is in all_gather (operation #1): the needed ranks did not arrive");
 }
