@@ -1,10 +1,10 @@
-// Messages between two ranks are matched by tag, in the order of issue. So a sender announces messages in this order,
-// and a receiver takes the oldest announced message that fits (unexpected messages wait here). A short message is its
-// own announcement. A longer message is offered: the receiver reads the message in the sender's memory and confirms the
-// read (taken). A receiver unable to read there asks for the message (grant), and gets parts on the point lane, one
-// message after the other in the order of the grants. The point lane carries only requested messages, so a message
-// without a receiver never blocks the lane. A recv that was given up leaves its tag, by which the late message is
-// dropped.
+// Messages between two ranks are matched by tag, in the order of issue. So a sender announces messages in this
+// order, and a receiver takes the oldest announced message that fits (unexpected messages wait here). A short
+// message is its own announcement. A longer message is offered: the receiver reads the message in the sender's
+// memory and confirms the read (taken). A receiver unable to read there, or sooner served by the sender's own copy
+// (ReadOrStage), asks for the message (grant), and gets parts on the point lane, one message after the other in the
+// order of the grants. The point lane carries only requested messages, so a message without a receiver never blocks
+// the lane. A recv that was given up leaves its tag, by which the late message is dropped.
 #include "backend/exec/point_to_point.h"
 
 #include <fmt/format.h>
@@ -258,7 +258,30 @@ Status PointToPoint::deliver(PointRecv& recv, Rank from, const Received<OfferFra
   recv.reach_ = static_cast<Reach>(frame.reach);
   recv.address_ = {frame.space, frame.address};
   recv.matched_ = true;
+  if (recv.reach_ == Reach::kCopy) {
+    chooseWay(recv, from);
+  }
   return Status::ok();
+}
+
+void PointToPoint::chooseWay(PointRecv& recv, Rank from) {
+  const ReadLimits limits = context_.connection(from).readLimits();
+  if (!context_.hasCorePerRank) {
+    recv.reach_ = recv.bytes.size() > limits.maxEdgeBytes ? Reach::kNone : Reach::kCopy;
+    return;
+  }
+  Peer& peer = this->peer(from);
+  if (recv.bytes.size() > limits.maxMessageBytes) {
+    recv.reach_ = peer.way.nextIsRead(recv.bytes.size()) ? Reach::kCopy : Reach::kNone;
+    // Behind a message that is being staged, the time would not be this message's own.
+    recv.matchedAt_ = peer.granted.empty() ? Clock::now() : Clock::time_point{};
+  }
+}
+
+void PointToPoint::noteWay(const PointRecv& recv) {
+  if (recv.matchedAt_ != Clock::time_point{}) {
+    peer(recv.source_).way.note(recv.bytes.size(), recv.reach_ == Reach::kCopy, Clock::now() - recv.matchedAt_);
+  }
 }
 
 PointSend* PointToPoint::find(Rank peer, std::uint64_t message) {
@@ -344,8 +367,6 @@ bool PointSend::offer(RunContext& context) {
   const ReadLimits limits = connection.readLimits();
   if (reach_ == Reach::kNone && bytes.size() >= limits.minEdgeBytes) {
     reach_ = connection.expose(bytes.data(), bytes.size(), &address_);
-    const std::size_t longestRead = context.hasCorePerRank ? limits.maxMessageBytes : limits.maxEdgeBytes;
-    reach_ = reach_ == Reach::kCopy && bytes.size() > longestRead ? Reach::kNone : reach_;
   }
   const OfferFrame frame{
       .about = about, .reach = static_cast<std::uint32_t>(reach_), .space = address_.space, .address = address_.value};
@@ -428,6 +449,7 @@ bool PointRecv::step(std::vector<bool>&) {
       moved = true;
       if (received_ == bytes.size()) {
         points_->popGranted(source_);
+        points_->noteWay(*this);
         finished_ = true;
       }
     }
@@ -463,6 +485,9 @@ bool PointRecv::step(std::vector<bool>&) {
       }
     }
     received_ += part;
+    if (received_ == bytes.size()) {
+      points_->noteWay(*this);
+    }
     return true;
   }
   if (fetches_.pending > 0 || (reach_ != Reach::kFetch && connection.hasWithdrawn())) {

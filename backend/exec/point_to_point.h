@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "backend/exec/activity.h"
+#include "backend/exec/read_or_stage.h"
 #include "backend/transport/transport.h"
 #include "ops/boxes/copy_box.h"
 #include "shardwire/staging.h"
@@ -79,6 +80,8 @@ class PointToPoint {
   void grantedTo(Rank peer, std::shared_ptr<PointRecv> recv) { this->peer(peer).granted.push_back(std::move(recv)); }
   bool isNextGranted(Rank peer, const PointRecv* recv) const;
   void popGranted(Rank peer);
+  // The recv, whose way chooseWay() chose, has all of its bytes.
+  void noteWay(const PointRecv& recv);
   // Likewise outgoing: the sends that peers asked for, in order.
   bool isNextToStage(Rank peer, const PointSend* send) const;
   void popToStage(Rank peer);
@@ -101,6 +104,7 @@ class PointToPoint {
     std::deque<Unexpected> unexpected;               // no recv yet
     std::vector<std::int32_t> givenUp;   // tags of messages without a waiting recv any more, each entry for one message
     std::shared_ptr<Activity> received;  // for ReceiveNow; made by its first use
+    ReadOrStage way;                     // of long messages from the peer
   };
   // Made at the first message from or to the rank: empty queues take 2 KiB, and a group has many ranks that never send
   // to each other.
@@ -114,6 +118,8 @@ class PointToPoint {
   Status deliver(PointRecv& recv, Rank from, const Received<OfferFrame>& frame);
   Status deliverKept(PointRecv& recv, Rank from, std::span<const std::byte> frame);
   PointSend* find(Rank peer, std::uint64_t message);
+  // The receiver of an offer that a read across memories would answer: reads, or asks for the bytes.
+  void chooseWay(PointRecv& recv, Rank from);
   bool takeNow(Rank from, const Received<EagerFrame>& frame);
 
   RunContext& context_;
@@ -198,7 +204,8 @@ class PointRecv final : public Activity {
   RemoteAddress address_;
   bool matched_ = false;  // an offer was matched; only the transfer is left
   bool grantSent_ = false;
-  std::size_t received_ = 0;  // or requested, for fetches
+  Clock::time_point matchedAt_{};  // only if the way was chosen by chooseWay()
+  std::size_t received_ = 0;       // or requested, for fetches
   FetchCount fetches_;
   bool finished_ = false;
 };

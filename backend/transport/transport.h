@@ -99,7 +99,7 @@ struct ReadLimits {
   // Likewise, where each rank has a core:
   std::size_t maxEdgeBytes = kNone;     // a longer edge is staged; a longer message also where cores are shared
   bool stagesOneWay = false;            // likewise an edge without as many bytes that come back meanwhile
-  std::size_t maxMessageBytes = kNone;  // a longer message (send, recv) is staged
+  std::size_t maxMessageBytes = kNone;  // a longer message (send, recv) goes the way that is sooner (ReadOrStage)
 };
 
 // The four faces of a connection. Code that needs one face takes only this face, and can do nothing else with the peer.
