@@ -12,6 +12,8 @@ namespace {
 
 // Longer than all waits that no lost rank or link prolongs.
 constexpr Time kLongWait = 5 * kSecond;
+// A rank of a failed group stays for so long for ranks without a link (docs/errors.md).
+constexpr Time kStaysFor = kSecond / 2;
 // Of errors that give the failure of another group as the reason.
 constexpr const char* kOtherGroup = "another group of its process";
 
@@ -127,6 +129,18 @@ bool isAboutRankThatWaited(const Report& report, const std::vector<Report>& repo
   });
 }
 
+// A rank of this group failed because of the loss, stayed as long as promised for the ranks without a link, and left.
+// Another group held the only thread of a rank without a link for longer.
+bool isAboutRankThatFailed(const Report& report, const Schedule& drawn, const std::vector<Report>& reports,
+                           bool hasRankLeft) {
+  return !drawn.hasThreads && std::ranges::any_of(reports, [&](const Report& other) {
+    return other.group == report.group && other.failedAt + kStaysFor < report.failedAt &&
+           isAboutAny(other.failure, drawn, other.group, hasRankLeft) &&
+           report.failure.message().find(fmt::format("rank {} (simulated) left before it was joined", other.rank)) !=
+               std::string::npos;
+  });
+}
+
 // All other ranks had been killed long before, and no rank could send anything any more. The silence of a dead host
 // lasts longer, and nothing passes a cut link, not even a death. A rank that was stopped beyond the timeout sees the
 // deaths and the timeout at once.
@@ -167,7 +181,7 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
   if (hasFullLane || isAboutAny(report.failure, drawn, report.group, hasRankLeft) ||
       (drawn.hasSeveralGroups() && mayBeElsewhere &&
        (isAboutOtherGroup(report, drawn, reports) || isAboutBusyRank(report, drawn, reports) ||
-        isAboutRankThatWaited(report, reports)))) {
+        isAboutRankThatWaited(report, reports) || isAboutRankThatFailed(report, drawn, reports, hasRankLeft)))) {
     return "";
   }
   return fmt::format(

@@ -53,6 +53,12 @@ TEST(Simulate, KeepsThePromisesWhereItDidNot) {
   expectKept(1127922);  // the error left out a rank in a recv from any rank, and that rank's cut link
 }
 
+// A rank failed by a cut link, stayed for half a second for a rank without a link, and left; another group held that
+// rank for longer.
+TEST(Simulate, AllowsARankToLeaveThatStayedForALateRank) {
+  expectKept(2028828);
+}
+
 TEST(Simulate, PlaysASeedTheSameWayEveryTime) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const Outcome first = simulate(drawSchedule(seed), true);
