@@ -253,14 +253,19 @@ bool Operations::isForNow(Rank from, const OperationTag& operation, std::span<co
     early_.keep(from, operation.seq, frame);
     return false;
   }
-  const Activity* const activity = find(operation.seq);
-  const OpHistory::Entry* const past = activity == nullptr ? history_.find(operation.seq) : nullptr;
-  const bool isOther = (activity != nullptr && activity->fingerprint != operation.fingerprint) ||
-                       (past != nullptr && past->fingerprint != operation.fingerprint);
-  if (isOther) {
+  if (isOther(operation)) {
     context_.desync(from, operation.seq);
+    return false;
   }
-  return !isOther;
+  return true;
+}
+
+bool Operations::isOther(const OperationTag& operation) const {
+  if (const Activity* const activity = find(operation.seq); activity != nullptr) {
+    return activity->fingerprint != operation.fingerprint;
+  }
+  const OpHistory::Entry* const past = history_.find(operation.seq);
+  return past != nullptr && past->fingerprint != operation.fingerprint;
 }
 
 void Operations::noteGivenUp(const OperationTag& operation, Rank by, std::string_view why) {

@@ -79,6 +79,8 @@ class Operations {
   const EarlyFrames& early() const { return early_; }
   // False: the frame is kept until the operation starts, or the two ranks called different operations.
   bool isForNow(Rank from, const OperationTag& operation, std::span<const std::byte> frame);
+  // Whether this rank called another operation of this number.
+  bool isOther(const OperationTag& operation) const;
   // A rank gave the operation up. A peer without a link to this rank at the time may come to the operation later, and
   // then gets the news from this rank.
   void noteGivenUp(const OperationTag& operation, Rank by, std::string_view why);

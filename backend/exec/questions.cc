@@ -132,19 +132,26 @@ void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const 
       }
     }
   }
+  // In the order of the questions: of two answers "over" the peer keeps the later one.
   std::vector<OperationTag>& due = waiting_[static_cast<std::size_t>(from)].dueAnswers;
   std::erase_if(due, [&](const OperationTag& each) { return each.seq == about.seq; });
-  if (!answer(from, about) && due.size() < kMostDue) {
+  if (due.size() < kMostDue) {
     due.push_back(about);
   }
+  sendDueAnswers(from);
 }
 
 bool Questions::answer(Rank to, const OperationTag& about) {
-  const bool isOver = about.seq != 0 && about.seq < operations_.nextSeq() && operations_.find(about.seq) == nullptr;
+  const bool isCalled = about.seq != 0 && about.seq < operations_.nextSeq();
+  if (isCalled && operations_.isOther(about)) {  // called after the question came
+    context_.desync(to, about.seq);
+    return true;
+  }
+  const bool isOver = isCalled && operations_.find(about.seq) == nullptr;
   if (isOver && operations_.isGivenUp(about)) {
     return operations_.sendGivenUp(to, about);
   }
-  const bool isUncalled = about.seq == 0 ? operations_.inFlight().empty() : about.seq >= operations_.nextSeq();
+  const bool isUncalled = about.seq == 0 ? operations_.inFlight().empty() : !isCalled;
   const std::vector<Rank> awaited = operations_.awaited(kMostAwaited);
   const AnswerFrame frame{.seq = about.seq,
                           .state = isOver       ? AskedState::kOver
@@ -169,7 +176,11 @@ std::string Questions::activity() const {
 
 void Questions::sendDueAnswers(Rank peer) {
   std::vector<OperationTag>& due = waiting_[static_cast<std::size_t>(peer)].dueAnswers;
-  std::erase_if(due, [&](const OperationTag& about) { return links_.isGone(peer) || answer(peer, about); });
+  bool hasRoom = true;
+  std::erase_if(due, [&](const OperationTag& about) {
+    hasRoom = hasRoom && (links_.isGone(peer) || answer(peer, about));
+    return hasRoom;
+  });
 }
 
 // ---- the rank that asked

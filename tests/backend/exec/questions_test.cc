@@ -290,6 +290,39 @@ TEST_F(QuestionsTest, AreAnsweredLaterWhereTheLaneIsFull) {
             "is in all_gather (operation #1): the needed ranks did not arrive");
 }
 
+TEST_F(QuestionsTest, AreAnsweredInTheirOrderWhereTheLaneWasFull) {
+  for (int i = 0; i < 2; ++i) {
+    const auto over = start("broadcast", {});
+    state_->operations.finish(*over, Status::ok());
+  }
+  poll();
+  auto& link = static_cast<FakeConnection&>(*peers_.connections[30]);
+  for (const std::uint64_t seq : {1U, 2U}) {
+    link.maxFrames = seq == 1 ? 0 : 64;
+    others_[30]->sent(Lane::kControl).push_back(frameOf(AskFrame{.operation = {seq, 0}}));
+    poll();
+  }
+  ASSERT_EQ(link.sent(Lane::kControl).size(), 2U);
+  for (const std::uint64_t seq : {1U, 2U}) {
+    const auto read = readFrame<AnswerFrame>(link.sent(Lane::kControl)[seq - 1]);
+    ASSERT_TRUE(read.has_value());
+    EXPECT_EQ(read->seq, seq);
+    EXPECT_EQ(read->state, AskedState::kOver);
+  }
+}
+
+TEST_F(QuestionsTest, AreAnsweredWithADisagreementWhereTheRankCalledSomethingElseMeanwhile) {
+  auto& link = static_cast<FakeConnection&>(*peers_.connections[30]);
+  link.maxFrames = 0;
+  others_[30]->sent(Lane::kControl).push_back(frameOf(AskFrame{.operation = {1, 77}, .wantsAnswer = 1}));
+  poll();
+  const auto activity = start("all_gather", {9});
+  link.maxFrames = 64;
+  look();
+  ASSERT_EQ(link.sent(Lane::kControl).size(), 1U);
+  EXPECT_TRUE(readFrame<DesyncFrame>(link.sent(Lane::kControl).front()).has_value());
+}
+
 // Of operations of one call, and of equal timeouts, the oldest expires first.
 TEST_F(QuestionsTest, ComeForTheOldestOperationFirst) {
   std::vector<std::shared_ptr<Activity>> all;
