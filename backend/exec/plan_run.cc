@@ -107,8 +107,11 @@ bool PlanRun::step(std::vector<bool>& blockedBulk) {
   if (receives_.empty() && !hasStepped_ && isOutOfStep(plan_->sends)) {
     return false;
   }
-  hasStepped_ = true;
   scope_.staging = staging_;
+  if (!hasStepped_) {
+    hasStepped_ = true;
+    chooseWay();
+  }
   bool moved = false;
   for (SendEdge& edge : sends_) {
     moved |= edge.step(blockedBulk);
@@ -121,11 +124,38 @@ bool PlanRun::step(std::vector<bool>& blockedBulk) {
     moved |= edge.finish(combiner_.isDone());
   }
   finished_ = isOver();
+  if (finished_) {
+    noteWay();
+  }
   if (finished_ && !keepsPins_) {
     pins_.release();
     isPinned_ = false;
   }
   return moved || finished_;
+}
+
+// ---- reads across memories, or staging
+
+void PlanRun::chooseWay() {
+  startedAt_ = {};
+  scope_.way = OrdinaryWay::kByRule;
+  if (context().hasCorePerRank && staging_ == nullptr && !sends_.empty() && !receives_.empty()) {
+    startedAt_ = Clock::now();
+    if (const std::optional<bool> isRead = measured_.nextIsRead(seq); isRead.has_value()) {
+      scope_.way = *isRead ? OrdinaryWay::kRead : OrdinaryWay::kStage;
+    }
+  }
+}
+
+void PlanRun::noteWay() {
+  const bool anyRead =
+      std::any_of(sends_.begin(), sends_.end(), [](const SendEdge& edge) { return edge.readsMeasured(); });
+  const bool anyStaged =
+      std::any_of(sends_.begin(), sends_.end(), [](const SendEdge& edge) { return edge.stagesMeasured(); });
+  if (startedAt_ == Clock::time_point{} || anyRead == anyStaged) {
+    return;
+  }
+  measured_.note(anyRead, static_cast<double>((Clock::now() - startedAt_).count()));
 }
 
 bool PlanRun::isOver() const {

@@ -10,6 +10,7 @@
 
 #include "backend/exec/combiner.h"
 #include "backend/exec/pins.h"
+#include "backend/exec/read_or_stage.h"
 #include "backend/exec/receive_edge.h"
 #include "backend/exec/remote_reads.h"
 #include "backend/exec/run.h"
@@ -46,6 +47,8 @@ class PlanRun final : public Run {
   void chooseSpin();
   void noteMoves();
   void pinTensors();
+  void chooseWay();
+  void noteWay();
   bool stepOwnCopies();
   bool isOver() const;
   // Null when no edge goes to the peer, or comes from the peer.
@@ -68,8 +71,10 @@ class PlanRun final : public Run {
   bool isPinned_ = false;
   bool keepsPins_ = false;
   bool hasStepped_ = false;
-  std::uint32_t ownCopy_ = 0;  // next own copy
-  SegmentCursor cursor_;       // of the own copy
+  ReadOrStage measured_;         // reads across memories, or staging, for the edges between two ranks of a host
+  Clock::time_point startedAt_;  // this run's first step; not set while no edge has a measured way
+  std::uint32_t ownCopy_ = 0;    // next own copy
+  SegmentCursor cursor_;         // of the own copy
   bool cursorOpen_ = false;
 };
 

@@ -270,9 +270,10 @@ void PointToPoint::chooseWay(PointRecv& recv, Rank from) {
     recv.reach_ = recv.bytes.size() > limits.maxEdgeBytes ? Reach::kNone : Reach::kCopy;
     return;
   }
-  Peer& peer = this->peer(from);
-  if (recv.bytes.size() > limits.maxMessageBytes) {
-    recv.reach_ = peer.way.nextIsRead(recv.bytes.size()) ? Reach::kCopy : Reach::kNone;
+  if (limits.isMeasured) {
+    Peer& peer = this->peer(from);
+    SizeWay& way = peer.wayOf(recv.bytes.size());
+    recv.reach_ = way.measured.nextIsRead(way.numMessages++).value_or(false) ? Reach::kCopy : Reach::kNone;
     // Behind a message that is being staged, the time would not be this message's own.
     recv.matchedAt_ = peer.granted.empty() ? Clock::now() : Clock::time_point{};
   }
@@ -280,7 +281,9 @@ void PointToPoint::chooseWay(PointRecv& recv, Rank from) {
 
 void PointToPoint::noteWay(const PointRecv& recv) {
   if (recv.matchedAt_ != Clock::time_point{}) {
-    peer(recv.source_).way.note(recv.bytes.size(), recv.reach_ == Reach::kCopy, Clock::now() - recv.matchedAt_);
+    const auto took = static_cast<double>((Clock::now() - recv.matchedAt_).count());
+    SizeWay& way = peer(recv.source_).wayOf(recv.bytes.size());
+    way.measured.note(recv.reach_ == Reach::kCopy, took / static_cast<double>(recv.bytes.size()));
   }
 }
 

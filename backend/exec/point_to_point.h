@@ -10,6 +10,9 @@
 // Everything here is under the engine's lock. Tensors are contiguous (the communicator packs others).
 #pragma once
 
+#include <array>
+#include <bit>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
@@ -95,6 +98,10 @@ class PointToPoint {
     std::int32_t tag = 0;
     std::vector<std::byte> frame;
   };
+  struct SizeWay {
+    ReadOrStage measured;
+    std::uint64_t numMessages = 0;
+  };
   struct Peer {
     std::uint64_t nextMessage = 1;
     std::size_t untakenBytes = 0;                    // of longer eager messages, since the peer last answered an offer
@@ -104,7 +111,9 @@ class PointToPoint {
     std::deque<Unexpected> unexpected;               // no recv yet
     std::vector<std::int32_t> givenUp;   // tags of messages without a waiting recv any more, each entry for one message
     std::shared_ptr<Activity> received;  // for ReceiveNow; made by its first use
-    ReadOrStage way;                     // of long messages from the peer
+    std::array<SizeWay, 32> ways;        // of long messages from the peer
+    // Sizes of one power of two count as one.
+    SizeWay& wayOf(std::size_t bytes) { return ways[static_cast<std::size_t>(std::bit_width(bytes)) % ways.size()]; }
   };
   // Made at the first message from or to the rank: empty queues take 2 KiB, and a group has many ranks that never send
   // to each other.

@@ -1,12 +1,14 @@
-// Which of two ways moves a long message of ordinary memory sooner between two ranks: a read across memories, or
-// staging. This differs between CPUs, between sizes, and on some machines between one minute and the next. So the
-// receiver measures its own messages. Guarded by the group's lock.
+// Which of two ways moves bytes of ordinary memory sooner between ranks: reads across memories, or staging. This
+// differs between CPUs, between sizes, and on some machines between one minute and the next. So a rank measures its own
+// transfers of one kind: long messages of one size from one peer, or the runs of one plan. Guarded by the group's lock.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
 
 #include "shardwire/types.h"
 
@@ -14,37 +16,39 @@ namespace shardwire::internal {
 
 class ReadOrStage {
  public:
-  // Whether to read the next message of this size. The first messages of a size go both ways in turns, and later each
-  // kTrialEvery-th message goes the slower way, which may be the faster one by now.
-  bool nextIsRead(std::size_t bytes) {
-    Size& size = sizeOf(bytes);
-    const unsigned number = size.numMessages++;
-    const bool isTrial = number % kTrialEvery == kTrialEvery - 1;
-    return number < kFirst ? number % 2 != 0 : (size.perByte[kRead] < size.perByte[kStage]) != isTrial;
+  // Whether the transfer goes by reads; nothing, for the first one: the caller's rule decides. The next ones try both
+  // ways. Later about one of 64 goes the slower way, which may be the faster one by now. `number` tells transfers
+  // apart: ranks that take part in the same transfers pass the same numbers, and so try the same way at once.
+  std::optional<bool> nextIsRead(std::uint64_t number) {
+    const std::uint64_t drawn = (number * kGolden) >> (64 - kTrialBits);
+    if (of(true).numNoted >= kFirstOfEach && of(false).numNoted >= kFirstOfEach) {
+      return (of(true).time < of(false).time) != (drawn == 0);
+    }
+    return std::exchange(isFirst_, false) ? std::nullopt : std::optional(drawn % 2 != 0);
   }
-  // A message took this long from its match to its last byte.
-  void note(std::size_t bytes, bool wasRead, Duration took) {
-    double& known = sizeOf(bytes).perByte[wasRead ? kRead : kStage];
-    const double now = static_cast<double>(took.count()) / static_cast<double>(bytes);
-    // Other work of the sender or the receiver only makes a message longer, and may make one message much longer.
-    known = known == 0 || now < known ? now : known + std::min(now - known, known) / kSlowness;
+  // A transfer took this long: of one size, or nanoseconds for each byte.
+  void note(bool wasRead, double took) {
+    Way& way = of(wasRead);
+    // Other work of the ranks only makes a transfer longer, and may make one transfer much longer.
+    const bool isShorter = way.numNoted == 0 || took < way.time;
+    way.time = isShorter ? took : way.time + std::min(took - way.time, way.time) / kSlowness;
+    way.numNoted += way.numNoted < kFirstOfEach ? 1 : 0;
   }
 
  private:
-  static constexpr std::size_t kRead = 0, kStage = 1;
-  static constexpr unsigned kFirst = 8;
-  static constexpr unsigned kTrialEvery = 64;
+  static constexpr std::uint64_t kGolden = 0x9E37'79B9'7F4A'7C15;
+  static constexpr int kTrialBits = 6;
+  static constexpr unsigned kFirstOfEach = 4;
   static constexpr double kSlowness = 8;
-  static constexpr std::size_t kNumSizes = 32;
 
-  struct Size {
-    std::array<double, 2> perByte{};  // nanoseconds; 0: not measured
-    unsigned numMessages = 0;
+  struct Way {
+    double time = 0;
+    unsigned numNoted = 0;  // up to kFirstOfEach
   };
-  // Sizes of one power of two count as one.
-  Size& sizeOf(std::size_t bytes) { return sizes_[std::bit_width(bytes) % kNumSizes]; }
+  Way& of(bool isRead) { return ways_[isRead ? 1 : 0]; }
 
-  std::array<Size, kNumSizes> sizes_{};
+  std::array<Way, 2> ways_{};
+  bool isFirst_ = true;
 };
 
 }  // namespace shardwire::internal

@@ -25,6 +25,9 @@ inline Dims sumOf(const Dims& a, const Dims& b) {
   return sum;
 }
 
+// How peers get ordinary memory that they could read, of edges whose way is measured.
+enum class OrdinaryWay : unsigned char { kByRule, kRead, kStage };
+
 struct RunScope {
   const Plan& plan;
   const Activity& activity;
@@ -35,6 +38,7 @@ struct RunScope {
   StoreHint hint = StoreHint::kAuto;
   StoreHint readHint = StoreHint::kFar;
   StoreHint unpackHint = StoreHint::kFar;
+  OrdinaryWay way = OrdinaryWay::kByRule;
 
   RunContext& context() const { return activity.context(); }
   OperationTag tag() const { return activity.tag(); }

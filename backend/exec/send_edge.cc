@@ -38,6 +38,7 @@ SendEdge::SendEdge(const RunScope& run, const PlanEdge& edge)
 
 void SendEdge::reset() {
   started_ = silent_ = anyExposed_ = anyStaged_ = acked_ = done_ = false;
+  readsMeasured_ = stagesMeasured_ = false;
   slotsPosted_ = 0;
   first_ = groupEnd_ = inGroup_ = 0;
   cursor_ = {};
@@ -120,16 +121,23 @@ Reach SendEdge::chooseReach(std::size_t slot, RemoteAddress* address) {
   }
   const Reach reach = peer.expose(view.bytes, extent, address);
   const bool stages =
-      reach == Reach::kCopy && (!isWorthReading(slot, edge_.count, limits.minRunBytes) || isStagedSooner(slot, limits));
+      reach == Reach::kCopy && (!isWorthReading(slot, edge_.count, limits.minRunBytes) || chooseStaged(slot, limits));
   return stages ? Reach::kNone : reach;
 }
 
-bool SendEdge::isStagedSooner(std::size_t slot, const ReadLimits& limits) const {
-  if (edge_.bytes < limits.minCombinedBytes && isCombined(slot)) {
+bool SendEdge::chooseStaged(std::size_t slot, const ReadLimits& limits) {
+  const bool hasCorePerRank = run_.context().hasCorePerRank;
+  const bool isOneWay = 2 * edgeBytes(run_.plan.receives) < edge_.bytes && edgeBytes(run_.plan.sends) < 2 * edge_.bytes;
+  if (hasCorePerRank && limits.stagesOneWay && isOneWay) {
     return true;
   }
-  const bool isOneWay = 2 * edgeBytes(run_.plan.receives) < edge_.bytes && edgeBytes(run_.plan.sends) < 2 * edge_.bytes;
-  return run_.context().hasCorePerRank && (edge_.bytes > limits.maxEdgeBytes || (limits.stagesOneWay && isOneWay));
+  bool stages = (edge_.bytes < limits.minCombinedBytes && isCombined(slot)) ||
+                (hasCorePerRank && edge_.bytes > limits.maxEdgeBytes);
+  if (hasCorePerRank && limits.isMeasured) {
+    stages = run_.way == OrdinaryWay::kByRule ? stages : run_.way == OrdinaryWay::kStage;
+    (stages ? stagesMeasured_ : readsMeasured_) = true;
+  }
+  return stages;
 }
 
 bool SendEdge::isWorthReading(std::size_t slot, std::uint32_t numItems, std::size_t minRunBytes) const {

@@ -19,6 +19,9 @@ class SendEdge {
 
   Rank peer() const { return edge_.peer; }
   bool isDone() const { return done_; }
+  // Of the inputs whose way is measured, some are read, some staged. False before the first step.
+  bool readsMeasured() const { return readsMeasured_; }
+  bool stagesMeasured() const { return stagesMeasured_; }
   void reset();
   // `blockedBulk`: as Activity::step's.
   bool step(std::vector<bool>& blockedBulk);
@@ -30,7 +33,7 @@ class SendEdge {
   Reach chooseReach(std::size_t slot, RemoteAddress* address);
   bool isWorthReading(std::size_t slot, std::uint32_t numItems, std::size_t minRunBytes) const;
   bool isCombined(std::size_t slot) const;
-  bool isStagedSooner(std::size_t slot, const ReadLimits& limits) const;
+  bool chooseStaged(std::size_t slot, const ReadLimits& limits);
   bool isNarrowed(std::size_t slot) const { return isNarrowed_[slot]; }
   bool isStaged(const PlanSendItem& item) const { return reach_[static_cast<std::size_t>(item.slot)] == Reach::kNone; }
   const PlanSendItem& item(std::uint32_t index) const { return run_.plan.sendItems[edge_.first + index]; }
@@ -50,6 +53,8 @@ class SendEdge {
   bool silent_ = false;   // a short edge: all bytes are staged, and nothing is posted
   bool anyExposed_ = false;
   bool anyStaged_ = false;
+  bool readsMeasured_ = false;
+  bool stagesMeasured_ = false;
   bool acked_ = false;
   bool done_ = false;
   std::uint32_t slotsPosted_ = 0;

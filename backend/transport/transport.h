@@ -97,9 +97,9 @@ struct ReadLimits {
   // works, and the peer combines straight from the ring.
   std::size_t minCombinedBytes = 0;  // inputs of a shorter edge that the peer combines are staged
   // Likewise, where each rank has a core:
-  std::size_t maxEdgeBytes = kNone;     // a longer edge is staged; a longer message also where cores are shared
-  bool stagesOneWay = false;            // likewise an edge without as many bytes that come back meanwhile
-  std::size_t maxMessageBytes = kNone;  // a longer message (send, recv) goes the way that is sooner (ReadOrStage)
+  std::size_t maxEdgeBytes = kNone;  // a longer edge is staged; a longer message also where cores are shared
+  bool stagesOneWay = false;         // likewise an edge without as many bytes that come back meanwhile
+  bool isMeasured = false;           // likewise a message, or another edge, goes the way that was sooner (ReadOrStage)
 };
 
 // The four faces of a connection. Code that needs one face takes only this face, and can do nothing else with the peer.

@@ -28,7 +28,6 @@ constexpr std::size_t kMinReadRun = 2048;
 // kernel's copy reads the destination before it writes there.
 constexpr std::size_t kMinCombinedRead = std::size_t{1} << 20;
 constexpr std::size_t kMaxEdgeRead = std::size_t{12} << 20;
-constexpr std::size_t kMaxMessageRead = std::size_t{48} << 10;
 
 std::size_t index(Lane lane) {
   return static_cast<std::size_t>(lane);
@@ -107,7 +106,7 @@ ReadLimits ShmConnection::readLimits() const {
           .minCombinedBytes = kMinCombinedRead,
           .maxEdgeBytes = kMaxEdgeRead,
           .stagesOneWay = true,
-          .maxMessageBytes = kMaxMessageRead};
+          .isMeasured = true};
 }
 
 Reach ShmConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) {

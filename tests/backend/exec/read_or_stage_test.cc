@@ -6,53 +6,69 @@
 namespace shardwire::internal {
 namespace {
 
-using std::chrono::microseconds;
-
-constexpr std::size_t kBytes = std::size_t{1} << 20;
-
-// The number of reads among `messages`, of which a read takes `read` and a staged message `staged`.
-int readsAmong(ReadOrStage& way, int messages, Duration read, Duration staged, std::size_t bytes = kBytes) {
-  int reads = 0;
-  for (int i = 0; i < messages; ++i) {
-    const bool isRead = way.nextIsRead(bytes);
-    way.note(bytes, isRead, isRead ? read : staged);
-    reads += isRead ? 1 : 0;
+// Transfers of one kind, numbered as they come.
+class Transfers {
+ public:
+  // The number of reads among the next `count`, of which a read takes `read` and a staged one `staged`.
+  int reads(int count, double read, double staged) {
+    int reads = 0;
+    for (int i = 0; i < count; ++i) {
+      const bool isRead = way.nextIsRead(number_++).value_or(false);
+      way.note(isRead, isRead ? read : staged);
+      reads += isRead ? 1 : 0;
+    }
+    return reads;
   }
-  return reads;
-}
+
+  ReadOrStage way;
+
+ private:
+  std::uint64_t number_ = 0;
+};
+
+constexpr int kFirst = 16;  // enough that both ways were tried
 
 TEST(ReadOrStage, TriesBothAndKeepsTheFasterWay) {
-  ReadOrStage reads;
-  EXPECT_EQ(readsAmong(reads, 8, microseconds(100), microseconds(200)), 4);
-  EXPECT_EQ(readsAmong(reads, 320, microseconds(100), microseconds(200)), 315);
-  ReadOrStage stages;
-  EXPECT_EQ(readsAmong(stages, 8, microseconds(200), microseconds(100)), 4);
-  EXPECT_EQ(readsAmong(stages, 320, microseconds(200), microseconds(100)), 5);
+  Transfers read;
+  EXPECT_NEAR(read.reads(kFirst, 100, 200), kFirst / 2, kFirst / 4);
+  EXPECT_NEAR(read.reads(640, 100, 200), 630, 2);
+  Transfers staged;
+  staged.reads(kFirst, 200, 100);
+  EXPECT_NEAR(staged.reads(640, 200, 100), 10, 2);
 }
 
 TEST(ReadOrStage, FollowsAChangeOfTheMachine) {
-  ReadOrStage way;
-  readsAmong(way, 100, microseconds(100), microseconds(200));
-  readsAmong(way, 100, microseconds(100), microseconds(50));
-  EXPECT_LE(readsAmong(way, 320, microseconds(100), microseconds(50)), 10);
-  readsAmong(way, 100, microseconds(100), microseconds(400));
-  EXPECT_GE(readsAmong(way, 320, microseconds(100), microseconds(400)), 310);
+  Transfers transfers;
+  transfers.reads(100, 100, 200);
+  transfers.reads(100, 100, 50);
+  EXPECT_LE(transfers.reads(320, 100, 50), 10);
+  transfers.reads(100, 100, 400);
+  EXPECT_GE(transfers.reads(320, 100, 400), 310);
 }
 
-TEST(ReadOrStage, IsNotMisledByOneLongMessage) {
-  ReadOrStage way;
-  readsAmong(way, 50, microseconds(100), microseconds(200));
-  way.note(kBytes, true, std::chrono::milliseconds(100));
-  readsAmong(way, 64, microseconds(100), microseconds(200));
-  EXPECT_GE(readsAmong(way, 320, microseconds(100), microseconds(200)), 309);
+TEST(ReadOrStage, IsNotMisledByOneLongTransfer) {
+  Transfers transfers;
+  transfers.reads(50, 100, 200);
+  transfers.way.note(true, 100'000);
+  transfers.reads(64, 100, 200);
+  EXPECT_GE(transfers.reads(320, 100, 200), 309);
 }
 
-TEST(ReadOrStage, MeasuresEachSizeAlone) {
+TEST(ReadOrStage, LeavesTheFirstTransferToTheCaller) {
   ReadOrStage way;
-  readsAmong(way, 100, microseconds(100), microseconds(200));
-  readsAmong(way, 100, microseconds(20), microseconds(10), kBytes / 16);
-  EXPECT_GE(readsAmong(way, 64, microseconds(100), microseconds(200)), 62);
-  EXPECT_LE(readsAmong(way, 64, microseconds(20), microseconds(10), kBytes / 16), 2);
+  EXPECT_FALSE(way.nextIsRead(0).has_value());
+  EXPECT_TRUE(way.nextIsRead(1).has_value());
+}
+
+TEST(ReadOrStage, RanksWithTheSameNumbersTryTheSameWay) {
+  ReadOrStage a;
+  ReadOrStage b;
+  for (std::uint64_t number = 1000; number < 1500; number += 3) {
+    const std::optional<bool> way = a.nextIsRead(number);
+    ASSERT_EQ(way, b.nextIsRead(number)) << number;
+    a.note(way.value_or(false), way.value_or(false) ? 3 : 2);
+    b.note(way.value_or(false), way.value_or(false) ? 4 : 1);
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // and the errors about frames of a broken or a different peer.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -59,10 +60,15 @@ struct Ranks {
       std::iota(inputs[r].begin(), inputs[r].end(), static_cast<std::int64_t>(1000 * r));
       outputs[r].assign(static_cast<std::size_t>(numElements(plan.outputs[0].shape)), -1);
       runs.push_back(std::make_shared<R>(plans[r]));
-      const TensorView in = viewOf(inputs[r], plan.inputs[0].shape);
-      const TensorView out = viewOf(outputs[r], plan.outputs[0].shape);
+    }
+    start(plans, 5);
+  }
+  void start(const std::vector<std::shared_ptr<const Plan>>& plans, std::uint64_t seq) {
+    for (std::size_t r = 0; r < plans.size(); ++r) {
+      const TensorView in = viewOf(inputs[r], plans[r]->inputs[0].shape);
+      const TensorView out = viewOf(outputs[r], plans[r]->outputs[0].shape);
       runs[r]->prepare(std::span(&in, 1), std::span(&out, 1));
-      group[static_cast<Rank>(r)].start(*runs[r], 5);
+      group[static_cast<Rank>(r)].start(*runs[r], seq);
     }
   }
   void run() { group.run(runs); }
@@ -347,6 +353,33 @@ TEST(PlanRun, StagesWhatFlowsOneWayAndWhatIsCombined) {
   EXPECT_FALSE(isStaged(both, {.maxEdgeBytes = bytes}, false));
   EXPECT_FALSE(isStaged(both, {.maxEdgeBytes = bytes + 9}));
   EXPECT_FALSE(isStaged(turnPlans(24), {.minCombinedBytes = bytes, .stagesOneWay = true}));
+}
+
+// Rank 0's first runs of a plan go both ways, the first one by the rule (which reads, here).
+TEST(PlanRun, MeasuresReadsAndStaging) {
+  const auto stagedRuns = [](const ReadLimits& limits, bool hasCorePerRank) {
+    const auto plans = sumPlans(500);
+    Ranks<PlanRun> ranks(plans);
+    ranks.group.forEachLink([&](FakeConnection& link) {
+      link.reach = Reach::kCopy;
+      link.limits = limits;
+    });
+    ranks.rank(0).context.hasCorePerRank = ranks.rank(1).context.hasCorePerRank = hasCorePerRank;
+    std::vector<bool> staged;
+    for (std::uint64_t seq = 5; seq <= 16; ++seq) {
+      ranks.start(plans, seq);
+      ranks.step(0);
+      staged.push_back(!ranks.rank(0).to(1).sent(Lane::kBulk).empty());
+      ranks.run();
+      expectSummed(ranks.outputs);
+    }
+    EXPECT_FALSE(staged.front());
+    return std::count(staged.begin(), staged.end(), true);
+  };
+  EXPECT_GE(stagedRuns({.isMeasured = true}, true), 4);
+  EXPECT_LE(stagedRuns({.isMeasured = true}, true), 8);
+  EXPECT_EQ(stagedRuns({.isMeasured = true}, false), 0);
+  EXPECT_EQ(stagedRuns({}, true), 0);
 }
 
 TEST(PlanRun, ThatIsShortIsUnderstoodByAShortRun) {
