@@ -87,20 +87,22 @@ bool isAboutAny(const Status& failure, const Schedule& drawn, std::size_t group,
 }
 
 // The error is about a rank whose process stopped after the failure of another group, or whose only thread was held for
-// long by another group. A process that leaves because of a death gives the death as the reason
-// (isAboutOtherGroup).
+// long by another group. A process that leaves because of a death gives the death as the reason (isAboutOtherGroup),
+// but not to a rank without a link.
 bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
   const std::string& text = report.failure.message();
   return std::ranges::any_of(reports, [&](const Report& other) {
     const Rank rank = drawn.rankIn(report.group, other.process);
-    if (rank < 0 || other.group == report.group || other.failure.isOk()) {
+    if (rank < 0 || other.group == report.group) {
       return false;
     }
-    const bool isHeld = !drawn.hasThreads && other.failedAt > kLongWait;
-    const bool isUntold = other.failure.code() != StatusCode::kPeerFailed;
-    const bool hasLeft = isUntold && text.find(fmt::format("rank {} (simulated) left", rank)) != std::string::npos;
+    const bool hasFailed = !other.failure.isOk();
+    const bool isHeld =
+        !drawn.hasThreads && (other.longestCall > kLongWait || (hasFailed && other.failedAt > kLongWait));
+    const bool givesReason = other.failure.code() == StatusCode::kPeerFailed;
+    const auto left = fmt::format("rank {} (simulated) left{}", rank, givesReason ? " before it was joined" : "");
     return (isHeld && report.failure.code() == StatusCode::kTimeout && names(text, rank)) ||
-           (hasLeft && drawn.afterFailure == AfterFailure::kStops);
+           (hasFailed && drawn.afterFailure == AfterFailure::kStops && text.find(left) != std::string::npos);
   });
 }
 

@@ -29,6 +29,7 @@ void RankProgram::begin() {
 
 bool RankProgram::call(const Operation& operation) {
   network_.note(report_.rank, "calls {}", describe(operation));
+  heldSince_ = process_.time();
   if (Recording* const recording = process_.world().recording()) {
     const std::string label = schedule_.labelOf(group());
     recording->bars.push_back({.begin = process_.world().elapsed(process_.time()),
@@ -38,7 +39,9 @@ bool RankProgram::call(const Operation& operation) {
                                .text = label + (label.empty() ? "" : ": ") + describe(operation)});
   }
   calls_.push_back(makeCall(operation, report_.rank, static_cast<int>(schedule_.groups[group()].size())));
-  if (const Status started = calls_.back()->start(*group_, *engine_.lock()); !started.isOk()) {
+  const Status started = calls_.back()->start(*group_, *engine_.lock());
+  noteHeld();
+  if (!started.isOk()) {
     note(operation, started);
     return false;
   }
@@ -72,12 +75,14 @@ bool RankProgram::endOldest() {
   std::unique_ptr<Call> call = std::move(calls_.front());
   calls_.pop_front();
   Status status;
+  heldSince_ = process_.time();
   for (const WorkPtr& work : call->works) {
     if (const Status each = work->wait(); !each.isOk() && status.isOk()) {
       status = each;
     }
   }
   call->works.clear();
+  noteHeld();
   note(call->operation, status);
   if (status.isOk() && report_.failedOperation != call->operation.number) {
     ++report_.numDone;
@@ -90,6 +95,10 @@ bool RankProgram::endOldest() {
     over_.push_back(std::move(call));
   }
   return report_.failure.isOk();
+}
+
+void RankProgram::noteHeld() {
+  report_.longestCall = std::max(report_.longestCall, process_.time() - heldSince_);
 }
 
 void RankProgram::note(const Operation& operation, const Status& status) {

@@ -26,6 +26,7 @@ struct Report {
   Status failure;                   // the first error that a call or wait returned
   int failedOperation = -1;         // its number in the schedule
   Time failedAt = 0;                // since the begin
+  Time longestCall = 0;             // the longest time for which one call or wait held the thread
   std::vector<std::string> faults;  // wrong bytes, a wrong order, memory still held, a tensor changed after the end
 };
 
@@ -55,6 +56,7 @@ class RankProgram {
 
  private:
   bool endOldest();
+  void noteHeld();
   void note(const Operation& operation, const Status& status);
 
   const Schedule& schedule_;
@@ -65,6 +67,7 @@ class RankProgram {
   std::deque<std::unique_ptr<Call>> calls_;
   std::vector<std::unique_ptr<Call>> over_;  // kept, since nobody may read or write the tensors any more
   Report report_;
+  Time heldSince_ = 0;  // the last call or wait of the thread began
 };
 
 }  // namespace shardwire::simulate
