@@ -43,6 +43,9 @@ void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   if (activity.askedPeersAt == Clock::time_point{}) {
     activity.askedPeersAt = now;
     activity.deadline = std::max(activity.deadline, now + notice);
+    if (activity.needsSomePeer()) {
+      links_.wantAll();  // a recv from any rank needs no link of this rank's making, but learns of dead ranks by one
+    }
   }
   const Chain chain = chainOf(activity);
   for (std::size_t i = 0; i < chain.ranks.size(); ++i) {

@@ -35,7 +35,7 @@ constexpr std::size_t kMaxText = 2 << 10;
 constexpr std::size_t kMostDue = 8;
 }  // namespace
 
-Questions::Questions(const RunContext& context, Operations& operations, const PeerLinks& links, Duration grace)
+Questions::Questions(const RunContext& context, Operations& operations, PeerLinks& links, Duration grace)
     : context_(context),
       operations_(operations),
       links_(links),

@@ -17,7 +17,7 @@ namespace shardwire::internal {
 class Questions {
  public:
   // `grace`: Options::grace.
-  Questions(const RunContext& context, Operations& operations, const PeerLinks& links, Duration grace);
+  Questions(const RunContext& context, Operations& operations, PeerLinks& links, Duration grace);
 
   // ---- The waiting rank
   void look(Clock::time_point now);
@@ -88,7 +88,7 @@ class Questions {
 
   const RunContext& context_;
   Operations& operations_;
-  const PeerLinks& links_;
+  PeerLinks& links_;
   const Duration grace_;
   std::vector<Waiting> waiting_;     // by peer
   std::uint64_t adviceVersion_ = 0;  // of processFailuresVersion()
