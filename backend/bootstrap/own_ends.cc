@@ -42,6 +42,9 @@ Status makeEndpoints(OwnEnds& own, const Self& self, const AllowedTransports& al
     if (made.status().code() == StatusCode::kInvalidArgument) {
       return made.status();  // a setting that cannot be followed
     }
+    if (made.status().code() == StatusCode::kTimeout || made.status().code() == StatusCode::kInterrupted) {
+      return made.status();  // mpi: another rank does not initialise MPI; no time is left for other transports
+    }
     if (made.status().code() == StatusCode::kSystem && static_cast<TransportKind>(kind) == TransportKind::kShm) {
       return {StatusCode::kSystem,
               made.status().message() + ". SHARDWIRE_TRANSPORTS=^shm on all ranks joins them without shared memory"};

@@ -195,21 +195,30 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::barrier(const ::c10d::Ba
 
 void ProcessGroupShardwire::startCoalescing() {
   if constexpr (internal::kTorchCoalesces) {
+    // Released after the lock: the last owner of a tensor may run the user's code.
+    std::vector<WorkPtr> works;
+    OperationTensors tensors;
     const internal::MutexLock lock(mutex_);
-    coalesced_.clear();
-    coalescedTensors_ = {};
+    works = std::exchange(coalesced_, {});
+    tensors = std::exchange(coalescedTensors_, {});
     coalescing_.store(true, std::memory_order_relaxed);
   }
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::endCoalescing() {
-  const internal::MutexLock lock(mutex_);
-  coalescing_.store(false, std::memory_order_relaxed);
-  auto tensors = std::make_shared<OperationTensors>(std::move(coalescedTensors_));
-  coalescedTensors_ = {};
-  // The coalesced operations have ranges of their own in the profiler, which end with the operations.
-  const std::uint64_t sequence = communicator_ == nullptr ? 0 : communicator_->sequenceNumber();
-  return internal::WorkShardwire::create(internal::bundleWorks(std::exchange(coalesced_, {})), std::move(tensors),
+  std::vector<WorkPtr> works;
+  auto tensors = std::make_shared<OperationTensors>();
+  std::uint64_t sequence = 0;
+  {
+    const internal::MutexLock lock(mutex_);
+    coalescing_.store(false, std::memory_order_relaxed);
+    works = std::exchange(coalesced_, {});
+    *tensors = std::exchange(coalescedTensors_, {});
+    sequence = communicator_ == nullptr ? 0 : communicator_->sequenceNumber();
+  }
+  // Without the lock, since a hook of the user may run here. The coalesced operations have ranges of their own in the
+  // profiler, which end with the operations.
+  return internal::WorkShardwire::create(internal::bundleWorks(std::move(works)), std::move(tensors),
                                          {getRank(), OpType::UNKNOWN, sequence}, observer_);
 }
 

@@ -305,13 +305,16 @@ std::vector<TensorView> rowPieces(const at::Tensor& tensor, int count, const std
                "{} has {} rows, which do not divide equally among {} ranks; give split sizes", what, rows, count);
   }
   if (!rowCounts.empty()) {
-    const bool negative = std::ranges::any_of(rowCounts, [](std::int64_t n) { return n < 0; });
-    const std::int64_t sum = std::accumulate(rowCounts.begin(), rowCounts.end(), std::int64_t{0});
-    if (static_cast<int>(rowCounts.size()) != count || negative || sum != rows) {
+    std::int64_t left = rows;
+    bool fits = static_cast<int>(rowCounts.size()) == count;
+    for (const std::int64_t n : rowCounts) {
+      fits = fits && 0 <= n && n <= left;
+      left -= fits ? n : 0;
+    }
+    if (!fits || left != 0) {
       refuseCall(StatusCode::kInvalidArgument,
-                 "{} has {} rows; the split sizes are {} numbers adding up to {}, but must be {} non-negative "
-                 "numbers adding up to {}",
-                 what, rows, rowCounts.size(), sum, count, rows);
+                 "{} has {} rows; the split sizes are [{}], but must be {} non-negative numbers adding up to {}", what,
+                 rows, fmt::join(rowCounts, ", "), count, rows);
     }
   }
   const auto rowBytes = whole.strides[0] * static_cast<std::int64_t>(elementBytes(whole.dtype));

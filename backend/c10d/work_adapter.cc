@@ -44,7 +44,7 @@ class WorkBundle final : public DeviceWork {
         return status;
       }
       if (first.isOk()) {
-        first = std::move(status);
+        first = work->status();
       }
     }
     return first;
@@ -62,7 +62,7 @@ class WorkBundle final : public DeviceWork {
   Status wait(Deadline deadline) override {
     Status first;
     for (const WorkPtr& work : works_) {
-      Status status = work->wait(deadline);
+      const Status status = work->wait(deadline);
       if (endedEarly(status, *work)) {
         return status;  // the other works may be pending too
       }

@@ -162,11 +162,13 @@ void Driving::sleepOnBell(const Activity& activity, Deadline until, Patience& pa
   Deadline soonest = until;
   {
     const MutexLock lock(mutex_);
-    ticket = peers_.doorbell->arm(Wakes::kSleepers);
+    if (!state_.links.isClosed()) {  // else another thread ends the connections just now, without the lock
+      ticket = peers_.doorbell->arm(Wakes::kSleepers);
+    }
     const bool progress = state_.poll();
     checkSlow(state_, !progress);
     sleeps = !progress && state_.operations.completions().empty() && !activity.isDone() &&
-             state_.operations.failure().isOk();
+             state_.operations.failure().isOk() && !state_.links.isClosed();
     soonest = std::min({until, activity.deadline, patience.now() + kMaxSleep});
     takeCompletions(&done);
   }

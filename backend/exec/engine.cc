@@ -183,7 +183,7 @@ Status Engine::waitFor(Activity& activity, Deadline until) {
       interruptedWaits_.add(activity.shared_from_this());
       return interruptedStatus(activity.description.text() + " (" + facts_.label + ")");
     }
-    if (Clock::now() >= until) {
+    if (Clock::now() >= until && !activity.isDone()) {  // the check for signals may have taken long
       return {StatusCode::kTimeout, activity.description.text() +
                                         " is still in flight: the wait ended first, the operation goes on (" +
                                         facts_.label + ")"};

@@ -221,7 +221,11 @@ void HostListener::close(Caller& caller) {
 void HostListener::reject(Caller& caller, const Status& why) {
   const bool isGone = why.code() == StatusCode::kPeerFailed;
   logAt(isGone ? LogLevel::kDebug : LogLevel::kWarn, "rejected pid {}: {}", caller.peer.pid, why.message());
-  if (!isGone) {
+  refuse(caller, why);
+}
+
+void HostListener::refuse(Caller& caller, const Status& why) {
+  if (why.code() != StatusCode::kPeerFailed) {
     static_cast<void>(
         sendNow(caller.socket, encodeHostRefusal({why.code(), fmt::format("refused: {}", why.message())})));
   }
@@ -275,8 +279,9 @@ void HostListener::answerHello(Caller& caller, std::string_view bytes) {
   if (!welcome.isOk()) {
     return reject(caller, welcome.status());
   }
-  if (!sendNow(caller.socket, welcome->bytes, welcome->fds).isOk()) {
-    return close(caller);
+  if (const Status sent = sendNow(caller.socket, welcome->bytes, welcome->fds); !sent.isOk()) {
+    logDebug("pid {} could not be answered: {}", caller.peer.pid, sent.message());
+    return refuse(caller, sent);  // kTimeout: the caller dials again
   }
   caller.isGuest = true;
   caller.process = hello->process;

@@ -68,6 +68,7 @@ class HostListener {
   void answerHello(Caller& caller, std::string_view bytes);
   void answerSecret(Caller& caller, std::string_view bytes);
   void reject(Caller& caller, const Status& why);
+  void refuse(Caller& caller, const Status& why);
   void rejectUser(const UnixPeer& peer);
   void close(Caller& caller);
   std::size_t numUnproved() const;

@@ -128,6 +128,11 @@ Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> f
   while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) < 0) {
     if (errno == EAGAIN) {
       SW_RETURN_IF_ERROR(limit.waitFor(socket, POLLOUT, "sending to a peer"));
+    } else if (!fds.empty() && (errno == ETOOMANYREFS || errno == ENOBUFS)) {
+      // The kernel counts the descriptors that all processes of a user have sent, and their peers have not received.
+      return Status{StatusCode::kTimeout, fmt::format("sending to a peer: too many descriptors of this user are under "
+                                                      "way ({}; raise ulimit -n)",
+                                                      errnoText(errno))};
     } else if (errno != EINTR) {
       return socketError("sending to a peer", errno);
     }

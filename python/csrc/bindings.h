@@ -1,7 +1,9 @@
 // Shared by the binding files: one bind* function per concept, and conversions. All functions need the GIL.
 #pragma once
 
+#include <cxxabi.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
@@ -20,6 +22,28 @@ namespace shardwire::python {
 Status statusOf(const pybind11::handle& exception);
 // The shardwire group behind a c10d backend object. TypeError for anything else.
 ProcessGroupShardwire& groupOf(const pybind11::handle& object);
+
+// Releases the GIL for a scope. Where the interpreter is about to end when the scope ends (this thread is a daemon
+// thread), the thread stays here until the process ends, as in Python 3.14. Older Pythons end such a thread by
+// pthread_exit, which would call std::terminate, since the thread leaves a destructor.
+class GilRelease {
+ public:
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  ~GilRelease() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (const abi::__forced_unwind&) {
+      for (;;) {
+        ::pause();
+      }
+    }
+  }
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
 
 // The new reference that a function of Python's C interface returned; the exception for null.
 inline pybind11::object owned(PyObject* object) {

@@ -47,7 +47,7 @@ class PyWork {
   // Without `seconds` and with device tensors: the current streams wait. True when the operation is over.
   bool wait(std::optional<double> seconds) const {
     if (!seconds.has_value() && work_->hasDeviceTensors()) {
-      const py::gil_scoped_release release;
+      const GilRelease release;
       work_->wait();
       return work_->isCompleted();
     }
@@ -62,7 +62,7 @@ class PyWork {
       internal::throwUnlessOk(work_->status());
       return;
     }
-    const py::gil_scoped_release release;
+    const GilRelease release;
     internal::throwUnlessOk(work_->waitUntil(deadline));
   }
 
@@ -81,7 +81,7 @@ class PyWork {
 // Ends `owner` without the GIL: the last reference to a group joins its threads, which may be waiting for the GIL.
 template <typename T>
 void endWithoutGil(std::unique_ptr<T>& owner) {
-  const py::gil_scoped_release release;
+  const GilRelease release;
   owner.reset();
 }
 
@@ -96,7 +96,7 @@ class PyBoundOp {
   }
 
   PyWork call() {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     return PyWork(op_->start());
   }
 
@@ -118,13 +118,13 @@ class PyCompiledOp {
   PyWork run(const py::list& inputs, const py::list& outputs, std::optional<double> seconds) {
     const Tensors inputTensors = tensorsOf(inputs, "inputs");
     const Tensors outputTensors = tensorsOf(outputs, "outputs");
-    const py::gil_scoped_release release;
+    const GilRelease release;
     return PyWork(op_->start(spanOf(inputTensors), spanOf(outputTensors), durationOf(seconds)));
   }
   PyBoundOp bind(const py::list& inputs, const py::list& outputs, std::optional<double> seconds) {
     const Tensors inputTensors = tensorsOf(inputs, "inputs");
     const Tensors outputTensors = tensorsOf(outputs, "outputs");
-    const py::gil_scoped_release release;
+    const GilRelease release;
     return PyBoundOp(op_->bound(spanOf(inputTensors), spanOf(outputTensors), durationOf(seconds)));
   }
   std::string explain() const { return op_->explain(); }
@@ -208,7 +208,7 @@ PyCompiledOp compileOp(Group group, std::vector<DeclaredTensor> tensors, std::ve
     spec.tensors.push_back(tensor.decl);
   }
   spec.localError = localError;
-  const py::gil_scoped_release release;
+  const GilRelease release;
   return PyCompiledOp(group->compileOp(spec, durationOf(seconds)), std::move(tensors));
 }
 
@@ -216,7 +216,7 @@ PyCompiledOp planOffline(std::vector<RankLists> ranks, Rank rank, bool allowGaps
                          const std::string& name, const std::vector<std::int32_t>& hosts,
                          std::optional<bool> rank0Plans, bool useCached, const std::string& buildDir) {
   std::vector<DeclaredTensor> declared = std::get<0>(ranks.at(static_cast<std::size_t>(rank)));
-  const py::gil_scoped_release release;
+  const GilRelease release;
   std::vector<LocalSpec> specs = specsOf(ranks, allowGaps, overlap, name);
   LocalSpec& own = specs[static_cast<std::size_t>(rank)];
   own.useCached = useCached;
@@ -237,7 +237,7 @@ PyCompiledOp readPlan(const std::string& bytes) {
 std::optional<py::bytes> readKept(const std::string& path) {
   std::optional<std::string> bytes;
   {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     bytes = internal::readKept(path);
   }
   return bytes.has_value() ? std::optional(py::bytes(*bytes)) : std::nullopt;
@@ -245,13 +245,13 @@ std::optional<py::bytes> readKept(const std::string& path) {
 
 std::string writeKept(const std::string& folder, const std::string& name, const py::bytes& bytes) {
   const std::string_view view(bytes);
-  const py::gil_scoped_release release;
+  const GilRelease release;
   return internal::writeKept(folder, name, view).message();
 }
 
 PyCompiledOp attach(Group group, const PyCompiledOp& planned, std::optional<double> seconds) {
   std::vector<DeclaredTensor> declared = planned.declared();
-  const py::gil_scoped_release release;
+  const GilRelease release;
   return PyCompiledOp(group->attach(planned.compiled(), durationOf(seconds)), std::move(declared));
 }
 

@@ -17,18 +17,32 @@ PyObject* classOf(StatusCode code) {
   return index < classes.size() && classes[index] != nullptr ? classes[index] : PyExc_RuntimeError;
 }
 
+// A long name of the user may be cut inside a character.
+py::object textOf(const Status& status) {
+  const std::string_view text = status.message();
+  return owned(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+// str() of an exception, which may raise.
+std::string strOf(const py::handle& exception) {
+  try {
+    return py::reinterpret_steal<py::bytes>(
+        PyUnicode_AsEncodedString(py::str(exception).ptr(), "utf-8", "backslashreplace"));
+  } catch (const py::error_already_set&) {
+    return {};
+  }
+}
+
 }  // namespace
 
 py::object exceptionOf(const Status& status) {
-  return py::reinterpret_borrow<py::object>(classOf(status.code()))(py::str(status.message()));
+  return py::reinterpret_borrow<py::object>(classOf(status.code()))(textOf(status));
 }
 
 Status statusOf(const py::handle& exception) {
   const auto type = py::type::of(exception);
   const auto name = type.attr("__name__").cast<std::string>();
-  const auto bytes = py::reinterpret_steal<py::bytes>(
-      PyUnicode_AsEncodedString(py::str(exception).ptr(), "utf-8", "backslashreplace"));
-  std::string text = bytes;
+  std::string text = strOf(exception);
   text = text.empty() ? name : text;
   for (const py::handle base : type.attr("__mro__")) {
     if (const auto found = std::find(classes.begin(), classes.end(), base.ptr()); found != classes.end()) {
@@ -68,7 +82,7 @@ void bindErrors(py::module_&) {
         std::rethrow_exception(thrown);
       }
     } catch (const StatusError& error) {
-      PyErr_SetObject(classOf(error.status().code()), py::str(error.status().message()).ptr());
+      PyErr_SetObject(classOf(error.status().code()), textOf(error.status()).ptr());
     }
   });
 }

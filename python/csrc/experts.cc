@@ -52,7 +52,7 @@ void gatherChunks(const at::Tensor& out, const TensorList& sources, const Tensor
   for (std::size_t i = 0; i < from.size(); ++i) {
     from[i] = {dataOf(sources[i]), orders.empty() ? nullptr : elementsOf<const std::int32_t>(orders[i]).data()};
   }
-  const py::gil_scoped_release release;
+  const GilRelease release;
   internal::gatherRows(dataOf(out), bytesOfRow(out), from, chunksIn(chunks), topK);
 }
 
@@ -62,7 +62,7 @@ void returnChunks(const std::vector<std::optional<at::Tensor>>& targets, const a
   for (const auto& target : targets) {
     to.push_back(target.has_value() ? dataOf(*target) : nullptr);
   }
-  const py::gil_scoped_release release;
+  const GilRelease release;
   internal::returnRows(to, dataOf(rows), bytesOfRow(rows), chunksIn(chunks));
 }
 
@@ -71,7 +71,7 @@ void sumChoices(const at::Tensor& out, const at::Tensor& rows, const at::Tensor&
                 const at::Tensor& places, const std::optional<at::Tensor>& weights, std::int64_t topK) {
   const internal::ReturnedRows returned{dataOf(rows), dataOf(ownRows), chunksIn(ownChunks), bytesOfRow(out)};
   const float* const factors = weights.has_value() ? elementsOf<const float>(*weights).data() : nullptr;
-  const py::gil_scoped_release release;
+  const GilRelease release;
   internal::sumRows(dataOf(out), returned, elementsOf<const std::int32_t>(places), factors, topK,
                     internal::dtypeOf(out.scalar_type()));
 }

@@ -127,7 +127,7 @@ void bindBackend(py::module_& module) {
            py::arg("timeout") = kDefaultTimeout)
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& options, const py::dict&) { return copyOf(options); });
-  const py::call_guard<py::gil_scoped_release> released;
+  const py::call_guard<GilRelease> released;
   py::class_<ProcessGroupShardwire, c10::intrusive_ptr<ProcessGroupShardwire>, Base>(module, "ProcessGroupShardwire")
       .def_property_readonly("options", &ProcessGroupShardwire::getBackendOptions)
       .def("abort", &ProcessGroupShardwire::abort, released)
@@ -187,7 +187,7 @@ ProcessGroupShardwire& groupOf(const py::handle& object) {
 namespace {
 
 void bindEnds(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> released;
+  const py::call_guard<GilRelease> released;
   module.def(
       "abort", [](Group group) { group->abort(); }, py::arg("backend"), released,
       "Fails every pending and later operation of the group on this rank.");
@@ -208,7 +208,7 @@ void bindGroups(py::module_& module) {
   module.def(
       "create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
       py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false,
-      py::arg("is_of_one_job") = false, py::arg("parent") = py::none(), py::call_guard<py::gil_scoped_release>(),
+      py::arg("is_of_one_job") = false, py::arg("parent") = py::none(), py::call_guard<GilRelease>(),
       "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles the "
       "operations have gloo's name. parent: the default group's backend, which knows the ranks that died, or None.");
   module.def("create_reconfigurable_backend", &createReconfigurable, py::arg("membership"), py::arg("rank"),
@@ -218,7 +218,7 @@ void bindGroups(py::module_& module) {
   module.def(
       "store_has",
       [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },
-      py::arg("store"), py::arg("key"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("store"), py::arg("key"), py::call_guard<GilRelease>(),
       "Whether the key is set. Torch shows its stores' check() to Python in later versions only, and wait() blocks the "
       "store for other "
       "calls.");
@@ -228,7 +228,7 @@ void bindGroups(py::module_& module) {
         liveGroups().shutdownAll();
         internal::stopServingStatus();
       },
-      py::call_guard<py::gil_scoped_release>(),
+      py::call_guard<GilRelease>(),
       "Shuts down every group of this process, and the status socket. For interpreter exit.");
   module.def(
       "is_backend", [](const py::object& object) { return findGroup(object) != nullptr; }, py::arg("object"),
@@ -258,7 +258,7 @@ void bindGroups(py::module_& module) {
         std::vector<std::string> blobs;
         {
           const auto communicator = group->communicator();
-          const py::gil_scoped_release release;
+          const GilRelease release;
           blobs = internal::valueOrThrow(communicator->exchange({call, text, blob, error}, durationOf(timeout)));
         }
         return std::vector<py::bytes>(blobs.begin(), blobs.end());

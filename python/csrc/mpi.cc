@@ -22,7 +22,7 @@ void bindMpi(py::module_& module) {
       [](double timeout) {
         internal::MpiState state;
         {
-          const py::gil_scoped_release unlocked;
+          const GilRelease unlocked;
           state = readyMpi(timeout).state();
         }
         return py::make_tuple(state.rank, state.size);
@@ -34,8 +34,9 @@ void bindMpi(py::module_& module) {
       "mpi_broadcast",
       [](std::string bytes, double timeout) {
         {
-          const py::gil_scoped_release unlocked;
-          internal::throwUnlessOk(readyMpi(timeout).api().broadcast(&bytes));
+          const GilRelease unlocked;
+          const Deadline deadline = deadlineAfter(durationOf(timeout));
+          internal::throwUnlessOk(readyMpi(timeout).broadcast(&bytes, deadline));
         }
         return py::bytes(bytes);
       },

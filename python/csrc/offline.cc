@@ -52,7 +52,7 @@ py::dict survey(std::vector<RankLists> ranks, bool allowGaps, const std::string&
   Result<Survey> counted = Status(StatusCode::kInternal, "not made");
   std::vector<std::tuple<std::string, Dims, std::uint64_t>> tensors;
   {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     Result<GlobalSpec> spec = internal::mergeSpecs(specsOf(ranks, allowGaps, overlap, name));
     ranks.clear();
     internal::throwUnlessOk(spec.status());

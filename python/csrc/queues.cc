@@ -35,40 +35,35 @@ Parts tensorsOf(const std::vector<QueuePart>& parts) {
   return tensors;
 }
 
-// Whether the wait ended with the work; throws the work's error.
-bool hasEnded(const Status& status, bool isDone) {
-  if (!isDone && status.code() == StatusCode::kTimeout) {
-    return false;
-  }
-  throwUnlessOk(status);
-  return true;
-}
-
 // ---- using
 
 std::shared_ptr<QueueCall> ask(QueueUser& user, int op, std::uint32_t queue, int flags, std::int64_t value,
                                const std::string& head, const Parts& tensors) {
-  const py::gil_scoped_release release;
+  const GilRelease release;
   return valueOrThrow(user.ask(
       {static_cast<QueueOp>(op), static_cast<std::uint16_t>(flags), queue, 0, value, head, {}, {}}, partsOf(tensors)));
 }
 
 void note(QueueUser& user, int op, std::uint32_t queue, std::uint64_t request, std::int64_t value) {
-  const py::gil_scoped_release release;
+  const GilRelease release;
   throwUnlessOk(user.note({static_cast<QueueOp>(op), 0, queue, request, value, {}, {}, {}}));
 }
 
 bool isCompleted(QueueCall& call) {
-  const py::gil_scoped_release release;
+  const GilRelease release;
   const Result<WorkPtr> work = call.work();
   return !work.isOk() || (*work)->isDone();  // wait() raises the error
 }
 
 bool waitFor(QueueCall& call, double seconds) {
-  const py::gil_scoped_release release;
+  const GilRelease release;
   const WorkPtr work = valueOrThrow(call.work());
   const Status status = work->wait(deadlineIn(seconds));
-  return hasEnded(status, work->isDone());
+  const bool isOver = !endedEarly(status, *work);
+  if (isOver || status.code() != StatusCode::kTimeout) {
+    throwUnlessOk(isOver ? work->status() : status);
+  }
+  return isOver;
 }
 
 // Calls `callback` when the answer is here, or cannot come.
@@ -85,7 +80,7 @@ void then(QueueCall& call, py::function callback) {
       error.discard_as_unraisable("a callback of a queue");
     }
   };
-  const py::gil_scoped_release release;
+  const GilRelease release;
   const Result<WorkPtr> work = call.work();
   work.isOk() ? (*work)->onDone(run) : run(work.status());
 }
@@ -135,7 +130,7 @@ void bindUsing(py::module_& module) {
 // ---- holding
 
 QueueEntryPtr entryOf(const std::string& head, const Parts& tensors) {
-  const py::gil_scoped_release release;
+  const GilRelease release;
   const auto entry = std::make_shared<QueueEntry>();
   entry->head = head;
   for (const QueuePart& part : partsOf(tensors)) {
@@ -147,9 +142,12 @@ QueueEntryPtr entryOf(const std::string& head, const Parts& tensors) {
 }
 
 bool waitForLocal(LocalCall& call, double seconds) {
-  const py::gil_scoped_release release;
+  const GilRelease release;
   const Status status = call.wait(deadlineIn(seconds));
-  return hasEnded(status, call.isOver());
+  if (!call.isOver() && status.code() != StatusCode::kTimeout) {
+    throwUnlessOk(status);
+  }
+  return call.isOver();
 }
 
 // (outcome, text of a failure, head or None, parts, number of entries left).
@@ -161,7 +159,7 @@ py::tuple resultOf(const LocalCall& call) {
 }
 
 void bindHolding(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> released;
+  const py::call_guard<GilRelease> released;
   py::class_<QueueEntry, QueueEntryPtr>(module, "QueueEntry", "An entry with copies of its parts.")
       .def(py::init(&entryOf), py::arg("head"), py::arg("parts"));
   py::class_<HeldQueue, HeldQueuePtr>(module, "HeldQueue", "The entries of a queue on this rank.");
@@ -184,7 +182,7 @@ void bindHolding(py::module_& module) {
       .def(
           "add_link",
           [](QueueHolder& holder, Group group, Rank user, std::uint64_t notice) {
-            const py::gil_scoped_release release;
+            const GilRelease release;
             holder.addLink(group->communicator(), user, notice);
           },
           py::arg("backend"), py::arg("user"), py::arg("notice"))

@@ -9,7 +9,7 @@
 namespace shardwire::python {
 
 void bindSight(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> released;
+  const py::call_guard<GilRelease> released;
   module.def(
       "status_json", [] { return internal::statusAsJson(); }, released,
       "The state of this process in all its groups, as JSON.");

@@ -35,7 +35,7 @@ void withoutGilWhereLong(const at::Tensor& tensor, const Call& call, bool isDire
     call();
     return;
   }
-  const py::gil_scoped_release release;
+  const GilRelease release;
   call();
 }
 
@@ -144,7 +144,7 @@ at::Tensor makeTensor(Group group, const std::vector<std::int64_t>& shape, const
     request.bytes *= static_cast<std::size_t>(extent);
   }
   request.text = fmt::format("{}{}{}", c10::toString(type), toString(dims), isZeroed ? " of zeros" : "");
-  const py::gil_scoped_release release;
+  const GilRelease release;
   auto block = valueOrThrow(communicator->makeSymmetric(request, durationOf(timeout)));
   const Rank rank = block->rank();
   return internal::symmetricTensor(std::move(block), rank, shape, type);
@@ -182,7 +182,7 @@ py::object atomic(const at::Tensor& word, const std::string& op, Rank rank, cons
   if (internal::isDirect(word, rank)) {
     before = internal::atomicOn(word, wordOp, rank, operand, condition, fetches);
   } else {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     before = internal::atomicOn(word, wordOp, rank, operand, condition, fetches);
   }
   return fetches ? numberOf(before, type) : py::object(py::none());
@@ -198,7 +198,7 @@ py::object wait(const at::Tensor& word, const std::string& cmp, const py::object
   const std::uint64_t bits = integerBits(value, dtype);
   std::uint64_t seen = 0;
   {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     seen = internal::waitOn(word, comparison, bits, durationOf(timeout), sources);
   }
   return numberOf(seen, word.scalar_type());
@@ -208,7 +208,7 @@ void bindMemory(py::module_& module) {
   module.def(
       "symm_job_ranks", [](const at::Tensor& tensor) { return blockOf(tensor, "job_ranks")->jobRanks(); },
       py::arg("tensor"), "The job's rank of each member of the tensor's group.");
-  const py::call_guard<py::gil_scoped_release> released;
+  const py::call_guard<GilRelease> released;
   module.def("symm_make", &makeTensor, py::arg("backend"), py::arg("shape"), py::arg("dtype"), py::arg("error"),
              py::arg("zeroed"), py::arg("timeout") = py::none(),
              "Collective: this rank's part of a new block, as a tensor.");
@@ -252,13 +252,13 @@ void bindWords(py::module_& module) {
       internal::fullFence();
       return;
     }
-    const py::gil_scoped_release release;
+    const GilRelease release;
     throwUnlessOk(internal::quietAll());
   });
   module.def(
       "symm_barrier",
       [](Group group, Seconds timeout) { throwUnlessOk(group->communicator()->symmetricBarrier(durationOf(timeout))); },
-      py::arg("backend"), py::arg("timeout") = py::none(), py::call_guard<py::gil_scoped_release>());
+      py::arg("backend"), py::arg("timeout") = py::none(), py::call_guard<GilRelease>());
 }
 
 void bindMulticast(py::module_& module) {
@@ -279,7 +279,7 @@ void bindMulticast(py::module_& module) {
       "symm_red",
       [](const at::Tensor& tensor, const Ranks& ranks, const std::string& op, const at::Tensor& values) {
         const WordOp wordOp = redOpOf(op);
-        const py::gil_scoped_release release;  // the call may wait for another rank's turn
+        const GilRelease release;  // the call may wait for another rank's turn
         internal::reduceIntoParts(tensor, ranks, wordOp, values);
       },
       py::arg("tensor"), py::arg("ranks"), py::arg("op"), py::arg("values"));

@@ -208,10 +208,13 @@ class Launcher:
         self._ended.put(index)
 
     def _print_lines(self, rank: int, source: BinaryIO, target: BinaryIO) -> None:
-        for line in iter(source.readline, b""):
-            with self._output_lock:
-                target.write(b"[rank %d] " % rank + line + (b"" if line.endswith(b"\n") else b"\n"))
-                target.flush()
+        try:
+            for line in iter(source.readline, b""):
+                with self._output_lock:
+                    target.write(b"[rank %d] " % rank + line + (b"" if line.endswith(b"\n") else b"\n"))
+                    target.flush()
+        except OSError:
+            source.close()  # nobody reads the launcher's output: the rank gets EPIPE, as without --prefix
 
     def _wait(self) -> int:
         code = killed = 0

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "backend/communicator/communicator_impl.h"
+#include "shardwire/interrupt.h"
 #include "tests/backend/exec/fake_engine.h"
 #include "tests/backend/thread_group.h"
 
@@ -19,6 +20,44 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+
+// ---- waits
+
+// The work that the check below waits for, on the thread that waits for the work.
+std::atomic<Work*> inCheck{nullptr};
+std::atomic<bool> isChecking{false};
+
+TEST(Wait, IsNoTimeoutWhenTheOperationEndsDuringTheCheckForSignals) {
+  static constexpr auto kWait = milliseconds(60);  // the check runs after 50
+  isChecking.store(false);
+  setInterruptCheck([] {
+    if (Work* const work = inCheck.exchange(nullptr)) {
+      isChecking.store(true);
+      while (!work->isDone()) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      std::this_thread::sleep_for(kWait);
+    }
+    return false;
+  });
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(4, group.rank());
+    if (group.rank() == 1) {
+      while (!isChecking.load()) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      expectOk(group.send(viewOf(values), 0, 3));
+      return;
+    }
+    auto work = group.recv(viewOf(values), 1, 3);
+    ASSERT_TRUE(work.isOk());
+    inCheck.store(work->get());
+    const Status status = (*work)->wait(Clock::now() + kWait);
+    EXPECT_TRUE(status.isOk()) << status.message();
+    EXPECT_EQ(values[0], 1);
+  });
+  setInterruptCheck(nullptr);
+}
 
 // ---- callbacks
 

@@ -292,6 +292,22 @@ def test_completion_hook(run_ranks):
 
 
 @pytest.mark.skipif(not WRAPS, reason="this torch has no completion hooks")
+def test_completion_hook_may_ask_the_group_at_the_end_of_a_batch(run_ranks):
+    def body(rank, size):
+        group = dist.distributed_c10d._get_default_group()
+        backend, names = shardwire.resolve_backend(group), []
+        group._register_on_completion_hook(lambda _: names.append(shardwire._C.group_name(backend)))
+        works = [dist.P2POp(dist.isend, torch.ones(2), 1 - rank), dist.P2POp(dist.irecv, torch.zeros(2), 1 - rank)]
+        for _ in range(20):
+            for work in dist.batch_isend_irecv(works):
+                work.wait()
+        group._wait_for_pending_works()
+        assert len(names) >= 20
+
+    run_ranks(2, body)
+
+
+@pytest.mark.skipif(not WRAPS, reason="this torch has no completion hooks")
 def test_completion_hook_that_raises(run_ranks, capfd):
     def body(rank, size):
         group = dist.new_group([0, 1])

@@ -362,6 +362,10 @@ def run_refusals(rank, size):
     raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1)), contains="divide")
     raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * size, [2] * size),
            contains="split sizes")
+    # The sum of these wraps to the number of rows.
+    wraps = [2**63 - 1, 2**63 - 1, size + 2] + [0] * (size - 3)
+    raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), wraps, wraps),
+           contains="split sizes")
     gather_base = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
     raises(ValueError, lambda: gather_base(torch.zeros(7), torch.zeros(3)), contains="pieces")
     raises(TypeError, lambda: gather_base(torch.zeros(3 * size), torch.zeros(3).long()), contains="dtype")

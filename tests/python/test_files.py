@@ -763,6 +763,30 @@ class Terminal(io.StringIO):
         return True
 
 
+class EndsWithTheLook:
+    """A future whose transfer ends while the time of a look passes."""
+    over = False
+
+    def done(self) -> bool:
+        return self.over
+
+    def synchronize(self, seconds: float) -> None:
+        self.over = True
+        raise shardwire.TimeoutError("is still in flight: the wait ended first")
+
+    def wait(self) -> None:
+        pass
+
+
+def test_a_transfer_that_ends_with_a_look_of_the_progress_is_no_timeout() -> None:
+    from shardwire.weights.progress import Progress
+    seen: list[tuple[int, int]] = []
+    progress = Progress("load", lambda done, total: seen.append((done, total)), 0)
+    progress.begin("reads", 5)
+    progress.wait(EndsWithTheLook(), 5)  # type: ignore[arg-type]
+    assert progress.done == 5
+
+
 def with_progress(rank: int, folder: str) -> list[tuple[str, str]]:
     from shardwire.weights import progress
     calls: list[tuple[int, int]] = []

@@ -129,6 +129,15 @@ def wait_with_a_timeout(rank):
     return lambda: future.wait(timeout=70), future.wait, lambda: got.tolist() == [1.0, 1.0]
 
 
+def wait_of_a_dropped_future(rank):
+    op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}],
+                              [{"offset": [0], "shape": [2]}])
+    got = torch.zeros(2)
+    if rank == 1:
+        return None, lambda: op([torch.ones(1)], [got]).wait(), lambda: True
+    return lambda: op([torch.ones(1)], [got]).synchronize(70), lambda: None, lambda: got.tolist() == [1.0, 1.0]
+
+
 def coalesced(rank):
     tensors = [torch.full((3,), float(rank + 1)) for _ in range(3)]
     # Not dist.all_reduce_coalesced: torch returns a c10 future there, and the wait of a future checks no signals
@@ -138,7 +147,7 @@ def coalesced(rank):
 
 
 WAITS = [async_all_reduce, long_all_reduce, plain_all_reduce, plain_barrier, async_recv, recv_from_anybody,
-         run_of_an_op, wait_with_a_timeout, coalesced]
+         run_of_an_op, wait_with_a_timeout, wait_of_a_dropped_future, coalesced]
 
 
 @pytest.mark.parametrize("case", WAITS, ids=lambda case: case.__name__)

@@ -78,6 +78,15 @@ def test_killed_rank_is_named_with_its_signal(launcher, script):
     assert "rank 0 (pid" in done.stderr and "SIGSEGV" in done.stderr
 
 
+def test_the_end_of_the_reader_of_prefixed_output_ends_the_rank(launcher, script):
+    path = script("while True: os.write(1, b'x' * 999 + b'\\n')")
+    with subprocess.Popen([sys.executable, launcher, "-n", "1", "--prefix", path], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=30) != 0
+
+
 SURVIVE = """
 import torch, torch.distributed as dist, shardwire
 dist.init_process_group('shardwire')

@@ -68,6 +68,31 @@ def _run(script: str, tmp_path: Path, ranks: int = 3, **more: str) -> subprocess
                           capture_output=True, text=True, timeout=120, check=False, env=environment)
 
 
+# A rank is late: the others time out, first in MPI_Init_thread and then in MPI_Bcast, and try again.
+LATE = """
+import time, torch, torch.distributed as dist, shardwire
+from datetime import timedelta
+late = os.environ["OMPI_COMM_WORLD_RANK"] == "0"
+for call in ("MPI_Init_thread", "MPI_Bcast"):
+    if late:
+        time.sleep(4)
+    else:
+        begin = time.monotonic()
+        try:
+            dist.init_process_group("shardwire", init_method="mpi://", timeout=timedelta(seconds=1))
+        except shardwire.TimeoutError as error:
+            assert f"{call} did not end in time: another rank" in str(error), error
+        else:
+            raise AssertionError(call)
+        assert time.monotonic() - begin < 3
+    dist.init_process_group("shardwire", init_method="mpi://", timeout=timedelta(seconds=40))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == 2
+    dist.destroy_process_group()
+print("met", flush=True)
+"""
+
 # A rank that fails ends the job: mpi4py would wait in MPI_Finalize for the other ranks, which wait for the failed rank.
 SERIALIZED = """
 import sys, traceback
@@ -98,6 +123,11 @@ def _marked(test):
 def test_mpi_rendezvous_needs_no_address(transports: str, tmp_path: Path) -> None:
     script = RENDEZVOUS.replace("WANTS_MPI", str(transports == "mpi"))
     _expect_met(_run(script, tmp_path, SHARDWIRE_TRANSPORTS=transports))
+
+
+@_marked
+def test_after_a_timeout_for_a_late_rank_the_next_call_waits_on(tmp_path: Path) -> None:
+    _expect_met(_run("import os\n" + LATE, tmp_path, ranks=2, SHARDWIRE_TRANSPORTS="mpi"), ranks=2)
 
 
 @_marked

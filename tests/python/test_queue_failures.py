@@ -3,11 +3,13 @@ entry is lost or half there."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue as standard
 import random
 import re
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -20,6 +22,7 @@ import torch
 import torch.distributed as dist
 from fork_ranks import meet
 from ranks import await_file
+from run_program import run_program
 
 import shardwire
 from shardwire import Queue
@@ -204,6 +207,13 @@ def test_kills_of_putters_and_getters_lose_nothing_and_mix_nothing(run_ranks, tm
 
 # ---- a stopped holder
 
+def stop(holder):
+    os.kill(holder, signal.SIGSTOP)
+    while any(text.rpartition(")")[2].split()[0] != "T"
+              for text in (path.read_text() for path in Path(f"/proc/{holder}/task").glob("*/stat"))):
+        time.sleep(0.001)  # a thread stops when the kernel schedules the thread again
+
+
 def stopped_holder(rank, size, folder):
     group = joined(folder, rank, size, timeout=3)
     q = Queue(group, 0)
@@ -217,10 +227,7 @@ def stopped_holder(rank, size, folder):
     meet("ready")
     holder = int((folder / "pid").read_text())
     time.sleep(0.2)  # a holder at rest
-    os.kill(holder, signal.SIGSTOP)
-    while any(text.rpartition(")")[2].split()[0] != "T"
-              for text in (path.read_text() for path in Path(f"/proc/{holder}/task").glob("*/stat"))):
-        time.sleep(0.001)  # a thread stops when the kernel schedules the thread again
+    stop(holder)
     try:
         start = time.monotonic()
         in_time = raised(q.get, timeout=0.5)
@@ -249,6 +256,68 @@ def test_a_stopped_holder_is_a_timeout_and_loses_nothing(run_ranks, tmp_path):
     assert silence < 8
     assert 2.5 < put_time < 5.5, "a put waits for a silent holder once"
     assert left <= 1
+
+
+def awaited_put(rank, size, folder):
+    group = joined(folder, rank, size, timeout=3)
+    q = Queue(group, 0)
+    if rank == 0:
+        (folder / "pid").write_text(str(os.getpid()))
+        q.put("there")
+        meet("ready")
+        meet("over")
+        return None
+    q.wait()
+    meet("ready")
+    holder = int((folder / "pid").read_text())
+
+    async def puts():
+        gaps = [time.monotonic()]
+
+        async def tick():
+            while True:
+                gaps.append(time.monotonic())
+                await asyncio.sleep(0.05)
+        ticking = asyncio.ensure_future(tick())
+        try:
+            await q.put_async(torch.zeros(4))
+        except shardwire.TimeoutError as error:
+            text = str(error)
+        await asyncio.sleep(0.2)
+        ticking.cancel()
+        return text, max(after - before for before, after in zip(gaps, gaps[1:]))
+
+    stop(holder)
+    try:
+        return asyncio.run(puts())
+    finally:
+        os.kill(holder, signal.SIGCONT)
+        meet("over")
+
+
+def test_a_put_that_a_stopped_holder_fails_does_not_hold_the_event_loop(run_ranks, tmp_path):
+    text, gap = run_ranks(2, awaited_put, tmp_path, init=False, timeout=60)[1]
+    assert "has answered nothing" in text
+    assert gap < 2, f"the event loop stood still for {gap:.1f} s"
+
+
+DAEMONS = """
+import threading, torch.distributed as dist, shardwire
+dist.init_process_group("shardwire")
+q = shardwire.Queue(None, location=0)
+for _ in range(3):
+    threading.Thread(target=q.get, daemon=True).start()
+time.sleep(0.3)
+dist.barrier()
+"""
+
+
+def test_daemon_threads_in_get_may_be_there_at_the_end_of_the_program(launcher, tmp_path):
+    script = tmp_path / "daemons.py"
+    script.write_text("import time" + DAEMONS)
+    for _ in range(3):
+        done = run_program([sys.executable, launcher, "-n", "3", str(script)], 60)
+        assert done.returncode == 0, done.stderr
 
 
 def never_made(rank, size, folder):

@@ -102,43 +102,53 @@ Result<MpiApi*> loadModule() {
   return api;
 }
 
-// Runs a function that waits for other ranks, on a new thread, since MPI has no deadlines. At the deadline, or when the
-// result is no longer wanted, this function returns and the thread continues detached.
-Status runUntil(Deadline deadline, const std::function<bool()>& isWanted, const char* what,
-                std::function<Status()> function) {
-  struct Outcome {
-    Mutex mutex;
-    ConditionVariable changed;
-    bool isDone SW_GUARDED_BY(mutex) = false;
-    Status status SW_GUARDED_BY(mutex);
-  };
-  auto outcome = std::make_shared<Outcome>();
-  std::thread([outcome, function = std::move(function)] {
-    Status status = function();
-    const MutexLock lock(outcome->mutex);
-    outcome->status = std::move(status);
-    outcome->isDone = true;
-    outcome->changed.notifyAll();
-  }).detach();
-  InterruptibleWait wait(deadline);
-  const MutexLock lock(outcome->mutex);
-  while (!outcome->isDone) {
-    if (wait.isInterrupted()) {
-      return interruptedStatus(what);
-    }
-    if (Clock::now() >= deadline) {
-      return {StatusCode::kTimeout,
-              fmt::format("{} did not end in time: another rank did not make this call, or died", what)};
-    }
-    if (isWanted && !isWanted()) {
-      return {StatusCode::kPeerFailed, fmt::format("the peer closed the connection during {}", what)};
-    }
-    outcome->changed.waitUntil(outcome->mutex, std::min(deadline, Clock::now() + kLookEvery));
-  }
-  return outcome->status;
-}
-
 }  // namespace
+
+// A function that waits for other ranks, on a thread of its own, since MPI has no deadlines. A caller that gives up
+// leaves the thread behind; a later caller may wait on.
+class MpiProcess::Call {
+ public:
+  static std::shared_ptr<Call> start(std::function<Status()> function) {
+    auto call = std::make_shared<Call>();
+    std::thread([call, function = std::move(function)] {
+      Status status = function();
+      const MutexLock lock(call->mutex_);
+      call->status_ = std::move(status);
+      call->isDone_ = true;
+      call->changed_.notifyAll();
+    }).detach();
+    return call;
+  }
+  bool isDone() {
+    const MutexLock lock(mutex_);
+    return isDone_;
+  }
+  // Returns early at the deadline, and when the result is no longer wanted.
+  Status waitUntil(Deadline deadline, const std::function<bool()>& isWanted, const char* what) {
+    InterruptibleWait wait(deadline);
+    const MutexLock lock(mutex_);
+    while (!isDone_) {
+      if (wait.isInterrupted()) {
+        return interruptedStatus(what);
+      }
+      if (Clock::now() >= deadline) {
+        return {StatusCode::kTimeout,
+                fmt::format("{} did not end in time: another rank did not make this call, or died", what)};
+      }
+      if (isWanted && !isWanted()) {
+        return {StatusCode::kPeerFailed, fmt::format("the peer closed the connection during {}", what)};
+      }
+      changed_.waitUntil(mutex_, std::min(deadline, Clock::now() + kLookEvery));
+    }
+    return status_;
+  }
+
+ private:
+  Mutex mutex_;
+  ConditionVariable changed_;
+  bool isDone_ SW_GUARDED_BY(mutex_) = false;
+  Status status_ SW_GUARDED_BY(mutex_);
+};
 
 Result<MpiProcess*> MpiProcess::instance() {
   static Mutex mutex;
@@ -201,7 +211,11 @@ Status MpiProcess::initialise(int groupSize, bool isAskedFor, Deadline deadline)
     return unsupported(
         "all ranks of the MPI job are on this host, and MPI is not initialised; SHARDWIRE_TRANSPORTS=mpi asks for it");
   }
-  SW_RETURN_IF_ERROR(runUntil(deadline, nullptr, "MPI_Init_thread", [api = api_] { return api->initialise(); }));
+  // MPI must be initialised once. If an earlier caller gave up the wait for the other ranks, this caller waits on.
+  if (initialising_ == nullptr) {
+    initialising_ = Call::start([api = api_] { return api->initialise(); });
+  }
+  SW_RETURN_IF_ERROR(initialising_->waitUntil(deadline, nullptr, "MPI_Init_thread"));
   logDebug("initialised {}", api_->library());
   static MpiProcess* const self = this;
   std::atexit([] { self->finaliseAtExit(); });
@@ -215,13 +229,34 @@ void MpiProcess::finaliseAtExit() {
   if (hasFailedPeer_.load()) {
     return logInfo("a rank died, so MPI is not finalised: it would wait for that rank");
   }
-  const Status done = runUntil(Clock::now() + kFinaliseWithin, nullptr, "MPI_Finalize", [api = api_] {
+  const auto finalising = Call::start([api = api_] {
     api->finalise();
     return Status::ok();
   });
+  const Status done = finalising->waitUntil(Clock::now() + kFinaliseWithin, nullptr, "MPI_Finalize");
   if (!done.isOk()) {
     logWarn("{}", done.message());
   }
+}
+
+// Rank 0's bytes are its own, so rank 0 sends again; the other ranks take the bytes that they awaited before.
+Status MpiProcess::broadcast(std::string* bytes, Deadline deadline) {
+  constexpr const char* kWhat = "MPI_Bcast";
+  const MutexLock lock(preparing_);
+  if (broadcasting_ != nullptr && state().rank == 0) {
+    SW_RETURN_IF_ERROR(broadcasting_->waitUntil(deadline, nullptr, kWhat));
+    broadcasting_ = nullptr;
+  }
+  if (broadcasting_ == nullptr) {
+    broadcast_ = std::make_shared<std::string>(*bytes);
+    broadcasting_ = Call::start([api = api_, sent = broadcast_] { return api->broadcast(sent.get()); });
+  }
+  const Status status = broadcasting_->waitUntil(deadline, nullptr, kWhat);
+  if (broadcasting_->isDone()) {
+    broadcasting_ = nullptr;
+    *bytes = std::move(*broadcast_);
+  }
+  return status;
 }
 
 std::string MpiProcess::job() const {
@@ -265,7 +300,7 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
     }
   }
   // A call that was left behind may still end later; the pair is then available to the next caller.
-  const Status made = runUntil(deadline, isWanted, kMakingPair, [this, worldRank] {
+  const auto making = Call::start([this, worldRank] {
     auto fresh = api_->makePair(worldRank);
     const MutexLock lock(mutex_);
     Pair& pair = pairs_[worldRank];
@@ -275,6 +310,7 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
     changed_.notifyAll();
     return fresh.status();
   });
+  const Status made = making->waitUntil(deadline, isWanted, kMakingPair);
   const MutexLock lock(mutex_);
   Pair& pair = pairs_[worldRank];
   if (pair.made != nullptr) {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "backend/base/mutex.h"
@@ -33,6 +34,10 @@ class MpiProcess {
   static constexpr int kWholeWorld = 0;
   SHARDWIRE_EXPORT Status prepare(int groupSize, bool isAskedFor, Deadline deadline);
 
+  // Rank 0's bytes on all ranks of the job. Collective. A rank that gave up (kTimeout, kInterrupted) gets the awaited
+  // bytes by its next call.
+  SHARDWIRE_EXPORT Status broadcast(std::string* bytes, Deadline deadline);
+
   MpiApi& api() { return *api_; }
   MpiState state() const { return api_->state(); }
   // Identifies the MPI job.
@@ -52,6 +57,7 @@ class MpiProcess {
   static constexpr int kTagsPerConnection = 8;
 
  private:
+  class Call;
   struct Pair {
     MpiPair* made = nullptr;
     bool isBeingMade = false;
@@ -61,7 +67,7 @@ class MpiProcess {
   };
 
   MpiProcess(MpiApi* api, bool isPmiOnly) : api_(api), isPmiOnly_(isPmiOnly) {}
-  Status initialise(int groupSize, bool isAskedFor, Deadline deadline);
+  Status initialise(int groupSize, bool isAskedFor, Deadline deadline) SW_REQUIRES(preparing_);
   void finaliseAtExit();
 
   MpiApi* const api_;
@@ -69,6 +75,9 @@ class MpiProcess {
   std::atomic<bool> hasFailedPeer_{false};
   int owner_ = 0;  // the process that may use MPI, since MPI does not survive a fork
   Mutex preparing_;
+  std::shared_ptr<Call> initialising_ SW_GUARDED_BY(preparing_);
+  std::shared_ptr<Call> broadcasting_ SW_GUARDED_BY(preparing_);  // not over; null: none
+  std::shared_ptr<std::string> broadcast_ SW_GUARDED_BY(preparing_);
   Mutex mutex_;
   ConditionVariable changed_;
   std::map<int, Pair> pairs_ SW_GUARDED_BY(mutex_);

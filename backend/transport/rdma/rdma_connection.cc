@@ -313,6 +313,12 @@ Status RdmaConnection::health() {
     }
   } else if (const std::string broken = join_.lanes->whatIsBroken(); !broken.empty()) {
     fail(StatusCode::kPeerFailed, fmt::format("rdma to {}: {}", join_.who, broken));
+  } else if (const auto refused =
+                 std::ranges::find_if(join_.payload, [](const auto& queue) { return queue->error() != 0; });
+             refused != join_.payload.end()) {
+    // A probe uses the other queue pair, and would find nothing.
+    fail(StatusCode::kPeerFailed, fmt::format("rdma to {}: the device refused a request of a fetch ({})", join_.who,
+                                              errnoText((*refused)->error())));
   } else {
     probeIfSilent(now);
   }

@@ -59,7 +59,9 @@ std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmL
   auto link = ShmLink::answered(std::move(*dial.question), request.to_, Clock::now());
   dial.question.reset();
   if (link.status().code() == StatusCode::kTimeout) {
-    return std::nullopt;  // rejected as too slow to send the hello while too many dialed: the next serve() dials again
+    // Rejected as too slow to send the hello while too many dialed, or the answer found too many descriptors of the
+    // user under way: the next serve() dials again.
+    return std::nullopt;
   }
   if (link.isOk()) {
     static_cast<void>((*link)->readSpeed());  // measured here, so no other thread waits for the measurement later

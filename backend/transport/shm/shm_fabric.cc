@@ -8,11 +8,17 @@
 #include <algorithm>
 #include <iterator>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "backend/transport/shm/cross_memory.h"
 
 namespace shardwire::internal {
+namespace {
+
+constexpr Duration kBetweenDials = std::chrono::milliseconds(1);
+
+}  // namespace
 
 ShmFabric::ShmFabric(Fabric& fabric, ShmArena arena, Mapping page, OwnLiveness liveness, std::uint64_t probeSecret)
     : fabric_(fabric),
@@ -112,8 +118,10 @@ Result<std::shared_ptr<const ShmLink>> ShmFabric::linkTo(const ProcessAddress& t
     return link;
   }
   auto made = ShmLink::dial(to, jobToken, address().process, limit);
-  // The other process rejects a connection too slow to send the hello while too many dial.
+  // The other process rejects a connection too slow to send the hello while too many dial, and a connection whose
+  // answer finds too many descriptors of the user under way.
   while (made.status().code() == StatusCode::kTimeout && !limit.isOver()) {
+    std::this_thread::sleep_for(kBetweenDials);
     made = ShmLink::dial(to, jobToken, address().process, limit);
   }
   SW_RETURN_IF_ERROR(made.status());

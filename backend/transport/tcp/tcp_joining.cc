@@ -282,7 +282,9 @@ Status TcpJoining::connected() {
 
 Status TcpJoining::takeProof() {
   const auto whole = fromSecond_.readOn(second_);
-  SW_RETURN_IF_ERROR(whole.status());
+  if (!whole.isOk()) {
+    return suspect(whole.status());  // the listener's end may have failed, and sends the reason over the link
+  }
   if (!*whole) {
     return Status::ok();
   }
@@ -318,7 +320,9 @@ Status TcpJoining::acceptSecond() {
       judge(Status::ok());
       return Status::ok();
     }
-    logWarn("rejected a connection of a foreign process to the port of a second socket");
+    if (whole.isOk()) {  // else the other process, perhaps the peer, closed the connection
+      logWarn("rejected a connection of a foreign process to the port of a second socket");
+    }
     callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   const auto whole = fromLink_.readOn(link_.socket());

@@ -43,10 +43,11 @@ def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: 
     ranks.
     """
     backend = resolve_backend(group)
-    seconds = as_seconds(timeout)
+    seconds: float | None = None
     error: Exception | None = None
     mine: list[tuple[int, torch.Tensor]] = []
     try:
+        seconds = as_seconds(timeout)
         mine = _read(locals)
     # The other ranks wait for this rank and must be notified
     except (TypeError, ValueError) as failure:
@@ -79,6 +80,9 @@ def _read(locals: Any) -> list[tuple[int, torch.Tensor]]:
             raise TypeError(f"tensor {number} is "
                             f"{'of no dimension' if isinstance(tensor, torch.Tensor) else type(tensor).__name__}; give "
                             f"tensors of 1 to {_MAX_DIMS} dimensions")
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_conj() or tensor.is_neg():
+            raise ValueError(f"tensor {number} is sparse, meta, or a view that torch computes when it is read (conj, "
+                             "imag); give tensor.to_dense(), or tensor.resolve_conj().resolve_neg()")
         pairs.append((as_dims([number], "number")[0], tensor.detach()))
     return pairs
 

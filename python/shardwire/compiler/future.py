@@ -78,12 +78,21 @@ class Future:
             self._seen = self._work.wait(None)
             self._waited = True
             return
-        self._work.wait(as_seconds(timeout))
-        self._seen = True
+        self._wait_by(self._work.wait, as_seconds(timeout))
 
     def synchronize(self, timeout: Seconds = None) -> None:
         """Blocks the CPU until the transfer is over, on accelerators too. timeout and errors as for :meth:`wait`."""
-        self._work.synchronize(None if timeout is None else as_seconds(timeout))
+        self._wait_by(self._work.synchronize, None if timeout is None else as_seconds(timeout))
+
+    def _wait_by(self, wait: Callable[[float | None], Any], seconds: float | None) -> None:
+        try:
+            wait(seconds)
+        except TimeoutError:
+            self._seen = self._work.exception() is not None  # else only the wait is over
+            raise
+        except BaseException:
+            self._seen = True  # the caller has the error, or was interrupted and waits no more
+            raise
         self._seen = True
 
     def leave(self) -> None:

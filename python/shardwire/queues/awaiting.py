@@ -36,6 +36,9 @@ async def put(queue: Queue, head: bytes, parts: list[torch.Tensor], timeout: Sec
     except asyncio.CancelledError:
         threading.Thread(target=_quietly, args=(give_up,), name="shardwire-await", daemon=True).start()
         raise
+    except Exception as error:
+        work.abandon(error)
+        raise
     if is_over:
         give_up()  # returns, or raises, at once
     else:

@@ -134,7 +134,11 @@ class QueueWork:
         """``await work``: like :meth:`wait`, without blocking the event loop."""
         seconds = self._queue.hub.silence
         deadline = time.monotonic() + seconds
-        yield from over(self.pending(), deadline).__await__()
+        try:
+            yield from over(self.pending(), deadline).__await__()
+        except Exception as error:
+            self.abandon(error)
+            raise
         self._wait_for(deadline, seconds)
 
     def pending(self) -> list[Any]:
@@ -183,13 +187,7 @@ class QueueWork:
             outcomes = [put.give_up() for put in puts]
             self._end()
         except BaseException:
-            if not self._over:
-                self._end()
-                for put in puts:
-                    try:
-                        put.abandon()
-                    except Exception:
-                        pass  # the first error is raised
+            self.abandon()
             raise
         if Outcome.READY in outcomes and Outcome.NOTHING in outcomes:
             raise TimeoutError(f"{self._queue.label}: some of its locations had room within {waited:.3g} s and others "
@@ -199,6 +197,17 @@ class QueueWork:
         if Outcome.NOTHING in outcomes:
             raise self._queue.full_error(waited)
         self._judge(outcomes)
+
+    def abandon(self, error: Exception | None = None) -> None:
+        """Ends a put that failed with this error: waits for no holder's answer any more."""
+        if not self._over:
+            puts = self._puts
+            self._end(error)
+            for put in puts:
+                try:
+                    put.abandon()
+                except Exception:
+                    pass  # the first error is raised
 
     def _end(self, error: Exception | None = None) -> None:
         self._over, self._keep, self._puts = True, None, []

@@ -53,9 +53,8 @@ class Progress:
         while (self._call or self._shows) and not future.done():
             try:
                 future.synchronize(_LOOK_S)
-            except Exception:
-                if future.done():
-                    raise  # otherwise only the poll's time has passed
+            except TimeoutError:
+                pass  # of the look, or of the operation: then the wait below raises
             self.look()
         future.wait()
         self.add(num_bytes)
