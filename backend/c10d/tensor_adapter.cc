@@ -3,9 +3,9 @@
 #include "backend/c10d/tensor_adapter.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <atomic>
-#include <numeric>
 
 #include "backend/c10d/throw_status.h"
 #include "backend/c10d/torch_compat.h"

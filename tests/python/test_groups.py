@@ -2,7 +2,9 @@
 
 import gc
 import os
+import resource
 import signal
+import tempfile
 import threading
 import time
 from datetime import timedelta
@@ -26,6 +28,29 @@ def transpose(group, rank, size):
     output = torch.zeros(size, 1)
     op([whole[rank:rank + 1]], [output]).wait()
     assert torch.equal(output, whole[:, rank:rank + 1])
+
+
+def unprivileged(rank, size, folder):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    os.seteuid(65534)  # without the right to exceed the limit
+    try:
+        group = shardwire.create_process_group(dist.FileStore(f"{folder}/store", size), rank, size, timeout=30)
+        tensor = torch.empty(size)
+        group.alltoall_base(tensor, torch.arange(float(size)) + rank, [], []).wait()
+        assert tensor.tolist() == [float(rank + r) for r in range(size)]
+    finally:
+        os.seteuid(0)
+    meet("all")
+
+
+@pytest.mark.any_torch
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_kernels_limit_of_descriptors_under_way_delays_links(run_ranks):
+    """All ranks dial all others at once, and each answer has three descriptors: more than a user's processes may have
+    under way together."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        run_ranks(28, unprivileged, folder, init=False, timeout=60)
 
 
 def test_group_without_a_default_group(run_ranks, tmp_path):

@@ -153,7 +153,8 @@ def test_cat_joins_in_the_order_of_the_numbers():
     results = run_ranks(3, cat, SEED)
     assert results[0] == results[1] == results[2] and len(results[0]) == 5
     for text, part in zip(results[0], ("ranks 0 and 1 both give tensor 0", "tensor 1 of rank 1 float32[2, 2]",
-                                       "rank 1: tensor 1 is str", "rank 1: tensor 1 is sparse, meta, or a view", "no rank gave a tensor")):
+                                       "rank 1: tensor 1 is str",
+                                       "rank 1: tensor 1 is sparse, meta, or a view", "no rank gave a tensor")):
         assert part in text, text
 
 
