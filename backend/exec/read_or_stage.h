@@ -18,7 +18,7 @@ class ReadOrStage {
  public:
   // Whether the transfer goes by reads; nothing, for the first one: the caller's rule decides. The next ones try both
   // ways. Later about one of 64 goes the slower way, which may be the faster one by now. `number` distinguishes
-  // transfers apart: ranks that take part in the same transfers pass the same numbers, and so try the same way at once.
+  // transfers: ranks that take part in the same transfers pass the same numbers, and so try the same way at once.
   std::optional<bool> nextIsRead(std::uint64_t number) {
     const std::uint64_t drawn = (number * kGolden) >> (64 - kTrialBits);
     if (of(true).numNoted >= kFirstOfEach && of(false).numNoted >= kFirstOfEach) {
