@@ -64,8 +64,8 @@ Status checkJobTokens(const std::vector<RankAddress>& addresses) {
         if (j != i && isOneUserOnOneHost(addresses[i], addresses[j])) {
           return {StatusCode::kUnsupported,
                   fmt::format("{} could make no Unix socket, at which {} would ask for its secret, as ranks of one "
-                              "user on one host do: set "
-                              "SHARDWIRE_JOB_TOKEN to one secret for all ranks",
+                              "user on one host do. Its log says why (SHARDWIRE_LOG=info). If the cause is no limit "
+                              "that can be raised, set SHARDWIRE_JOB_TOKEN to one secret for all ranks",
                               nameOf(static_cast<Rank>(i), addresses[i]), nameOf(static_cast<Rank>(j), addresses[j]))};
         }
       }
