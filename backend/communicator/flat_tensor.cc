@@ -34,8 +34,12 @@ Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bo
                                                             "stride that fits",
                                                             toString(tensor.shape), toString(tensor.strides)));
   }
-  const std::size_t bytes = static_cast<std::size_t>(elems) * elementBytes(tensor.dtype);
-  Result<std::shared_ptr<void>> memory = allocateScratch(bytes);
+  std::int64_t bytes = 0;  // an expanded tensor may have any number of elements
+  if (__builtin_mul_overflow(elems, static_cast<std::int64_t>(elementBytes(tensor.dtype)), &bytes)) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("a tensor of shape {} has more bytes than any memory has", toString(tensor.shape)));
+  }
+  Result<std::shared_ptr<void>> memory = allocateScratch(static_cast<std::size_t>(bytes));
   if (!memory.isOk()) {
     status_ = memory.status();
     return TensorView::contiguous(nullptr, tensor.dtype, {elems});

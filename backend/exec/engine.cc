@@ -143,7 +143,9 @@ Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std:
                            Duration spinInline, const CallRecord& record, Driving::IfFailed ifFailed) {
   const auto begin = [&](GroupState& state) {
     state.takePoint(activity, record);
-    start(state.points);
+    if (state.operations.failure().isOk()) {  // else the group has ended meanwhile, perhaps with its connections
+      start(state.points);
+    }
   };
   return driving_.start(begin, activity.get(), spinInline, ifFailed);
 }

@@ -149,7 +149,7 @@ struct AnswerFrame {
   AskedState state = AskedState::kNotCalled;
   std::uint32_t numInFlight = 0;  // operations of the sender in this group
   std::uint32_t numAwaited = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t bulkFrames = 0;  // sent to the asking rank so far
   bool isSound(Payload payload) const;
   std::size_t awaitedBytes() const { return numAwaited * sizeof(Rank); }
 };

@@ -28,14 +28,14 @@ constexpr Duration kLookEvery = std::chrono::milliseconds(20);
 constexpr Duration kAskAfter = std::chrono::milliseconds(100);
 // A peer sends the last frames of an operation before saying that the operation is over; over a wire the frames may be
 // under way for some time.
-constexpr Duration kLastFramesWithin = std::chrono::seconds(2);
+constexpr Duration kTakesLastFramesWithin = std::chrono::seconds(2);
 constexpr Duration kAskAgainAfter = std::chrono::seconds(1);
 constexpr std::size_t kMaxText = 2 << 10;
 // A peer asks about one operation at a time, and shortly before an expiry about a few.
 constexpr std::size_t kMostDue = 8;
 }  // namespace
 
-Questions::Questions(const RunContext& context, Operations& operations, PeerLinks& links, Duration grace)
+Questions::Questions(RunContext& context, Operations& operations, PeerLinks& links, Duration grace)
     : context_(context),
       operations_(operations),
       links_(links),
@@ -91,9 +91,11 @@ void Questions::checkWhetherOver(const Activity& activity, Rank peer, Clock::tim
   if (!activity.ordered() || known.overSeq != activity.seq) {
     return;
   }
-  // Staged bytes arrive in the order of the operations.
+  // Staged bytes arrive in the order of the operations, and over a slow network long after the answer.
   const auto next = readFrame<StagedFrame>(context_.connection(peer).peek(Lane::kBulk));
-  if (next.has_value() ? next->operation.seq > activity.seq : now - known.overSince >= kLastFramesWithin) {
+  const bool hasTakenAll = static_cast<std::int32_t>(context_.bulkFramesOf(peer).taken - known.overFrames) >= 0;
+  if (next.has_value() ? next->operation.seq > activity.seq
+                       : hasTakenAll && now - known.overSince >= kTakesLastFramesWithin) {
     context_.desync(peer, activity.seq);
   }
 }
@@ -158,7 +160,8 @@ bool Questions::answer(Rank to, const OperationTag& about) {
                                    : isUncalled ? AskedState::kNotCalled
                                                 : AskedState::kInFlight,
                           .numInFlight = static_cast<std::uint32_t>(operations_.inFlight().size()),
-                          .numAwaited = static_cast<std::uint32_t>(awaited.size())};
+                          .numAwaited = static_cast<std::uint32_t>(awaited.size()),
+                          .bulkFrames = context_.bulkFramesOf(to).sent};
   const std::string text = isOver ? std::string(kOver) : activity().substr(0, kMaxText);
   return context_.sendText(to, frame, std::string(textOf(std::as_bytes(std::span(awaited)))).append(text));
 }
@@ -197,6 +200,7 @@ Status Questions::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
     if (known.overSeq != frame.seq) {
       known.overSeq = frame.seq;
       known.overSince = now;
+      known.overFrames = frame.bulkFrames;
     }
     return Status::ok();
   }

@@ -17,7 +17,7 @@ namespace shardwire::internal {
 class Questions {
  public:
   // `grace`: Options::grace.
-  Questions(const RunContext& context, Operations& operations, PeerLinks& links, Duration grace);
+  Questions(RunContext& context, Operations& operations, PeerLinks& links, Duration grace);
 
   // ---- The waiting rank
   void look(Clock::time_point now);
@@ -55,7 +55,8 @@ class Questions {
     Clock::time_point answeredAt{};
     std::uint64_t overSeq = 0;  // the peer has finished this operation
     Clock::time_point overSince{};
-    std::string advice;  // the reason why another group of the peer's process failed; empty: no group failed
+    std::uint32_t overFrames = 0;  // bulk frames that the peer had sent to this rank by then
+    std::string advice;            // the reason why another group of the peer's process failed; empty: no group failed
     Clock::time_point advisedAt{};
     Clock::time_point lastAskedAt{};      // when this rank last asked whether the peer comes at all
     Clock::time_point askedForErrorAt{};  // when this rank last asked for the error of an operation that expires
@@ -86,7 +87,7 @@ class Questions {
   void sendDueAnswers(Rank peer);
   bool isPastGrace(const Activity& activity, const Waiting& known, Clock::time_point now) const;
 
-  const RunContext& context_;
+  RunContext& context_;
   Operations& operations_;
   PeerLinks& links_;
   const Duration grace_;

@@ -153,7 +153,7 @@ void ReceiveEdge::consume(std::size_t bytes) {
   read_ += bytes;
   taken_ += bytes;
   if (read_ == frame_.size()) {
-    connection().release(Lane::kBulk);
+    run_.context().releaseBulk(edge_.peer);
     frame_ = {};
   }
 }

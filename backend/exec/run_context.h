@@ -72,7 +72,30 @@ struct RunContext {
 
   ProcessGroup inProcess() const { return {process, this}; }
 
+  // Frames of the bulk lane, to and from one peer so far; the counts wrap.
+  struct BulkFrames {
+    std::uint32_t sent = 0;
+    std::uint32_t taken = 0;
+  };
+  std::vector<BulkFrames> bulkFrames;  // by peer
+
   Connection& connection(Rank peer) const { return *connections[static_cast<std::size_t>(peer)]; }
+
+  // All bulk frames are sent and released by these two.
+  void commitBulk(Rank peer, std::size_t bytes) {
+    connection(peer).commit(Lane::kBulk, bytes);
+    ++bulkFramesOf(peer).sent;
+  }
+  void releaseBulk(Rank peer) {
+    connection(peer).release(Lane::kBulk);
+    ++bulkFramesOf(peer).taken;
+  }
+  BulkFrames& bulkFramesOf(Rank peer) {
+    if (bulkFrames.empty()) {
+      bulkFrames.resize(static_cast<std::size_t>(worldSize));
+    }
+    return bulkFrames[static_cast<std::size_t>(peer)];
+  }
 
   // Scratch of at least `bytes`, kept for later; valid until the next call.
   std::span<std::byte> scratch(std::size_t bytes) {

@@ -233,7 +233,7 @@ void SendEdge::commitFrame() {
                            .segmentBytes = static_cast<std::uint32_t>(run_.context().segmentBytes),
                            .isAll = silent_ ? 1u : 0u};
   writeFrame(frame_, fields, filled_ - kStagedHead);
-  run_.context().connection(edge_.peer).commit(Lane::kBulk, filled_);
+  run_.context().commitBulk(edge_.peer, filled_);
   frame_ = {};
 }
 

@@ -161,7 +161,7 @@ bool ShortRun::receiveAll(RunContext& context) {
   }
   move();
   for (Receive& edge : receives_) {
-    context.connection(edge.peer).release(Lane::kBulk);
+    context.releaseBulk(edge.peer);
   }
   finished_ = true;
   return true;
@@ -184,7 +184,7 @@ bool ShortRun::send(RunContext& context, Send& edge) {
     std::memcpy(out, inputs_[static_cast<std::size_t>(piece.input)] + piece.offset, piece.bytes);
     out += piece.bytes;
   }
-  connection.commit(Lane::kBulk, frameBytes);
+  context.commitBulk(edge.peer, frameBytes);
   edge.done = true;
   ++numSent_;
   return true;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "backend/exec/activity.h"
@@ -189,6 +190,12 @@ EncodedMessage encodeMessage(const QueueMessage& message, const std::vector<Queu
 
 Status sendMessage(Communicator& link, Rank peer, int tag, const QueueMessage& message,
                    const std::vector<QueuePart>& parts) {
+  if (message.head.size() + parts.size() * sizeof(std::uint64_t) > std::numeric_limits<std::uint32_t>::max()) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("an entry has {} bytes of text and bytes objects, and a queue takes less than 4 GiB of these: "
+                        "put long bytes into a uint8 tensor",
+                        message.head.size())};
+  }
   const auto [frame, rest, areWithin] = encodeMessage(message, parts);
   const int body = tagOfRequest(message.request);
   SW_RETURN_IF_ERROR(sendBytes(link, peer, tag, {frame, frame->data(), frame->size()}));

@@ -111,7 +111,8 @@ class Validator {
     std::size_t edge = 0;
     received_.assign(plan_.receives.size(), {});
     for (const PlanEdge& receive : plan_.receives) {
-      received_[edge++].isUsed.assign(receive.inputs.size(), false);
+      received_[edge].isUsed.assign(receive.inputs.size(), false);
+      received_[edge++].firstMove.assign(receive.inputs.size(), nullptr);
     }
     edge = 0;
     for (std::uint32_t m = 0; m < plan_.moves.size(); ++m) {
@@ -212,7 +213,17 @@ class Validator {
                                 toString(move.shape)));
     }
     Received& received = received_[edge];
-    received.isUsed[static_cast<std::size_t>(source.slot)] = true;
+    const auto slot = static_cast<std::size_t>(source.slot);
+    // The peer posts one set of strides for each slot.
+    if (received.isUsed[slot] && (received.firstMove[slot]->shape.size() != move.shape.size() ||
+                                  received.firstMove[slot]->sourceDtype != move.sourceDtype)) {
+      return broken(
+          fmt::format("sources[{}] reads slot {} of rank {} as a tensor of {} dimensions of {}, and another "
+                      "source reads the slot otherwise",
+                      s, source.slot, source.rank, move.shape.size(), dtypeName(move.sourceDtype)));
+    }
+    received.isUsed[slot] = true;
+    received.firstMove[slot] = &move;
     received.bytes += static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(stagedDtypeOf(plan_, move));
     ++received.numItems;
     return Status::ok();
@@ -291,6 +302,7 @@ class Validator {
     std::uint64_t bytes = 0;
     std::uint64_t numItems = 0;
     std::vector<bool> isUsed;  // by slot
+    std::vector<const PlanMove*> firstMove;
   };
 
   const Plan& plan_;

@@ -48,8 +48,11 @@ constexpr int kNumProbes = 5;
 constexpr Duration kExplainWithin = std::chrono::seconds(2);
 // Of the text of a refusal, which the peer wrote.
 constexpr std::size_t kMaxRefusalBytes = 1024;
-// Time to send the last frames of a leaving rank, if the socket is full.
+// A leaving rank sends the last frames of its operations, which may be long and the network slow. The rank stays for
+// kLastWords while the socket takes nothing at all, for kStaysAfterProgress after each byte, and for kMostLastWords.
 constexpr Duration kLastWords = std::chrono::milliseconds(200);
+constexpr Duration kStaysAfterProgress = std::chrono::seconds(1);
+constexpr Duration kMostLastWords = std::chrono::seconds(60);
 // Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip, and each run costs an entry in a
 // scatter list. On loopback (reshape_bench, SHARDWIRE_ORDINARY_PATH=staged against cross_memory) edges break even
 // between 128 and 256 KiB, runs somewhere between 2 and 16 KiB.
@@ -103,9 +106,12 @@ TcpConnection::~TcpConnection() {
   if (failure_.isOk()) {
     // The leave follows all frames, which the peer may still read.
     const NoInterrupts whole;  // a destructor cannot report an interrupt
-    const Deadline until = Clock::now() + kLastWords;
+    const Deadline latest = Clock::now() + kMostLastWords;
+    Deadline until = Clock::now() + kLastWords;
     for (bool hasSaid = false; failure_.isOk() && Clock::now() < until;) {
-      flushFrames();
+      if (flushFrames()) {
+        until = std::min(latest, Clock::now() + kStaysAfterProgress);
+      }
       if (frames_.isBlocked()) {
         if (!waitForSocket(frames_.socket(), POLLOUT, until, "leaving").isOk()) {
           break;

@@ -323,6 +323,24 @@ TEST_F(QuestionsTest, AreAnsweredWithADisagreementWhereTheRankCalledSomethingEls
   EXPECT_TRUE(readFrame<DesyncFrame>(link.sent(Lane::kControl).front()).has_value());
 }
 
+// Over a slow network the answer comes long before the last frames.
+TEST_F(QuestionsTest, FindNoDisagreementWhileFramesOfThePeerAreUnderWay) {
+  const auto activity = start("reduce", {1});
+  others_[1]
+      ->sent(Lane::kControl)
+      .push_back(frameOf(AnswerFrame{.seq = 1, .state = AskedState::kOver, .bulkFrames = 1}));
+  poll();
+  auto& toPeer = static_cast<FakeConnection&>(*peers_.connections[1]).sent(Lane::kControl);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
+  toPeer.clear();
+  look();
+  const auto isDesync = [](const Bytes& frame) { return readFrame<DesyncFrame>(frame).has_value(); };
+  EXPECT_EQ(std::ranges::count_if(toPeer, isDesync), 0);
+  state_->context.bulkFramesOf(1).taken = 1;
+  look();
+  EXPECT_EQ(std::ranges::count_if(toPeer, isDesync), 1);
+}
+
 // Of operations of one call, and of equal timeouts, the oldest expires first.
 TEST_F(QuestionsTest, ComeForTheOldestOperationFirst) {
   std::vector<std::shared_ptr<Activity>> all;

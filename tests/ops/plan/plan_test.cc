@@ -131,6 +131,11 @@ TEST(Plan, NamesTheFirstBrokenInvariant) {
       {"sources[2] is on rank 9, from which nothing is received", [](Plan& p) { p.sources[2].rank = 9; }},
       {"sources[4] is input 3 of rank 2, which is not in slot 1", [](Plan& p) { p.sources[4].input = 3; }},
       {"sources[4] is input 4 of rank 2, which is not in slot 2", [](Plan& p) { p.sources[4].slot = 2; }},
+      {"sources[4] reads slot 0 of rank 2 as a tensor of 1 dimensions of float32",
+       [](Plan& p) {
+         p.sources[4].input = 3;
+         p.sources[4].slot = 0;
+       }},
       {"sources[4] begins at [-1]", [](Plan& p) { p.sources[4].offset = {-1}; }},
       {"sources[4] begins at [9223372036854775807]", [](Plan& p) { p.sources[4].offset = {INT64_MAX}; }},
       {"sources[4] begins at [1, 1]",
