@@ -179,9 +179,9 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
         self._together(self._send)
 
     def _send(self) -> None:
+        self._version += 1  # also where this rank alone fails below: all ranks count alike
         if self._taken is not None:
             self._take()
-        self._version += 1
         self._publication.commit(self._version)
         if self.is_sender:
             self.client.start_weight_update()

@@ -46,7 +46,8 @@ class ExpertBlock:
         self._num_experts = num_experts
         self._peers = [rank for rank in range(size) if rank != self.rank]
         head_words = _NUMBERS + num_experts + _TEXT_WORDS
-        words = _C.symm_make(backend, [2 * size * head_words + size], torch.int64, "", True, timeout)
+        with torch.inference_mode(False):  # later calls may come outside of the caller's inference mode
+            words = _C.symm_make(backend, [2 * size * head_words + size], torch.int64, "", True, timeout)
         heads = words[:2 * size * head_words].view(2, size, head_words)
         self._heads = [heads[slot] for slot in range(2)]
         self._own_heads = [(heads[slot, self.rank], heads[slot, self.rank, :_NUMBERS + num_experts])
@@ -58,7 +59,9 @@ class ExpertBlock:
         self._arrived = [arrived[rank] for rank in range(size)]
         row_bytes = [_aligned(num_rows * hidden * _width(dtype)) for dtype in dtypes]
         side_bytes, order_bytes = _aligned(4 * num_rows * side_width), _aligned(4 * num_rows)
-        slots = _C.symm_make(backend, [2, max(row_bytes) + side_bytes + order_bytes], torch.uint8, "", False, timeout)
+        with torch.inference_mode(False):
+            slots = _C.symm_make(backend, [2, max(row_bytes) + side_bytes + order_bytes], torch.uint8, "", False,
+                                 timeout)
 
         def part(slot: int, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             count = torch.Size(shape).numel()

@@ -209,7 +209,8 @@ class Experts:
         handle = Handle(self, num)
         if weights is not None:
             _check(weights, "topk_weights", (num, self.top_k), None)
-            handle.weights = weights
+            with torch.enable_grad():
+                handle.weights = weights.clone()  # combine() needs the weights of now
         ids = _plain(topk_ids.to(torch.int64))
         order = self._block.order[slot]
         bad = _C.experts_sort(ids, self._block.own_counts[slot], order, handle.places)

@@ -348,9 +348,10 @@ class FFT(Planned):
         fresh, fits = None, [self._swapped]
         with Attempt() as attempt:
             fresh, fits = self._fitting(operand, distribution)
-        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "fits": fits},
-                                     attempt.error)
-        _ends.agree(everyone, "fft.FFT.reset_operand", ("given",))
+        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand",
+                                     {"given": fresh is not None, "fits": fits,
+                                      "requires_grad": fresh is not None and fresh.requires_grad}, attempt.error)
+        _ends.agree(everyone, "fft.FFT.reset_operand", ("given", "requires_grad"))
         common = [swapped for swapped in (False, True) if all(swapped in record["fits"] for record in everyone)]
         if not common:
             said = [" and ".join("the result's" if swapped else "the operand's" for swapped in record["fits"])
@@ -492,13 +493,13 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
         Collective, and checked on all ranks as :class:`FFT` checks.
     """
     name = getattr(package, "__name__", None)
-    tensor = torch.empty(0, device="cpu")
+    tensor = operand = torch.empty(0, device="cpu")
     with Attempt() as attempt:
         if memory_space not in (None, "cpu"):
             raise ValueError(f"memory_space is {kind_of(memory_space)}; operands are made in 'cpu'")
         dtype = dtype_in(package, input_dtype)
         tensor = _runtime.empty(as_dims(shape, "shape"), dtype, torch.device("cpu"))
-    operand = tensor.numpy() if name == "numpy" else tensor
+        operand = tensor.numpy() if name == "numpy" else tensor
     FFT(operand, distribution=distribution, options={"fft_type": fft_type}, group=group, _call="fft.allocate_operand",
         _error=attempt.error).free()
     return operand

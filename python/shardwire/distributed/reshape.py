@@ -243,9 +243,10 @@ class Reshape(Planned):
         fresh: Operand | None = None
         with Attempt() as attempt:
             fresh = None if operand is None else self._fitting(operand)
-        everyone = _meeting.exchange(self._group, f"{self._call}.reset_operand", {"given": fresh is not None},
-                                     attempt.error)
-        _ends.agree(everyone, f"{self._call}.reset_operand", ("given",))
+        everyone = _meeting.exchange(self._group, f"{self._call}.reset_operand",
+                                     {"given": fresh is not None,
+                                      "requires_grad": fresh is not None and fresh.requires_grad}, attempt.error)
+        _ends.agree(everyone, f"{self._call}.reset_operand", ("given", "requires_grad"))
         self._operand = fresh
 
     def reset_operand_unchecked(self, operand: Any = None, *, stream: Any = None) -> None:

@@ -20,7 +20,7 @@ from ..compiler.layout import kind_of
 from ..compiler.other_order import other_order
 from . import machine
 from .compiled_kernel import read_file
-from .device_tensor import DeviceTensor, all_as_torch, as_torch
+from .device_tensor import DeviceTensor, all_as_torch, as_torch, check_written
 from .tensor_forms import TensorForm, by_name, check_memory_apart, forms_of_arguments, in_order
 from .identity import is_program, name_of
 from .ops_inside import held_ops
@@ -156,6 +156,8 @@ class DeviceKernel:
         as_device = any(isinstance(each, DeviceTensor) for each in (*tensors, *named))
         given = self._tensors(tensors, inputs)
         targets = None if outputs is None else by_name(all_as_torch(outputs), self.outputs, "outputs")
+        for name, target in (outputs or {}).items():
+            check_written(target, f"outputs[{name!r}]")
         for form, target in zip(self.outputs, targets or ()):
             form.check(target, f"outputs[{form.name!r}]", with_strides=False)
         with torch.no_grad():
@@ -207,7 +209,9 @@ class DeviceKernel:
         if inputs is not None:
             if tensors:
                 raise TypeError("tensors are given by position and by inputs=; give them one way")
-            tensors = by_name(all_as_torch(inputs), self.inputs, "inputs")
+            tensors = by_name(inputs, self.inputs, "inputs")
+        for index in self._changed if len(tensors) == len(self.inputs) else ():
+            check_written(tensors[index], repr(self.inputs[index].name))
         tensors = [as_torch(each) for each in tensors]
         if len(tensors) != len(self.inputs):
             raise ValueError(f"{len(tensors)} tensors given, the kernel {self.name!r} takes {len(self.inputs)}: "

@@ -79,6 +79,14 @@ def as_torch(value: Any) -> Any:
     return _of_array(value) if type(value).__module__ == "numpy" and hasattr(value, "shape") else value
 
 
+def check_written(value: Any, name: str) -> None:
+    """ValueError for a numpy array that a kernel cannot write: for other arrays than these, as_torch() makes a copy."""
+    flags = getattr(value, "flags", None)
+    if flags is not None and not (flags.c_contiguous and flags.writeable):
+        raise ValueError(f"{name} is an array that is {'not in C order' if flags.writeable else 'read-only'}, and the "
+                         "kernel writes it; give an array in C order that may be written")
+
+
 def all_as_torch(values: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return ({name: as_torch(value) for name, value in values.items()} if isinstance(values, Mapping) else values)
 
@@ -87,6 +95,9 @@ def _of_array(array: Any) -> torch.Tensor:
     import numpy
     if not isinstance(array, numpy.ndarray):
         array = numpy.asarray(array)
+    if not array.dtype.isnative:
+        raise TypeError(f"torch has no dtype for {array.dtype.newbyteorder('=')} in another byte order; give "
+                        "array.astype(array.dtype.newbyteorder('='))")
     array = numpy.ascontiguousarray(array).reshape(array.shape)
     named = getattr(torch, array.dtype.name, None)
     if isinstance(named, torch.dtype):  # ml_dtypes' types too

@@ -61,8 +61,14 @@ def identity(kernel: Any) -> dict[str, str]:
 
 
 def _globals_read(code: types.CodeType | None) -> list[str]:
-    return ([] if code is None
-            else sorted({step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}))
+    """With those of nested functions and comprehensions."""
+    if code is None:
+        return []
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            names.update(_globals_read(value))
+    return sorted(names)
 
 
 def _value(value: Any) -> str:

@@ -183,7 +183,8 @@ def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
                                       "does not have; it needs torch 2.6")
     copies = tuple(tensor.detach().clone() for tensor in args)  # tracing runs the kernel, which may write to its inputs
     before = [tensor._version for tensor in copies]
-    wrapper.train(wrapper.kernel.training if isinstance(wrapper.kernel, torch.nn.Module) else False)
+    # Not train(), which would change the user's submodules.
+    wrapper.training = wrapper.kernel.training if isinstance(wrapper.kernel, torch.nn.Module) else False
     try:
         with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

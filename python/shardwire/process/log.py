@@ -99,7 +99,10 @@ def _end() -> None:
     """Waits until the thread has logged the lines under way; later lines of the ending process go to stderr."""
     if _sockets is not None and _reader is not None and _reader.is_alive():
         _C.send_log_to(-1, os.environ.get("SHARDWIRE_LOG", "warn"))
-        _sockets[0].send(b"")
+        # A handler that blocks may have left the socket full.
+        _sockets[0].settimeout(_END_S)
+        with contextlib.suppress(OSError):
+            _sockets[0].send(b"")
         _reader.join(_END_S)
 
 

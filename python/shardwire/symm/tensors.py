@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -56,6 +56,7 @@ def make_tensor(size: Sequence[Any], dtype: torch.dtype | None, group: Any, time
     except (TypeError, ValueError) as failure:
         error = error or str(failure)
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    shape = list(shape) if isinstance(shape, Iterator) else shape
     dtype = torch.get_default_dtype() if dtype is None else dtype
     error = error or _what_is_wrong(shape, dtype)
     if error:

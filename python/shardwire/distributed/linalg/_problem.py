@@ -87,7 +87,8 @@ class Problem:
         """This rank's part of F(alpha a @ b + beta c), and the auxiliary outputs. Collective."""
         assert self.product is not None
         if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-            value = Multiply.apply(a, b, self.product, lambda: self._made(group), order)
+            product = self.product  # plan() may make another one before the backward comes
+            value = Multiply.apply(a, b, product, lambda: self._made(group, product), order)
         else:
             value = self.product.run(a.detach(), b.detach(), order)
         if alpha != 1:
@@ -106,10 +107,11 @@ class Problem:
         self._sum_of_c([c.detach()], [result]).wait()
         return result
 
-    def _made(self, group: Any) -> Backward:
-        assert self.product is not None
+    def _made(self, group: Any, product: Product) -> Backward:
+        if product is not self.product:
+            return Backward(group, self._rank, product, self._adds)
         if self._backward is None:
-            self._backward = Backward(group, self._rank, self.product, self._adds)
+            self._backward = Backward(group, self._rank, product, self._adds)
         return self._backward
 
     def release(self) -> None:

@@ -15,7 +15,7 @@ from ...compiler.agree import Attempt
 from ...compiler.layout import Replicate, kind_of
 from .. import _ends, _meeting
 from .._fft_chunks import are_between_hosts, host_with_wires
-from .._operand import Operand, unwrap, wrap
+from .._operand import Operand, check_writable, unwrap, wrap
 from .._planned import Planned
 from ..distribution import Distribution, Placements
 from ..reshape import read_options
@@ -109,6 +109,8 @@ class Matmul(Planned):
                              else "beta is given, and c is not; give both or none")
         if given.inplace and c is None:
             raise ValueError("inplace writes the result to c, which is not given")
+        if given.inplace:
+            check_writable(operands[2], "c", ", or inplace=False")
         self._scales = _Scales(read_scale(alpha, 1, "alpha", sums), read_scale(beta, 0, "beta", sums))
         self._sides = self._read_sides(distributions, operands)
         facts = {"dtype": str(first.dtype), "result_type": str(result), "package": operands[0].package,
@@ -121,7 +123,8 @@ class Matmul(Planned):
                  "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
                                    for operand in operands],
                  "distributions": [None if side is None else side.describe() for side in self._sides],
-                 "requires_grad": [operand.tracked.requires_grad for operand in operands[:2]]}
+                 "requires_grad": [operand.tracked.requires_grad
+                                   for operand in (operands if given.inplace else operands[:2])]}
         if epilog is not None:
             facts["epilog"] = self._read_epilog(*epilog, dtype=sums, package=operands[0].package)
         return facts
@@ -355,7 +358,10 @@ class Matmul(Planned):
                 continue
             fresh = wrap(value, _NAMES[index])
             fresh.check_like(_NAMES[index], self._facts["of"][index])
-            if index < 2 and fresh.tracked.requires_grad != self._facts["requires_grad"][index]:
+            if index == 2 and self._is_inplace:
+                check_writable(fresh, "c", ", or inplace=False")
+            known = self._facts["requires_grad"]
+            if index < len(known) and fresh.tracked.requires_grad != known[index]:
                 raise ValueError(f"{_NAMES[index]} {'required no' if fresh.tracked.requires_grad else 'required'} "
                                  "grad, and the new one differs; give a tensor like the former one")
             operands[index] = fresh
