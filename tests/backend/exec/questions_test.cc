@@ -337,6 +337,7 @@ TEST_F(QuestionsTest, FindNoDisagreementWhileFramesOfThePeerAreUnderWay) {
   const auto isDesync = [](const Bytes& frame) { return readFrame<DesyncFrame>(frame).has_value(); };
   EXPECT_EQ(std::ranges::count_if(toPeer, isDesync), 0);
   state_->context.bulkFramesOf(1).taken = 1;
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));  // looks have some time between them
   look();
   EXPECT_EQ(std::ranges::count_if(toPeer, isDesync), 1);
 }
