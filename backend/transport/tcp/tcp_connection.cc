@@ -8,13 +8,16 @@
 
 #include <errno.h>
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
@@ -124,11 +127,32 @@ TcpConnection::~TcpConnection() {
       }
     }
     ::shutdown(frames_.socket().get(), SHUT_WR);
-    bool moved = false;
-    // Unread bytes at the time of a close would turn the close into a reset.
-    (void)frames_.receive(&moved).isOk();
+    awaitAcknowledgement(latest);
   }
   setEvents(frameWatch_, frames_.socket(), 0);
+}
+
+// The kernel sends on after a close, but then answers each byte of the peer, such as the credit for a frame, by a
+// reset, and drops the rest. Unread bytes at the time of a close turn the close into a reset, too.
+void TcpConnection::awaitAcknowledgement(Deadline latest) {
+  constexpr Duration kNap = std::chrono::microseconds(200);
+  const auto unacknowledged = [&] {
+    int bytes = 0;
+    return ::ioctl(frames_.socket().get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+  };
+  int left = unacknowledged();
+  for (Deadline until = Clock::now() + kLastWords;;) {
+    bool moved = false;
+    if (!frames_.receive(&moved).isOk() || left == 0 || Clock::now() >= until) {
+      return;
+    }
+    std::this_thread::sleep_for(kNap);
+    const int now = unacknowledged();
+    if (now < left) {
+      until = std::min(latest, Clock::now() + kStaysAfterProgress);
+    }
+    left = now;
+  }
 }
 
 void TcpConnection::setEvents(Watch& watch, const Fd& socket, std::uint32_t events) {
