@@ -165,10 +165,7 @@ void Lookout::joined(Rank peer) {
 
 // Where the store does not answer, the reason of another rank may be missing.
 Status Lookout::verdictOn(std::optional<Rank> dead, const Status& mine) const {
-  Status verdict = dead ? diedError(*dead) : mine;
-  if (dead && mine.code() != StatusCode::kPeerFailed) {  // perhaps the cause, and not a consequence
-    verdict = {verdict.code(), fmt::format("{}; on this rank: {}", verdict.message(), mine.message())};
-  }
+  const Status verdict = dead ? diedError(*dead) : mine;
   const Status& unread = board_.whyUnread();
   return unread.isOk() || group_.storeFailed
              ? verdict
