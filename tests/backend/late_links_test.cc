@@ -289,12 +289,15 @@ TEST_P(LateLinks, ALatePeerReceivesTheFailureOfTheGroup) {
 // The receiving rank and the revoking rank have no link, and no operation of the revoking rank needs one.
 TEST_P(LateLinks, AreMadeByARevocation) {
   std::atomic<bool> waits{false};
+  std::atomic<int> looked{0};
   std::atomic<int> ended{0};
   withGroup(
       4,
       [&](Communicator& group) {
         std::vector<std::int64_t> values = {1};
         EXPECT_EQ(group.revocation(), "");
+        ++looked;
+        await(looked, 4);
         if (group.rank() == 2) {
           auto work = group.recv(viewOf(values), 3, 0);
           ASSERT_TRUE(work.isOk());
