@@ -21,12 +21,17 @@ std::uint64_t firstCall(std::uint64_t mine, std::uint32_t theirs) {
 
 }  // namespace
 
-void Disagreements::ask(Rank peer, std::uint64_t seq) {
+bool Disagreements::ask(Rank peer, std::uint64_t seq) {
   std::uint64_t& asked = askedSeq_[static_cast<std::size_t>(peer)];
-  const DesyncFrame frame{.seq = seq, .wantsAnswer = 1, .call = static_cast<std::uint32_t>(operations_.callOf(seq))};
-  if (asked == 0 && operations_.failure().isOk() && context_.sendText(peer, frame, operations_.describe(seq))) {
-    asked = seq;
+  if (asked != 0 || !operations_.failure().isOk()) {
+    return true;
   }
+  const DesyncFrame frame{.seq = seq, .wantsAnswer = 1, .call = static_cast<std::uint32_t>(operations_.callOf(seq))};
+  if (!context_.sendText(peer, frame, operations_.describe(seq))) {
+    return false;
+  }
+  asked = seq;
+  return true;
 }
 
 bool Disagreements::refuseStale(Rank peer) {

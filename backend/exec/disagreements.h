@@ -15,7 +15,7 @@ class Disagreements {
       : context_(context), operations_(operations), askedSeq_(static_cast<std::size_t>(context.worldSize)) {}
 
   // RunHost::desync and RunHost::refuseStale.
-  void ask(Rank peer, std::uint64_t seq);
+  bool ask(Rank peer, std::uint64_t seq);
   bool refuseStale(Rank peer);
   void onDesync(Rank from, const Received<DesyncFrame>& frame);
 

@@ -69,7 +69,7 @@ struct GroupState final : private RunHost {
   bool takeLateLinks();
   // RunHost
   void fail(Status why) override { failure.fail(std::move(why)); }
-  void desync(Rank peer, std::uint64_t seq) override { disagreements.ask(peer, seq); }
+  bool desync(Rank peer, std::uint64_t seq) override { return disagreements.ask(peer, seq); }
   bool refuseStale(Rank peer) override { return disagreements.refuseStale(peer); }
   void finish(Activity& activity, Status status) override { operations.finish(activity, std::move(status)); }
   void begin(Activity& activity) override { operations.begin(activity); }

@@ -146,8 +146,7 @@ void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const 
 bool Questions::answer(Rank to, const OperationTag& about) {
   const bool isCalled = about.seq != 0 && about.seq < operations_.nextSeq();
   if (isCalled && operations_.isOther(about)) {  // called after the question came
-    context_.desync(to, about.seq);
-    return true;
+    return context_.desync(to, about.seq);
   }
   const bool isOver = isCalled && operations_.find(about.seq) == nullptr;
   if (isOver && operations_.isGivenUp(about)) {

@@ -42,8 +42,8 @@ class RunHost {
   // Everything in the group fails with `why`, here and on the peers. The first reason stays.
   virtual void fail(Status why) = 0;
   // The peer calls another operation as operation `seq`: asks for the peer's call, then fails the group on both ranks
-  // with the same text.
-  virtual void desync(Rank peer, std::uint64_t seq) = 0;
+  // with the same text. False: there was no room to ask, and the caller asks again with a later look.
+  virtual bool desync(Rank peer, std::uint64_t seq) = 0;
   // Whether the next staged bytes of the peer belong to an operation that is over here and did not take the bytes: the
   // ranks disagree. Asks the peer, and returns true until the peer has answered.
   virtual bool refuseStale(Rank peer) = 0;
@@ -146,7 +146,7 @@ struct RunContext {
   }
 
   void fail(Status why) const { host.fail(std::move(why)); }
-  void desync(Rank peer, std::uint64_t seq) const { host.desync(peer, seq); }
+  bool desync(Rank peer, std::uint64_t seq) const { return host.desync(peer, seq); }
   bool refuseStale(Rank peer) const { return host.refuseStale(peer); }
   void finish(Activity& activity, Status status) const { host.finish(activity, std::move(status)); }
   void begin(Activity& activity) const { host.begin(activity); }

@@ -5,14 +5,16 @@
 // other. The caller gives the devices their addresses. Each line on standard input replaces the treatment:
 //
 //   loss=0.05 delay=20 jitter=10 reorder=0.25 duplicate=0.1 corrupt=0.01 repair=1 shortest=1000 longest=600
-//   cut=both|ab|ba
+//   rate=4 cut=both|ab|ba
 //
 // A line begins from the clean cable. Probabilities hold for each packet. Times are milliseconds. A reordered packet
 // waits for 2 ms, and later packets pass the packet. A corrupted packet has one flipped bit in the TCP payload or, in a
 // packet without payload, in the last byte. With repair=1 only packets with a payload are corrupted, and the TCP
 // checksum is made right again: broken memory of a router or of a network card does the same. Packets shorter than
-// `shortest` bytes are not corrupted. Packets longer than `longest` bytes are swallowed. The answer to each line is a
-// line with the number of packets carried, lost, and corrupted so far. The end of standard input ends the program.
+// `shortest` bytes are not corrupted. Packets longer than `longest` bytes are swallowed. `rate` is in Mbit/s for each
+// direction (0: no limit): packets wait in a queue of at most 100 ms, and packets that find the queue full are lost.
+// The answer to each line is a line with the number of packets carried, lost, and corrupted so far. The end of standard
+// input ends the program.
 //
 // netem would do most of this, but several kernels are built without it.
 
@@ -45,7 +47,7 @@ using Clock = std::chrono::steady_clock;
 using Packet = std::vector<uint8_t>;
 
 struct Treatment {
-  double loss = 0, delay = 0, jitter = 0, reorder = 0, duplicate = 0, corrupt = 0;
+  double loss = 0, delay = 0, jitter = 0, reorder = 0, duplicate = 0, corrupt = 0, rate = 0;
   bool repair = false;
   size_t shortest = 0, longest = 65536;
   bool cut[2] = {false, false};
@@ -107,6 +109,8 @@ std::optional<Treatment> parse(const std::string& line) {
       made.shortest = static_cast<size_t>(number);
     else if (name == "longest")
       made.longest = static_cast<size_t>(number);
+    else if (name == "rate")
+      made.rate = number;
     else if (name == "cut") {
       made.cut[0] = value != "ba";
       made.cut[1] = value != "ab";
@@ -194,15 +198,33 @@ class Cable {
       ++lost_;
       return;
     }
+    const auto now = Clock::now();
+    const auto leaves = queued(from, now, packet.size());
+    if (!leaves) {
+      ++lost_;
+      return;
+    }
     if (packet.size() >= treatment_.shortest && happens(treatment_.corrupt))
       corrupt(packet);
     double after = treatment_.delay + treatment_.jitter * (2 * chance_(random_) - 1);
     if (happens(treatment_.reorder))
       after += 2;
-    const auto when = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(1000 * std::max(0.0, after)));
+    const auto when = *leaves + std::chrono::microseconds(static_cast<int64_t>(1000 * std::max(0.0, after)));
     if (happens(treatment_.duplicate))
       waiting_.push({when, number_++, 1 - from, packet});
     waiting_.push({when, number_++, 1 - from, std::move(packet)});
+  }
+
+  // When the last bit of the packet leaves a device of the treatment's rate; nothing if the queue is full.
+  std::optional<Clock::time_point> queued(int from, Clock::time_point now, size_t bytes) {
+    if (treatment_.rate <= 0)
+      return now;
+    Clock::time_point& isFree = isFree_[from];
+    if (isFree - now > std::chrono::milliseconds(100))
+      return std::nullopt;
+    const double us = 8 * static_cast<double>(bytes) / treatment_.rate;
+    isFree = std::max(isFree, now) + std::chrono::nanoseconds(static_cast<int64_t>(1000 * us));
+    return isFree;
   }
 
   void corrupt(Packet& packet) {
@@ -236,6 +258,7 @@ class Cable {
 
   int devices_[2];
   Treatment treatment_;
+  Clock::time_point isFree_[2];  // when each direction has sent all packets of its queue
   std::priority_queue<Due> waiting_;
   uint64_t number_ = 0, carried_ = 0, lost_ = 0, corrupted_ = 0;
   std::mt19937_64 random_{1};

@@ -138,6 +138,27 @@ def weights(rank, pipe, port, options):
     return fetches
 
 
+def leaving(rank, pipe, port, options):
+    """Rank 0 ends its group right after a broadcast, while the last bytes are on the way."""
+    timeout = timedelta(seconds=options["timeout"])
+    store = dist.TCPStore(ADDRESSES[0], port, SIZE, rank == 0, timeout=timeout, wait_for_workers=False)
+    KEPT.append(store)
+    pipe.send("store")
+    pipe.recv()
+    dist.init_process_group("shardwire", store=store, rank=rank, world_size=SIZE, timeout=timeout)
+    pipe.send("working")
+    base = torch.arange(225000, dtype=torch.float32)
+    values = base.clone() if rank == 0 else torch.empty(225000)
+    dist.broadcast(values, src=0)
+    check("broadcast", values, base)
+    dist.destroy_process_group()
+    return 1
+
+
+JOBS = {"collectives": collectives, "weights": weights, "leaving": leaving}
+KEPT = []  # stores: rank 0 serves the others to the end
+
+
 def main(rank, pipe, namespace, port, options):
     """The process of one rank, forked: sends ("right", rounds) or (the error's type, its text), each with the time."""
     os.environ.update({"SHARDWIRE_JOB_TOKEN": "of the network's tests", "OMP_NUM_THREADS": "1"},
@@ -146,7 +167,7 @@ def main(rank, pipe, namespace, port, options):
     faulthandler.register(signal.SIGUSR1)
     try:
         enter(namespace)
-        done = (collectives if options["job"] == "collectives" else weights)(rank, pipe, port, options)
+        done = JOBS[options["job"]](rank, pipe, port, options)
         outcome = ("right", str(done))
     except Exception as error:  # noqa: BLE001: the runner judges
         outcome = (type(error).__name__, str(error))

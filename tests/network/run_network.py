@@ -51,6 +51,9 @@ CASES = [
     Case("reorder", before="reorder=0.25"),
     Case("duplicate", before="duplicate=0.1"),
     Case("corrupt", before="corrupt=0.01"),
+    # 0.9 MB for each of two ranks take 3.6 s
+    Case("slow", job="leaving", before="rate=4"),
+    Case("slow-tls-off", job="leaving", before="rate=4", environment={"SHARDWIRE_TCP_TLS": "off"}),
     Case("pulled-5s", later="cut=both", again=5, seconds=8),
     Case("pulled", later="cut=both", want=LOST, within=SILENCE),
     Case("half-open", later="cut=ab", want=LOST, within=SILENCE),
@@ -186,7 +189,7 @@ def run(case, cable, port):
         if case.want == "right" or case.job == "weights":
             if case.want != "right":  # the subscribers' error comes first; then the publisher ends normally
                 await_words(ranks, pipes, "", changed + case.within + 20, outcomes, only=(2, 3))
-            for rank in (0,) if case.job == "collectives" else (2, 0):
+            for rank in {"collectives": (0,), "weights": (2, 0), "leaving": ()}[case.job]:
                 if rank not in outcomes:
                     pipes[rank].send("stop")
                     if case.job == "weights" and rank == 2:

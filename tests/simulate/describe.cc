@@ -82,11 +82,12 @@ std::string describe(const Schedule& schedule) {
   const NetworkOptions& network = schedule.network;
   std::string text = fmt::format(
       "seed {}: {} ranks on hosts {}, {} operations in flight, inline {} B, ring {} B, spin {} ns, check {}; {} % of "
-      "frames late up to {}, {} % of tensors exposed, short writes of {} B, {} % full lanes, control lane {} B{}\n",
+      "frames late up to {}, {} stalls, {} % of tensors exposed, short writes of {} B, {} % full lanes, control lane "
+      "{} B{}\n",
       schedule.seed, schedule.numRanks, fmt::join(schedule.hosts, " "), schedule.window, schedule.options.inlineBytes,
       schedule.options.ringBytes, schedule.options.spin.count(), schedule.options.checkAll, network.spikePercent,
-      inMilliseconds(network.longestSpike), network.exposedPercent, network.shortWriteBytes, network.fullPercent,
-      network.capacities[static_cast<std::size_t>(internal::Lane::kControl)],
+      inMilliseconds(network.longestSpike), network.numStalls, network.exposedPercent, network.shortWriteBytes,
+      network.fullPercent, network.capacities[static_cast<std::size_t>(internal::Lane::kControl)],
       network.lateness == Lateness::kNone  ? ""
       : network.lateness == Lateness::kAll ? ", links when first needed"
                                            : ", links to other hosts when first needed");

@@ -18,6 +18,8 @@ namespace {
 
 // A dead host is seen by its silence, as over tcp.
 constexpr Time kSilence = 8 * kSecond;
+constexpr Time kShortestStall = 2 * kSecond;
+constexpr Time kLongestStall = 5 * kSecond;
 
 }  // namespace
 
@@ -82,6 +84,10 @@ Peers Network::peersOf(Rank rank, const Options& options) {
 
 Time Network::drawDelay(Rank a, Rank b) {
   Random& random = world_.random();
+  if (numStalls_ < options_.numStalls && random.chance(2)) {
+    ++numStalls_;
+    return random.between(kShortestStall, kLongestStall);
+  }
   if (options_.spikePercent > 0 && random.chance(options_.spikePercent)) {
     return random.between(kMicrosecond, options_.longestSpike);
   }

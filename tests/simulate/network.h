@@ -26,6 +26,7 @@ struct NetworkOptions {
   std::array<std::uint64_t, internal::kNumLanes> capacities{};
   int spikePercent = 0;  // of the frames, which take up to `longestSpike`
   Time longestSpike = kMillisecond;
+  int numStalls = 0;                // delays of seconds
   int exposedPercent = 50;          // of the tensors that a peer may read or fetch
   std::size_t shortWriteBytes = 0;  // the most bytes that arrive at once; 0: any number
   int fullPercent = 0;              // of the requests for room, which find a full lane for a moment
@@ -98,6 +99,7 @@ class Network {
 
   World& world_;
   const NetworkOptions options_;
+  int numStalls_ = 0;  // so far
   const std::vector<std::int32_t> hosts_;
   const int size_;
   const std::size_t group_;

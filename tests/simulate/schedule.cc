@@ -22,8 +22,9 @@ using testing::mix64;
 constexpr Time kTimeout = 20 * kSecond;
 // Harmless faults last no longer than this, all together.
 constexpr Time kLongestHarmless = 400 * kMillisecond;
-// The product waits two seconds for frames behind an answer: see questions.cc.
 constexpr Time kLongestSpike = 30 * kMillisecond;
+// All stalls together are shorter than the timeout.
+constexpr int kMostStalls = 3;
 
 // Choices that came later have random numbers of their own, so all other seeds draw the same as before. The salts are
 // chosen so that the older seeds of tests/simulate/bugs and of simulate_test.cc do not have these choices.
@@ -35,6 +36,7 @@ constexpr std::uint64_t kRevokeSalt = 0x72766b0c;
 constexpr std::uint64_t kGroupsSalt = 0x67720047;
 constexpr std::uint64_t kAnewSalt = 0x726d013b;
 constexpr std::uint64_t kIdleSalt = 0x69646c65;
+constexpr std::uint64_t kStallSalt = 0x73746110;
 
 // More ranks exchange by trees. Some seeds only, since a simulation of so many ranks takes ten times as long.
 constexpr int kFewestByTree = 17;
@@ -237,6 +239,10 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   Random lateness(mix64(seed ^ kLatenessSalt));
   if (lateness.chance(30)) {
     schedule.network.lateness = lateness.chance(60) ? Lateness::kAll : Lateness::kOtherHosts;
+  }
+  // Late links: a rank that leaves stays for half a second for ranks without a link, not for as long as a stall.
+  if (Random stall(mix64(seed ^ kStallSalt)); stall.chance(8) && schedule.network.lateness == Lateness::kNone) {
+    schedule.network.numStalls = static_cast<int>(stall.between(1, kMostStalls));
   }
   schedule.longestPause = random.chance(30) ? 0 : random.between(1, random.chance(20) ? 5000 : 300) * kMicrosecond;
   schedule.window = static_cast<std::size_t>(random.between(1, 6));

@@ -52,9 +52,10 @@ constexpr Duration kExplainWithin = std::chrono::seconds(2);
 // Of the text of a refusal, which the peer wrote.
 constexpr std::size_t kMaxRefusalBytes = 1024;
 // A leaving rank sends the last frames of its operations, which may be long and the network slow. The rank stays for
-// kLastWords while the socket takes nothing at all, for kStaysAfterProgress after each byte, and for kMostLastWords.
+// kStaysAfterProgress after each byte, because TCP pauses where packets were lost, and for at most
+// kMostLastWords. The rank stays only for kLastWords if the peer's host has been silent for that long before.
 constexpr Duration kLastWords = std::chrono::milliseconds(200);
-constexpr Duration kStaysAfterProgress = std::chrono::seconds(1);
+constexpr Duration kStaysAfterProgress = std::chrono::seconds(2);
 constexpr Duration kMostLastWords = std::chrono::seconds(60);
 // Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip, and each run costs an entry in a
 // scatter list. On loopback (reshape_bench, SHARDWIRE_ORDINARY_PATH=staged against cross_memory) edges break even
@@ -81,6 +82,10 @@ Duration silenceOf(const Fd& socket) {
     return Duration::zero();
   }
   return std::chrono::milliseconds(info.tcpi_last_ack_recv);
+}
+
+Duration firstStay(const Fd& socket) {
+  return silenceOf(socket) < kStaysAfterProgress ? kStaysAfterProgress : kLastWords;
 }
 
 }  // namespace
@@ -110,7 +115,7 @@ TcpConnection::~TcpConnection() {
     // The leave follows all frames, which the peer may still read.
     const NoInterrupts whole;  // a destructor cannot report an interrupt
     const Deadline latest = Clock::now() + kMostLastWords;
-    Deadline until = Clock::now() + kLastWords;
+    Deadline until = Clock::now() + firstStay(frames_.socket());
     for (bool hasSaid = false; failure_.isOk() && Clock::now() < until;) {
       if (flushFrames()) {
         until = std::min(latest, Clock::now() + kStaysAfterProgress);
@@ -141,7 +146,7 @@ void TcpConnection::awaitAcknowledgement(Deadline latest) {
     return ::ioctl(frames_.socket().get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
   };
   int left = unacknowledged();
-  for (Deadline until = Clock::now() + kLastWords;;) {
+  for (Deadline until = Clock::now() + firstStay(frames_.socket());;) {
     bool moved = false;
     if (!frames_.receive(&moved).isOk() || left == 0 || Clock::now() >= until) {
       return;

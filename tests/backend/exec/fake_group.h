@@ -143,7 +143,10 @@ class FakeRank final : public RunHost {
   }
 
   void fail(Status why) override { failure = failure.isOk() ? std::move(why) : failure; }
-  void desync(Rank peer, std::uint64_t seq) override { desyncs.emplace_back(peer, seq); }
+  bool desync(Rank peer, std::uint64_t seq) override {
+    desyncs.emplace_back(peer, seq);
+    return true;
+  }
   bool refuseStale(Rank) override { return false; }
   void finish(Activity&, Status status) override { finished = finished.has_value() ? finished : std::move(status); }
 

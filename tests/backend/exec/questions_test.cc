@@ -317,7 +317,10 @@ TEST_F(QuestionsTest, AreAnsweredWithADisagreementWhereTheRankCalledSomethingEls
   others_[30]->sent(Lane::kControl).push_back(frameOf(AskFrame{.operation = {1, 77}, .wantsAnswer = 1}));
   poll();
   const auto activity = start("all_gather", {9});
+  look();  // the lane is full
+  ASSERT_TRUE(link.sent(Lane::kControl).empty());
   link.maxFrames = 64;
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // looks have some time between them
   look();
   ASSERT_EQ(link.sent(Lane::kControl).size(), 1U);
   EXPECT_TRUE(readFrame<DesyncFrame>(link.sent(Lane::kControl).front()).has_value());
