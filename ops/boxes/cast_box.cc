@@ -9,6 +9,7 @@
 
 #include "ops/boxes/blocks.h"
 #include "ops/boxes/pair_loops.h"
+#include "ops/boxes/plain_floats.h"
 #include "ops/reduce/isa_kernels.h"
 #include "shardwire/status.h"
 
@@ -121,6 +122,7 @@ void castBox(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType
   if (dstDtype == srcDtype) {
     copyBox(dst, src, shape, elementBytes(srcDtype), hint);
   } else if (numElements(shape) > 0) {
+    const PlainFloats plain;
     BoxCaster(dst, dstDtype, src, srcDtype, shape).run(hint);
   }
 }

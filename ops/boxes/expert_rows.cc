@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "ops/boxes/copy_box.h"
+#include "ops/boxes/plain_floats.h"
 #include "ops/reduce/isa_kernels.h"
 #include "shardwire/status.h"
 
@@ -132,6 +133,7 @@ bool canSumRows(DType dtype) {
 void sumRows(std::byte* out, const ReturnedRows& returned, std::span<const std::int32_t> places, const float* weights,
              std::int64_t topK, DType dtype) {
   SW_CHECK(canSumRows(dtype));
+  const PlainFloats plain;
   const KernelTable& table = kernels();
   const ReduceKernel& kernel = sumKernel(dtype);
   const std::size_t elem = elementBytes(dtype);

@@ -10,6 +10,7 @@
 #include "ops/boxes/blocks.h"
 #include "ops/boxes/cast_box.h"
 #include "ops/boxes/joint_loops.h"
+#include "ops/boxes/plain_floats.h"
 #include "ops/reduce/isa_kernels.h"
 #include "shardwire/status.h"
 
@@ -303,6 +304,7 @@ void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox
   if (numElements(shape) == 0) {
     return;
   }
+  const PlainFloats plain;
   BoxReducer(dst, dstDtype, SourceList(sources), shape, dtype, op, hint).run();
 }
 
@@ -317,6 +319,7 @@ void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources,
   if (numElems == 0 || (sources.size() == 1 && sources[0] == dst)) {
     return;
   }
+  const PlainFloats plain;
   const std::size_t bytes = numElems * elementBytes(dtype);
   const ReduceKernel& kernel = kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
   if (sources.size() > 1 && bytes <= kBlockBytes && canReduceRuns(kernel, sources.size())) {

@@ -1,6 +1,7 @@
 """Every collective through torch.distributed against the results of plain torch."""
 
 import os
+import time
 from datetime import timedelta
 
 import pytest
@@ -79,6 +80,27 @@ def run_premul(rank, size):
 
 def test_premultiplied_sum(run_ranks):
     run_ranks(3, run_premul)
+
+
+def sum_subnormals(rank, size):
+    torch.set_flush_denormal(True)  # of this thread; the thread of the group's progress keeps denormals
+    seen = []
+    for number in range(60):
+        values = torch.full((16,), 71362, dtype=torch.int32).view(torch.float32)
+        late = number % 3 == 1
+        if late and rank == 1:
+            time.sleep(0.003)
+        work = dist.all_reduce(values, async_op=True)
+        if late and rank == 0:
+            time.sleep(0.006)  # its progress thread adds
+        work.wait()
+        seen.append(values.view(torch.int32).tolist())
+    torch.set_flush_denormal(False)
+    assert seen == [[2 * 71362] * 16] * 60
+
+
+def test_denormals_whatever_the_threads_flush(run_ranks):
+    run_ranks(2, sum_subnormals)
 
 
 def run_broadcast(rank, size, dtype):
