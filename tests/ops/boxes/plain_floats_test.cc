@@ -38,7 +38,7 @@ Bytes smallNumbers(Random& random, std::size_t numElems, DType dtype) {
   return bytes;
 }
 
-// What torch.set_flush_denormal(True) does to a thread, with a rounding mode of the program's own.
+// Sets the mode that torch.set_flush_denormal(True) sets, and rounds upward.
 class OtherMode {
  public:
   OtherMode() {
