@@ -36,7 +36,7 @@ constexpr std::uint64_t kRevokeSalt = 0x72766b0c;
 constexpr std::uint64_t kGroupsSalt = 0x67720047;
 constexpr std::uint64_t kAnewSalt = 0x726d013b;
 constexpr std::uint64_t kIdleSalt = 0x69646c65;
-constexpr std::uint64_t kStallSalt = 0x73746110;
+constexpr std::uint64_t kStallSalt = 0x73746113;
 
 // More ranks exchange by trees. Some seeds only, since a simulation of so many ranks takes ten times as long.
 constexpr int kFewestByTree = 17;
