@@ -21,7 +21,7 @@ class ReadOrStage {
   // transfers: ranks that take part in the same transfers pass the same numbers, and so try the same way at once.
   std::optional<bool> nextIsRead(std::uint64_t number) {
     const std::uint64_t drawn = (number * kGolden) >> (64 - kTrialBits);
-    if (of(true).numNoted >= kFirstOfEach && of(false).numNoted >= kFirstOfEach) {
+    if (isKnown()) {
       return (of(true).time < of(false).time) != (drawn == 0);
     }
     return std::exchange(isFirst_, false) ? std::nullopt : std::optional(drawn % 2 != 0);
@@ -39,12 +39,19 @@ class ReadOrStage {
   static constexpr std::uint64_t kGolden = 0x9E37'79B9'7F4A'7C15;
   static constexpr int kTrialBits = 6;
   static constexpr unsigned kFirstOfEach = 4;
+  static constexpr unsigned kFewOfEach = 2;  // the very first transfer may have met fresh pages
+  static constexpr double kClearly = 1.5;
   static constexpr double kSlowness = 8;
 
   struct Way {
     double time = 0;
     unsigned numNoted = 0;  // up to kFirstOfEach
   };
+  bool isKnown() const {
+    const unsigned fewer = std::min(ways_[0].numNoted, ways_[1].numNoted);
+    const auto [shorter, longer] = std::minmax(ways_[0].time, ways_[1].time);
+    return fewer >= kFirstOfEach || (fewer >= kFewOfEach && longer >= kClearly * shorter);
+  }
   Way& of(bool isRead) { return ways_[isRead ? 1 : 0]; }
 
   std::array<Way, 2> ways_{};
