@@ -28,7 +28,7 @@ std::atomic<Work*> inCheck{nullptr};
 std::atomic<bool> isChecking{false};
 
 TEST(Wait, IsNoTimeoutWhenTheOperationEndsDuringTheCheckForSignals) {
-  static constexpr auto kWait = milliseconds(60);  // the check runs after 50
+  static constexpr auto kWait = milliseconds(500);  // the check runs after 50
   isChecking.store(false);
   setInterruptCheck([] {
     if (Work* const work = inCheck.exchange(nullptr)) {
@@ -295,7 +295,7 @@ TEST(Failure, ATimeoutNamesTheAbsentRankAndPoisonsTheGroup) {
     ++started;
     await(started, 2);
     const auto before = Clock::now();
-    auto work = group.allReduce(viewOf(values), ReduceOp::kSum, {.timeout = milliseconds(200)});
+    auto work = group.allReduce(viewOf(values), ReduceOp::kSum, {.timeout = seconds(3)});
     ASSERT_TRUE(work.isOk());
     const Status status = (*work)->wait();
     EXPECT_EQ(status.code(), StatusCode::kTimeout);
@@ -308,19 +308,18 @@ TEST(Failure, AbortUnblocksWaitersAndReachesPeers) {
   withGroup(2, [&](Communicator& group) {
     std::vector<std::int64_t> values(10);
     if (group.rank() == 0) {
-      std::thread aborter([&] {
+      const std::jthread aborter([&] {
         std::this_thread::sleep_for(milliseconds(100));  // so the other thread mostly waits
         group.abort("enough");
         group.abort("again");
       });
       auto work = group.recv(viewOf(values), 1, 0);
-      const Status status = (*work)->wait();
-      aborter.join();
+      const Status status = work.isOk() ? (*work)->wait() : work.status();
       EXPECT_EQ(status.code(), StatusCode::kAborted);
       EXPECT_NE(status.message().find("enough"), std::string::npos) << status.message();
     } else {
       auto work = group.recv(viewOf(values), 0, 0);
-      const Status status = (*work)->wait();
+      const Status status = work.isOk() ? (*work)->wait() : work.status();
       EXPECT_EQ(status.code(), StatusCode::kAborted);
       EXPECT_NE(status.message().find("rank 0 gave up"), std::string::npos) << status.message();
     }

@@ -77,12 +77,15 @@ LocalSpec ringSpec(Rank rank, int n, int reach) {
 
 TEST_P(LateLinks, AreMadeByTheOperationsThatNeedThem) {
   constexpr int kRanks = 12;
+  std::atomic<int> looked{0};
   std::atomic<int> sent{0};
   std::atomic<int> counted{0};
   withGroup(
       kRanks,
       [&](Communicator& group) {
         EXPECT_EQ(numJoined(group), 0) << group.describeTransports();
+        ++looked;
+        await(looked, kRanks);
         std::vector<std::int64_t> values = {group.rank()};
         if (group.rank() == 3) {
           expectOk(group.send(viewOf(values), 7, 1));
@@ -111,8 +114,15 @@ TEST_P(LateLinks, AreAllMadeAtOnceInSmallGroupsUnlessTheUserSaysOtherwise) {
   options.links = LinksWhen::kAuto;
   withGroup(
       4, [](Communicator& group) { EXPECT_EQ(numJoined(group), 3); }, options);
+  std::atomic<int> looked{0};
   withGroup(
-      17, [](Communicator& group) { EXPECT_LT(numJoined(group), 16); }, options);
+      17,
+      [&](Communicator& group) {
+        EXPECT_LT(numJoined(group), 16);
+        ++looked;
+        await(looked, 17);
+      },
+      options);
   options.links = LinksWhen::kEager;
   withGroup(
       17, [](Communicator& group) { EXPECT_EQ(numJoined(group), 16); }, options);
@@ -494,7 +504,7 @@ TEST_P(LateLinks, ALatePeerReceivesThatAnOperationWasGivenUp) {
       ++shared.stage;
     }
     await(shared.stage, isLate ? 6 : 4);
-    auto op = group.compileOp(ringSpec(group.rank(), 3, 1), isLate ? seconds(10) : milliseconds(300));
+    auto op = group.compileOp(ringSpec(group.rank(), 3, 1), isLate ? seconds(30) : seconds(3));
     ++shared.stage;
     await(shared.stage, 6);
     if (group.rank() == 0) {

@@ -151,7 +151,7 @@ TEST(PlannedByRank0, ARankThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
         ++started;
         await(started, 2);
       }
-      const Status found = group.compileOp(turn(group.rank(), 3, 2), milliseconds(300)).status();
+      const Status found = group.compileOp(turn(group.rank(), 3, 2), seconds(3)).status();
       if (!isAbsent) {
         expectOk(group.send(viewOf(word), absent, 0));
       }

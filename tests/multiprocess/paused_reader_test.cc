@@ -84,7 +84,7 @@ void ownAndGiveUp(Communicator& group, Shared& shared, const Move& move) {
   std::memset(memory->get(), 1, kBytes);
   meetOutside(shared.joined, 2);
   auto work = move(group, TensorView::contiguous(static_cast<std::uint8_t*>(memory->get()), DType::kUInt8, {kBytes}),
-                   {.timeout = seconds(1)});
+                   {.timeout = seconds(5)});
   ASSERT_TRUE(work.isOk());
   const auto giveUp = Clock::now() + seconds(20);
   while (!shared.isPaused && Clock::now() < giveUp) {

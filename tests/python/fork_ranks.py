@@ -185,13 +185,17 @@ class ForkedRanks:
         return self.reports[rank][-1] if self.reports[rank] else ("",)
 
     def _failure(self, rank: int, may_die: Collection[int]) -> str:
-        """The failure of the rank so far, or an empty text."""
+        """The failure of the rank so far, or an empty text. A rank of may_die may exit early or die by SIGKILL; any
+        other signal is a failure.
+        """
         last, status = self._last(rank), self.ended[rank]
         if last[0] == "error":
             return str(last[1])
-        if status is None or rank in may_die or (last[0] == "result" and status == 0):
+        if status is None or (last[0] == "result" and status == 0):
             return ""
         code = os.waitstatus_to_exitcode(status)
+        if rank in may_die and (code >= 0 or code == -signal.SIGKILL):
+            return ""
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         return (f"the process ended with exit code {code}{name} {'after its' if last[0] == 'result' else 'without a'} "
                 "result")

@@ -61,6 +61,17 @@ def test_who_does_not_end_fails_and_is_ended():
             os.kill(pid, 0)
 
 
+def test_a_rank_that_may_die_dies_by_sigkill_only():
+    def dies(rank, number):
+        os.kill(os.getpid(), number)
+
+    with ForkedRanks(1, dies, signal.SIGKILL) as ranks:
+        assert ranks.answers(60, may_die=(0,)) == [None]
+    with ForkedRanks(1, dies, signal.SIGTERM) as ranks:
+        with pytest.raises(RankFailed, match="SIGTERM"):
+            ranks.answers(60, may_die=(0,))
+
+
 def test_ranks_end_with_their_parent(tmp_path):
     """The ranks end also after SIGKILL of the parent."""
     reader, writer = os.pipe()

@@ -19,8 +19,9 @@ inline constexpr std::chrono::seconds kRankTimeLimit{60};
 // A thread cannot be ended from outside: after the time limit the whole test program ends with an error.
 void runRanksAsThreads(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit);
 
-// Each rank is a separate child; children alive after the limit are killed. `mayDie`: ranks whose death by a signal is
-// part of the test. Results of a child stay in the child: check them there, or hand them over in memory mapped before.
+// Each rank is a separate child; children alive after the limit are killed. `mayDie`: ranks whose death by SIGKILL
+// is part of the test; any other signal is a failure. Results of a child stay in the child: check them there, or hand
+// them over in memory mapped before.
 void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit,
                          const std::set<Rank>& mayDie = {});
 

@@ -13,14 +13,18 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "backend/bootstrap/address.h"
 #include "backend/bootstrap/connect.h"
 #include "shardwire/communicator.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
+#include "tests/support/shared_value.h"
 
 namespace shardwire::internal {
 namespace {
@@ -116,9 +120,33 @@ TEST(WithoutSharedMemory, NeedsAJobToken) {
   expectErrorOnAll(options, StatusCode::kUnsupported, {"rank 1 (pid", "no Unix socket", "SHARDWIRE_JOB_TOKEN"});
 }
 
+// Counts the ranks that have seen rank 2 alive. A rank looks at the others again and again, and each look begins with
+// the failure board's entry: at the third look behind rank 2's address two looks at rank 2 are over, the first of which
+// requested a connection and the second of which found the connection made.
+class WatchingStore final : public Store {
+ public:
+  WatchingStore(Store& store, std::atomic<int>& numWatching) : store_(store), numWatching_(numWatching) {}
+  Status set(const std::string& key, std::string_view value) override { return store_.set(key, value); }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    auto value = store_.get(key, deadline);
+    isPublished_ |= key == addressKey(2) && value.isOk();
+    if (isPublished_ && key == "shardwire/failed" && ++numLooks_ == 3) {
+      ++numWatching_;
+    }
+    return value;
+  }
+
+ private:
+  Store& store_;
+  std::atomic<int>& numWatching_;
+  bool isPublished_ = false;
+  int numLooks_ = 0;
+};
+
 // No Unix socket shows that the rank lives: the other ranks watch the rank's TCP port.
 TEST(WithoutSharedMemory, ADeathWhileTheGroupIsMadeIsNoticed) {
   MemoryStore store;
+  testing::SharedValue<std::atomic<int>> numWatching;
   const Options options = withoutShm();
   runRanksAsProcesses(
       3,
@@ -128,11 +156,14 @@ TEST(WithoutSharedMemory, ADeathWhileTheGroupIsMadeIsNoticed) {
           std::thread([&] {
             static_cast<void>(connectPeers(store, rank, 4, options, Clock::now() + std::chrono::seconds(20), "g"));
           }).detach();
-          std::this_thread::sleep_for(std::chrono::seconds(1));
+          while (*numWatching < 2) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
           ::kill(::getpid(), SIGKILL);
         }
-        const auto peers =
-            connectPeers(store, rank, 4, options, Clock::now() + std::chrono::seconds(20), "g");  // rank 3 never comes
+        WatchingStore watching(store, *numWatching);
+        const auto peers = connectPeers(watching, rank, 4, options, Clock::now() + std::chrono::seconds(20),
+                                        "g");  // rank 3 never comes
         ASSERT_FALSE(peers.isOk());
         EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed) << peers.status().message();
       },

@@ -583,12 +583,13 @@ TEST_P(OwnerGone, StopEndsByTheTimeoutAndIsNamed) {
   testing::runRanksAsProcesses(3,
                                [&](Rank rank) {
                                  auto group = Communicator::create(
-                                     store, rank, 3, optionsFor(Where::kTwoHosts, rank, milliseconds(1500)), "test");
+                                     store, rank, 3, optionsFor(Where::kTwoHosts, rank, seconds(30)), "test");
                                  ASSERT_TRUE(group.isOk()) << group.status().message();
                                  const Block block = zeroedBlock(**group, 24000);
                                  expectFine((*group)->symmetricBarrier());
                                  ready->fetch_add(1);
                                  await(*ready, 3);
+                                 (*group)->setTimeout(milliseconds(1500));
                                  if (rank == 2) {
                                    stopped->store(::getpid());
                                    ::raise(SIGSTOP);

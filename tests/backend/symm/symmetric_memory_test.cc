@@ -412,11 +412,15 @@ TEST(SymmetricWait, TimeoutNamesWhoDidNotSignalAndLeavesTheGroupUsable) {
 }
 
 TEST(SymmetricWait, BarrierTimeoutNamesTheLateRankOnAllOthers) {
+  std::atomic<int> ready{0};
   std::atomic<int> done{0};
   withSymmetric(3, [&](Communicator& group) {
     const Block block = makeBlock(group, 32);
+    ASSERT_NE(block, nullptr);
+    ++ready;
+    await(ready, 3);  // the timeout fails the group: no rank may still make the block
     if (group.rank() != 1) {
-      const Status status = block->barrier(2, group.rank() == 0 ? milliseconds(50) : milliseconds(15000));
+      const Status status = block->barrier(2, group.rank() == 0 ? seconds(1) : seconds(15));
       EXPECT_EQ(status.code(), StatusCode::kTimeout);
       EXPECT_NE(status.message().find("rank 1 did not arrive"), std::string::npos) << status.message();
       EXPECT_EQ(group.status().code(), StatusCode::kTimeout);

@@ -41,7 +41,6 @@ struct TransportFixture {
   bool forked;  // ranks are processes made by this process; ranks made by mpirun are neither forked nor threads
   Options options;
   bool isWire = false;  // memory is reached by fetches, and the end of a thread counts as no rank's death
-  Duration noticeDeathWithin = std::chrono::milliseconds(50);
   // Where ranks are on several hosts: makes the hosts; returns null, or the reason of the failure. `enterHost` is then
   // called on each rank before the rank joins.
   const char* (*prepareHosts)() = nullptr;

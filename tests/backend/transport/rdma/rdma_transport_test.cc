@@ -21,8 +21,7 @@ std::string whyNoDevice() {
 }
 
 TransportFixture fixture(const char* name, bool forked, const Options& options) {
-  // An emulated machine takes long to end a process.
-  return {name, forked, options, true, std::chrono::milliseconds(1000)};
+  return {name, forked, options, true};
 }
 
 std::vector<TransportFixture> fixtures() {

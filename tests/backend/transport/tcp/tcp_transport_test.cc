@@ -44,11 +44,7 @@ Options withTls() {
   return options;
 }
 
-// The kernel frees a dead process's memory before the kernel closes the sockets: the time grows with the size of the
-// memory.
-constexpr Duration kNoticeDeathWithin = std::chrono::seconds(1);
-
-// Two hosts for the whole suite, made when first needed; ranks are on them in turn.
+// Two hosts for the whole suite, made when first needed; ranks are on the two hosts in turn.
 std::unique_ptr<NetNamespaces> twoHosts;
 
 const char* prepareTwoHosts() {
@@ -66,7 +62,7 @@ void enterInTurn(Rank rank) {
 TransportFixture acrossHosts() {
   Options options;
   options.transports = "tcp";
-  return {"TwoHosts", true, options, true, kNoticeDeathWithin, &prepareTwoHosts, &enterInTurn};
+  return {"TwoHosts", true, options, true, &prepareTwoHosts, &enterInTurn};
 }
 
 // Processes and network namespaces run the code that threads run, and the other ways differ by bytes on the wire only,
@@ -83,14 +79,13 @@ constexpr bool kHasProcesses = true;
 #endif
 
 std::vector<TransportFixture> fixtures() {
-  std::vector<TransportFixture> all = {{"Threads", false, overTcp(), true, kNoticeDeathWithin},
-                                       {"Tls", true, withTls(), true, kNoticeDeathWithin}};
+  std::vector<TransportFixture> all = {{"Threads", false, overTcp(), true}, {"Tls", true, withTls(), true}};
   if (kHasOtherBytes) {
-    all.push_back({"SmallRings", true, smallRings(), true, kNoticeDeathWithin});
-    all.push_back({"Checksums", true, withChecksums(), true, kNoticeDeathWithin});
+    all.push_back({"SmallRings", true, smallRings(), true});
+    all.push_back({"Checksums", true, withChecksums(), true});
   }
   if (kHasProcesses) {
-    all.push_back({"Processes", true, overTcp(), true, kNoticeDeathWithin});
+    all.push_back({"Processes", true, overTcp(), true});
     all.push_back(acrossHosts());
   }
   return all;
