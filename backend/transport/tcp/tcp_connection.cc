@@ -84,6 +84,17 @@ Duration silenceOf(const Fd& socket) {
   return std::chrono::milliseconds(info.tcpi_last_ack_recv);
 }
 
+// Bytes that the peer's kernel does not have yet. A connection that the peer reset sends nothing any more, and counts
+// on.
+int unacknowledgedOf(const Fd& socket) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  int bytes = 0;
+  const bool isReset =
+      ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_CLOSE;
+  return !isReset && ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
 Duration firstStay(const Fd& socket) {
   return silenceOf(socket) < kStaysAfterProgress ? kStaysAfterProgress : kLastWords;
 }
@@ -141,18 +152,14 @@ TcpConnection::~TcpConnection() {
 // reset, and drops the rest. Unread bytes at the time of a close turn the close into a reset, too.
 void TcpConnection::awaitAcknowledgement(Deadline latest) {
   constexpr Duration kNap = std::chrono::microseconds(200);
-  const auto unacknowledged = [&] {
-    int bytes = 0;
-    return ::ioctl(frames_.socket().get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
-  };
-  int left = unacknowledged();
+  int left = unacknowledgedOf(frames_.socket());
   for (Deadline until = Clock::now() + firstStay(frames_.socket());;) {
     bool moved = false;
     if (!frames_.receive(&moved).isOk() || left == 0 || Clock::now() >= until) {
       return;
     }
     std::this_thread::sleep_for(kNap);
-    const int now = unacknowledged();
+    const int now = unacknowledgedOf(frames_.socket());
     if (now < left) {
       until = std::min(latest, Clock::now() + kStaysAfterProgress);
     }
