@@ -70,7 +70,7 @@ Result<internal::OpFacts> planNow(std::span<const LocalSpec> specs, Rank rank, s
   return internal::OpFacts(std::move(row), std::move(spec), {hosts.begin(), hosts.end()}, std::nullopt);
 }
 
-// `rank` is one of the specs' ranks. The spec of `rank` says where plans are kept.
+// `rank` is one of the specs' ranks; `hosts` is empty, or has each rank. The spec of `rank` says where plans are kept.
 Result<std::shared_ptr<CompiledOp>> planKept(std::span<const LocalSpec> specs, Rank rank,
                                              std::span<const std::int32_t> hosts) {
   const LocalSpec& asked = specs[static_cast<std::size_t>(rank)];
@@ -102,7 +102,8 @@ Result<std::shared_ptr<CompiledOp>> planKept(std::span<const LocalSpec> specs, R
 
 Result<std::shared_ptr<CompiledOp>> planOffline(std::span<const LocalSpec> specs, Rank rank,
                                                 std::span<const std::int32_t> hosts) {
-  if (rank >= 0 && static_cast<std::size_t>(rank) < specs.size() &&
+  const bool areAllHosts = hosts.empty() || hosts.size() == specs.size();  // otherwise planNow() has the error
+  if (rank >= 0 && static_cast<std::size_t>(rank) < specs.size() && areAllHosts &&
       !specs[static_cast<std::size_t>(rank)].buildDir.empty()) {
     return planKept(specs, rank, hosts);
   }
