@@ -42,7 +42,7 @@ inline void writeStatus(ByteWriter& writer, const Status& status, std::size_t ma
 inline Status readStatus(ByteReader& reader, std::size_t maxTextBytes) {
   const auto code = static_cast<StatusCode>(reader.u8());
   std::string text = reader.text(maxTextBytes);
-  if (code > StatusCode::kInternal) {
+  if (static_cast<int>(code) >= kNumStatusCodes || code == StatusCode::kInterrupted) {
     reader.fail();
   }
   return code == StatusCode::kOk ? Status::ok() : Status{code, std::move(text)};

@@ -5,6 +5,8 @@
 
 #include <random>
 
+#include "backend/base/interruptible_wait.h"
+
 namespace shardwire::internal {
 namespace {
 
@@ -65,6 +67,16 @@ TEST(RankAddress, CarriesAFailure) {
   EXPECT_EQ(decoded->failure, Status(StatusCode::kAborted, "Ctrl-C"));
 }
 
+TEST(RankAddress, CarriesAFailureOfEachCode) {
+  RankAddress address = sample();
+  for (int code = 1; code < kNumStatusCodes; ++code) {
+    address.failure = {static_cast<StatusCode>(code), "why"};
+    const auto decoded = decodeAddress(encodeAddress(address));
+    ASSERT_TRUE(decoded.isOk()) << code << ": " << decoded.status().message();
+    EXPECT_EQ(decoded->failure, Status(codeForPeers(static_cast<StatusCode>(code)), "why"));
+  }
+}
+
 TEST(RankAddress, RefusesWhatIsNone) {
   const std::string good = encodeAddress(sample());
   for (std::size_t size = 0; size < good.size(); ++size) {
@@ -77,6 +89,8 @@ TEST(RankAddress, RefusesWhatIsNone) {
   EXPECT_NE(decodeAddress(other).status().message().find("version 9"), std::string::npos);
   other = good;
   other[8] = 77;  // an unknown status code
+  EXPECT_EQ(decodeAddress(other).status().code(), StatusCode::kMismatch);
+  other[8] = static_cast<char>(StatusCode::kInterrupted);  // never sent
   EXPECT_EQ(decodeAddress(other).status().code(), StatusCode::kMismatch);
 }
 
