@@ -159,13 +159,16 @@ Status readRecordedOps(int* numOps) {
 }
 
 Status readGidIndex(int* index) {
-  const std::string text = firstOf({"SHARDWIRE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX"});
-  if (text.empty()) {
-    return Status::ok();
-  }
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *index);
-  if (error != std::errc() || end != text.data() + text.size() || *index < -1 || *index > 255) {
-    return invalid("SHARDWIRE_RDMA_GID_INDEX", text, "an index between 0 and 255, or -1");
+  for (const char* const name : {"SHARDWIRE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX"}) {
+    const auto text = variable(name);
+    if (!text) {
+      continue;
+    }
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *index);
+    if (error != std::errc() || end != text->data() + text->size() || *index < -1 || *index > 255) {
+      return invalid(name, *text, "an index between 0 and 255, or -1");
+    }
+    return Status::ok();  // the first variable that is set
   }
   return Status::ok();
 }

@@ -114,7 +114,8 @@ TEST_F(OptionsTest, RefuseWhatTheyCannotReadByNameAndValue) {
       {"SHARDWIRE_HEAP_BYTES", "5"},      {"SHARDWIRE_STAGING_BYTES", "1M"},
       {"SHARDWIRE_CHECK", "all"},         {"SHARDWIRE_LINKS", "late"},
       {"SHARDWIRE_TCP_TLS", "1"},         {"SHARDWIRE_RDMA_GID_INDEX", "one"},
-      {"SHARDWIRE_HEAP_BYTES", "1e9"}};
+      {"SHARDWIRE_HEAP_BYTES", "1e9"},    {"NCCL_IB_GID_INDEX", "256"},
+      {"NCCL_IB_GID_INDEX", "x"}};
   for (const auto& [name, value] : bad) {
     clear();
     ::setenv(name, value, 1);
