@@ -75,6 +75,11 @@ std::shared_ptr<const Plan> planOfNumber(Plan plan, std::optional<std::uint64_t>
   return std::make_shared<const Plan>(std::move(plan));
 }
 
+// Names are the user's: bytes that are not UTF-8 become U+FFFD, since JSON cannot have these bytes.
+std::string dumped(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 std::string labelOf(const std::string& name) {
@@ -158,7 +163,7 @@ std::string OpFacts::explain(const std::string& heading) const {
 std::string OpFacts::explainJson() const {
   const Result<Traffic> traffic = this->traffic();
   if (!traffic.isOk()) {
-    return nlohmann::json{{"error", traffic.status().message()}}.dump();
+    return dumped(nlohmann::json{{"error", traffic.status().message()}});
   }
   nlohmann::json json{{"name", agreed_.name},
                       {"rank", plan_->rank},
@@ -180,7 +185,7 @@ std::string OpFacts::explainJson() const {
     json["edges"].push_back(
         {{"src", edge.source}, {"dst", edge.destination}, {"bytes", edge.bytes}, {"pieces", edge.pieces}});
   }
-  return json.dump();
+  return dumped(json);
 }
 
 }  // namespace shardwire::internal

@@ -1,5 +1,6 @@
 #include "backend/sight/pickle.h"
 
+#include <algorithm>
 #include <bit>
 #include <nlohmann/json.hpp>
 
@@ -16,7 +17,17 @@ void putLittleEndian(Integer value, std::string& to) {
   }
 }
 
-void putText(const std::string& text, std::string& to) {
+// Bytes that are not UTF-8 become U+FFFD, as in the JSON of the same facts: pickle.load refuses these bytes.
+std::string asUtf8(const std::string& text) {
+  const auto isAscii = [](char each) { return static_cast<unsigned char>(each) < 0x80; };
+  if (std::ranges::all_of(text, isAscii)) {
+    return text;
+  }
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
+void putText(const std::string& given, std::string& to) {
+  const std::string text = asUtf8(given);
   to += 'X';  // BINUNICODE
   putLittleEndian(static_cast<std::uint32_t>(text.size()), to);
   to += text;

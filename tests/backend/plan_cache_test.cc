@@ -352,6 +352,33 @@ TEST(KeptPlans, TheKeyHoldsAllThatTheDocumentNames) {
   EXPECT_EQ(PlanFile("/b", place).path(), *paths.find(PlanFile("/b", place).path()));
 }
 
+TEST(KeptPlans, WithoutAGroupRefuseHostsOfSomeRanks) {
+  const Folder folder;
+  std::vector<LocalSpec> specs;
+  for (Rank rank = 0; rank < 3; ++rank) {
+    specs.push_back(gather(rank, 3, 2, WhoPlans::kChosen, folder.path()));
+  }
+  const std::vector<std::int32_t> hosts = {0, 1};
+  const Status kept = planOffline(specs, 1, hosts).status();
+  EXPECT_EQ(kept.code(), StatusCode::kInvalidArgument) << kept.message();
+  EXPECT_TRUE(folder.files().empty());
+  for (LocalSpec& spec : specs) {
+    spec.buildDir.clear();
+  }
+  EXPECT_EQ(planOffline(specs, 1, hosts).status(), kept);
+}
+
+TEST(ExplainJson, HasNoBytesThatAreNotUtf8) {
+  std::vector<LocalSpec> specs = {gather(0, 1, 2, WhoPlans::kChosen)};
+  specs[0].name = "op \xff";
+  specs[0].tensors[0].name = "tensor \xff";
+  const auto op = planOffline(specs, 0);
+  ASSERT_TRUE(op.isOk()) << op.status().message();
+  const std::string json = (*op)->explainJson();
+  EXPECT_NE(json.find("\"op \xef\xbf\xbd\""), std::string::npos) << json;
+  EXPECT_NE(json.find("\"tensor \xef\xbf\xbd\""), std::string::npos) << json;
+}
+
 TEST(KeptPlans, WithoutAGroupLieInLocalOrTheRanksFolder) {
   const Folder folder;
   std::vector<LocalSpec> specs;

@@ -508,5 +508,12 @@ TEST(Pickle, IsPythons) {
                        "G\x3f\xf8\0\0\0\0\0\0"s + "eX\x01\0\0\0b}(uu."s);
 }
 
+TEST(Pickle, HasNoBytesThatAreNotUtf8) {
+  using namespace std::string_literals;
+  EXPECT_EQ(pickled("\xc3\xa4"s), "\x80\x02X\x02\0\0\0\xc3\xa4."s);
+  EXPECT_EQ(pickled("a\xff"s), "\x80\x02X\x04\0\0\0a\xef\xbf\xbd."s);
+  EXPECT_EQ(pickled(Json::object({{"\xff"s, 0.0}})), "\x80\x02}(X\x03\0\0\0\xef\xbf\xbdG\0\0\0\0\0\0\0\0u."s);
+}
+
 }  // namespace
 }  // namespace shardwire::internal
