@@ -1,7 +1,8 @@
 // The link always receives the user's next frame. A frame is a request; a long head is received first. A put is
 // admitted to the queue, the bytes are received, and the answer goes out when the entry is visible. A get waits in the
 // queue; an entry handed out is kept until the user confirms the arrival (kTaken), or goes back. When the link breaks,
-// the user's waits end, and incomplete puts are dropped.
+// the user's waits end, and incomplete puts are dropped. An exception, as of memory that is not there, ends the link
+// too: without its next receive the link would be silent for ever.
 #include "backend/queues/held_link.h"
 
 #include <fmt/format.h>
@@ -14,11 +15,12 @@ namespace shardwire::internal {
 namespace {
 
 // "died (pid 12 on host a)" out of a link's error; ranks in the error are not ranks of the user's group.
-std::string howItEnded(const std::string& error) {
+std::string howItEnded(const Status& why) {
+  const std::string& error = why.message();
   const std::size_t begin = error.find(" (pid ");
   const std::size_t end = begin == std::string::npos ? begin : error.find(')', begin);
   if (end == std::string::npos || end + 2 > error.size()) {
-    return "broke the link: " + error;
+    return (why.code() == StatusCode::kSystem ? "lost the link: " : "broke the link: ") + error;
   }
   const std::size_t stop = std::min(error.find_first_of(";:", end), error.size());
   std::string what = error.substr(end + 2, stop - std::min(end + 2, stop));
@@ -32,6 +34,10 @@ Status broken(std::string why) {
 
 }  // namespace
 
+Status HeldLink::unserved(const std::exception& error) {
+  return {StatusCode::kSystem, fmt::format("the rank that holds the queue could not serve the link: {}", error.what())};
+}
+
 // ---- requests
 
 void HeldLink::lendTo(LocalCall& call) const {
@@ -41,7 +47,13 @@ void HeldLink::lendTo(LocalCall& call) const {
 // Calls `then` in an event when the bytes are here; ends the link when the bytes cannot come.
 void HeldLink::receive(const QueuePart& into, int tag, std::function<void()> then) {
   const auto ended = [self = shared_from_this(), then = std::move(then)](const Status& status) {
-    self->holder_->post([self, then, status] { status.isOk() ? then() : self->end(status); });
+    self->holder_->post([self, then, status] {
+      try {
+        status.isOk() ? then() : self->end(status);
+      } catch (const std::exception& error) {
+        self->end(unserved(error));
+      }
+    });
   };
   Result<WorkPtr> work = receiveBytes(*link_, kUserEnd, tag, into, ended);
   if (!work.isOk()) {
@@ -99,8 +111,7 @@ void HeldLink::serve(const QueueMessage& message) {
     case QueueOp::kCancel:
       return cancel(message);
     case QueueOp::kTaken:
-      handed_.erase(message.request);
-      return;
+      return taken(message.request);
     case QueueOp::kPing:
       return answer(message, QueueOp::kOk);
     case QueueOp::kBye:
@@ -169,7 +180,7 @@ void HeldLink::open(const QueueMessage& message) {
   const std::string about = message.head.substr(sizeof keyBytes + key.size());
   const HeldQueuePtr held = holder_->find(key);
   if (held == nullptr) {  // the Queue was not made on this rank yet
-    holder_->whenHeld(key, [self = shared_from_this(), message] { self->open(message); });
+    holder_->whenHeld(key, [self = shared_from_this(), message] { self->guarded([&] { self->open(message); }); });
   } else if (held->about != about) {
     answer(message, QueueOp::kMismatch, 0, held->about);
   } else {
@@ -184,27 +195,36 @@ void HeldLink::get(const QueueMessage& message, const HeldQueuePtr& queue, bool 
   getter->takes = takes;
   getter->serve = [self = shared_from_this(), queue, to = QueueMessage{message}](
                       const QueueEntryPtr& entry, QueueOutcome why, const std::string& failure) {
-    self->gets_.erase(to.request);
-    if (entry == nullptr) {
-      return self->answerOutcome(to, why, failure);
-    }
-    self->handed_[to.request] = {queue, entry};
-    self->answer(to, QueueOp::kOk, static_cast<std::int64_t>(queue->size()), entry->head, entry->parts);
+    self->guarded([&] {
+      if (entry == nullptr) {
+        self->gets_.erase(to.request);
+        return self->answerOutcome(to, why, failure);
+      }
+      self->gets_.at(to.request).entry = entry;
+      self->answer(to, QueueOp::kOk, static_cast<std::int64_t>(queue->size()), entry->head, entry->parts);
+    });
   };
-  gets_[message.request] = {queue, getter};
+  if (!gets_.try_emplace(message.request, Getting{queue, getter, nullptr}).second) {
+    return end(broken(fmt::format("a message of a queue has the number of an earlier request, {}", message.request)));
+  }
   queue->get(getter, (message.flags & kNotBlocking) == 0);
+}
+
+void HeldLink::taken(std::uint64_t request) {
+  if (const auto found = gets_.find(request); found != gets_.end() && found->second.entry != nullptr) {
+    gets_.erase(found);
+  }
 }
 
 // A user gave up: ends the user's wait, and returns an entry that was handed out and not taken.
 void HeldLink::cancel(const QueueMessage& message) {
-  const auto waiting = gets_.extract(message.request);
-  const auto handed = handed_.extract(message.request);
+  const auto getting = gets_.extract(message.request);
   const auto putting = puts_.extract(message.request);
-  if (!waiting.empty()) {
-    waiting.mapped().queue->forget(waiting.mapped().getter);
-  }
-  if (!handed.empty()) {
-    handed.mapped().queue->giveBack({handed.mapped().entry});
+  const bool isWaiting = !getting.empty() && getting.mapped().entry == nullptr;
+  if (isWaiting) {
+    getting.mapped().queue->forget(getting.mapped().getter);
+  } else if (!getting.empty()) {
+    getting.mapped().queue->giveBack({getting.mapped().entry});
   }
   if (!putting.empty()) {
     const WaitingPut& put = putting.mapped();
@@ -213,7 +233,7 @@ void HeldLink::cancel(const QueueMessage& message) {
     }
     put.queue->giveUp(put.putting);
   }
-  if (!waiting.empty() || !putting.empty()) {
+  if (isWaiting || !putting.empty()) {
     answer(message, QueueOp::kNothing);  // the user's end learns: nothing more comes
   }
 }
@@ -238,16 +258,17 @@ void HeldLink::end(const Status& why) {
   if (const std::string notice = link_->revocation(); !notice.empty()) {
     holder_->revoke(notice);
   }
-  for (const auto& [request, get] : std::exchange(gets_, {})) {
-    get.queue->forget(get.getter);
-    get.getter->serve = nullptr;
+  std::map<HeldQueuePtr, std::vector<QueueEntryPtr>> back;
+  for (const auto& [request, getting] : std::exchange(gets_, {})) {
+    if (getting.entry != nullptr) {
+      back[getting.queue].push_back(getting.entry);
+    } else {
+      getting.queue->forget(getting.getter);
+      getting.getter->serve = nullptr;
+    }
   }
   for (const auto& [request, put] : std::exchange(puts_, {})) {
     put.queue->giveUp(put.putting);
-  }
-  std::map<HeldQueuePtr, std::vector<QueueEntryPtr>> back;
-  for (const auto& [request, handed] : std::exchange(handed_, {})) {
-    back[handed.queue].push_back(handed.entry);
   }
   for (const auto& [queue, entries] : back) {
     queue->giveBack(entries);
@@ -255,8 +276,8 @@ void HeldLink::end(const Status& why) {
   transactions_.clear();
   for (const HeldQueuePtr& queue : std::exchange(hasPut_, {})) {
     if (!hasLeft_ && !queue->survives) {
-      queue->fail(fmt::format("rank {} of group '{}', which had put into it, {}", user_, holder_->label,
-                              howItEnded(why.message())));
+      queue->fail(
+          fmt::format("rank {} of group '{}', which had put into it, {}", user_, holder_->label, howItEnded(why)));
     }
   }
   holder_->notify(endNotice_);

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/queues/holder.h"
@@ -19,27 +21,37 @@ class HeldLink : public std::enable_shared_from_this<HeldLink> {
   HeldLink(std::shared_ptr<QueueHolder> holder, std::shared_ptr<Communicator> link, Rank user, std::uint64_t endNotice)
       : holder_(std::move(holder)), link_(std::move(link)), user_(user), endNotice_(endNotice) {}
 
-  void start() { listen(); }
+  void start() {
+    guarded([this] { listen(); });
+  }
   void revoke(const std::string& notice);
   // Lets the caller's thread drive this link.
   void lendTo(LocalCall& call) const;
 
  private:
-  // A request that waits: a getter, or a put that is not visible.
-  struct WaitingGet {
+  // Waits in the queue, and then has an entry until the user confirms the arrival.
+  struct Getting {
     HeldQueuePtr queue;
     QueueGetterPtr getter;
+    QueueEntryPtr entry;
   };
+  // Is not visible.
   struct WaitingPut {
     HeldQueuePtr queue;
     PuttingPtr putting;
     QueueMessage message;
   };
-  struct Handed {
-    HeldQueuePtr queue;
-    QueueEntryPtr entry;
-  };
 
+  // Calls `body`, which may run in the event of another link. An exception ends this link, in a later event.
+  template <typename Body>
+  void guarded(Body&& body) {
+    try {
+      std::forward<Body>(body)();
+    } catch (const std::exception& error) {
+      holder_->post([self = shared_from_this(), why = unserved(error)] { self->end(why); });
+    }
+  }
+  static Status unserved(const std::exception& error);
   void receive(const QueuePart& into, int tag, std::function<void()> then);
   void listen();
   void onFrame();
@@ -58,6 +70,7 @@ class HeldLink : public std::enable_shared_from_this<HeldLink> {
   void commit(const QueueMessage& message, const HeldQueuePtr& queue);
   void start(const QueueMessage& message, const HeldQueuePtr& queue, const PuttingPtr& putting);
   void get(const QueueMessage& message, const HeldQueuePtr& queue, bool takes);
+  void taken(std::uint64_t request);
   void cancel(const QueueMessage& message);
   void end(const Status& why);
 
@@ -67,9 +80,8 @@ class HeldLink : public std::enable_shared_from_this<HeldLink> {
   const std::uint64_t endNotice_;
   const std::shared_ptr<QueueFrame> frame_ = std::make_shared<QueueFrame>();
   WorkPtr nextFrame_;
-  std::map<std::uint64_t, WaitingGet> gets_;  // by request, as the next two
+  std::map<std::uint64_t, Getting> gets_;  // by request, as the next
   std::map<std::uint64_t, WaitingPut> puts_;
-  std::map<std::uint64_t, Handed> handed_;  // entries handed out, arrival not confirmed
   std::map<std::int64_t, PuttingPtr> transactions_;
   std::set<HeldQueuePtr> hasPut_;
   bool isOver_ = false;

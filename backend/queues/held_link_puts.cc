@@ -16,8 +16,10 @@ void HeldLink::put(const QueueMessage& message, const HeldQueuePtr& queue) {
   } else {
     putting->missing = 1;  // until fetch() has counted the parts
     putting->fetch = [self = shared_from_this(), message, queue, putting, entry] {
-      putting->missing = 0;
-      self->fetch(message, queue, putting, entry, nullptr);
+      self->guarded([&] {
+        self->fetch(message, queue, putting, entry, nullptr);
+        --putting->missing;
+      });
     };
   }
   start(message, queue, putting);
@@ -27,11 +29,13 @@ void HeldLink::put(const QueueMessage& message, const HeldQueuePtr& queue) {
 void HeldLink::start(const QueueMessage& message, const HeldQueuePtr& queue, const PuttingPtr& putting) {
   putting->source = this;
   putting->notify = [self = shared_from_this(), message](QueueOutcome outcome) {
-    self->puts_.erase(message.request);
-    if (outcome != QueueOutcome::kReady && message.op == QueueOp::kPut) {
-      self->dropBytes(message);
-    }
-    self->answerOutcome(message, outcome);
+    self->guarded([&] {
+      self->puts_.erase(message.request);
+      if (outcome != QueueOutcome::kReady && message.op == QueueOp::kPut) {
+        self->dropBytes(message);
+      }
+      self->answerOutcome(message, outcome);
+    });
   };
   puts_[message.request] = {queue, putting, message};
   queue->put(putting, (message.flags & kNotBlocking) == 0);

@@ -35,6 +35,18 @@ bool eraseFrom(List& list, const Each& each) {
   return true;
 }
 
+// True while the object lives.
+class WhileHere {
+ public:
+  explicit WhileHere(bool& flag) : flag_(flag) { flag_ = true; }
+  ~WhileHere() { flag_ = false; }
+  WhileHere(const WhileHere&) = delete;
+  WhileHere& operator=(const WhileHere&) = delete;
+
+ private:
+  bool& flag_;
+};
+
 }  // namespace
 
 // ---- putting
@@ -121,13 +133,8 @@ void HeldQueue::get(const QueueGetterPtr& getter, bool mayWait) {
   }
 }
 
-// Hands out entries, or the reason why none will come. An entry that is handed out makes room for a waiting put, and
-// this put calls serve() again: the outer call hands out the put's entry, so the stack does not grow with every getter.
-void HeldQueue::serve() {
-  if (isHandingOut_) {
-    return;
-  }
-  isHandingOut_ = true;
+void HeldQueue::handOut() {
+  const WhileHere handingOut(isHandingOut_);
   while (!entries_.empty() && !getters_.empty()) {
     const QueueEntryPtr entry = std::move(entries_.front());
     const QueueGetterPtr getter = std::move(getters_.front());
@@ -136,7 +143,15 @@ void HeldQueue::serve() {
     call(*getter, entry, QueueOutcome::kReady);
     admitWaiting();
   }
-  isHandingOut_ = false;
+}
+
+// Hands out entries, or the reason why none will come. An entry that is handed out makes room for a waiting put, and
+// this put calls serve() again: the outer call hands out the put's entry, so the stack does not grow with every getter.
+void HeldQueue::serve() {
+  if (isHandingOut_) {
+    return;
+  }
+  handOut();
   QueueOutcome why = QueueOutcome::kNone;
   if (!revoked_.empty()) {
     why = QueueOutcome::kFailed;

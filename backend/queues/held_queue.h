@@ -30,7 +30,7 @@ using QueueEntryPtr = std::shared_ptr<QueueEntry>;
 enum class QueueOutcome : std::uint8_t { kNone, kReady, kNothing, kOver, kFailed };  // kNone: not known so far
 
 // Waits for an entry, or (takes == false) until there is an entry. `serve(entry or null, why, text of a failure)` is
-// called once.
+// called once, and keeps the entry before anything in it can throw: the queue has no longer the entry.
 struct QueueGetter {
   bool takes = true;
   std::function<void(QueueEntryPtr, QueueOutcome, const std::string&)> serve;
@@ -88,6 +88,7 @@ class SHARDWIRE_EXPORT HeldQueue {
   bool hasRoom(std::size_t count) const;
   void admit(const PuttingPtr& putting);
   void admitWaiting();
+  void handOut();
   void serve();
 
   const std::size_t capacity_;
@@ -101,7 +102,7 @@ class SHARDWIRE_EXPORT HeldQueue {
   std::string failure_;
   std::string revoked_;
   std::uint64_t nextNumber_ = 0;
-  bool isHandingOut_ = false;  // serve() is on the stack
+  bool isHandingOut_ = false;  // handOut() is on the stack
 };
 using HeldQueuePtr = std::shared_ptr<HeldQueue>;
 

@@ -4,7 +4,10 @@
 // another one.
 #include "backend/queues/holder.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <exception>
 
 #include "backend/base/user_call.h"
 #include "backend/queues/held_link.h"
@@ -38,16 +41,35 @@ void QueueHolder::post(std::function<void()> event) {
 }
 
 void QueueHolder::run(const std::function<void()>& event) {
+  struct Ending {  // however the event ends: this call waits for the end
+    QueueHolder& holder;
+    bool& isDone;
+    ~Ending() {
+      const MutexLock lock(holder.mutex_);
+      isDone = true;
+      holder.changed_.notifyAll();
+    }
+  };
   bool isDone = false;
+  std::exception_ptr thrown;
   post([&] {
-    event();
-    const MutexLock lock(mutex_);
-    isDone = true;
-    changed_.notifyAll();
+    const Ending ending{*this, isDone};
+    try {
+      event();
+    } catch (const abi::__forced_unwind&) {  // the end of the thread (user_call.h)
+      throw;
+    } catch (...) {
+      thrown = std::current_exception();
+    }
   });
-  const MutexLock lock(mutex_);
-  while (!isDone) {
-    changed_.wait(mutex_);
+  {
+    const MutexLock lock(mutex_);
+    while (!isDone) {
+      changed_.wait(mutex_);
+    }
+  }
+  if (thrown != nullptr) {
+    std::rethrow_exception(thrown);
   }
 }
 
@@ -58,8 +80,9 @@ HeldQueuePtr QueueHolder::hold(const std::string& key, const std::string& about,
   run([&] {
     HeldQueuePtr& held = held_[key];
     if (held == nullptr) {
-      held = std::make_shared<HeldQueue>(about, capacity, survives, static_cast<std::uint32_t>(byNumber_.size()));
-      byNumber_.push_back(held);
+      byNumber_.push_back(
+          std::make_shared<HeldQueue>(about, capacity, survives, static_cast<std::uint32_t>(byNumber_.size())));
+      held = byNumber_.back();
     }
     found = held;
     const auto waiting = openings_.extract(key);

@@ -31,7 +31,7 @@ class SHARDWIRE_EXPORT QueueHolder : public std::enable_shared_from_this<QueueHo
 
   // Runs `event` soon, perhaps within this call.
   void post(std::function<void()> event);
-  // Returns when `event` has run. Not within an event.
+  // Returns when `event` has run, and throws what the event threw. Not within an event.
   void run(const std::function<void()>& event);
 
   // The queue with this key, made at the first call. `about`: the queue's arguments, equal on all ranks.

@@ -3,8 +3,12 @@
 // another flag, when the link ends. Without a link the thread sleeps on a condition variable.
 #include "backend/queues/local_call.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <exception>
 #include <thread>
+#include <utility>
 
 #include "backend/base/interruptible_wait.h"
 #include "backend/queues/holder.h"
@@ -29,32 +33,51 @@ LocalCall::~LocalCall() = default;
 
 void LocalCall::get(bool takes, bool mayWait) {
   holder_->post([self = shared_from_this(), takes, mayWait] {
-    self->getter_ = std::make_shared<QueueGetter>();
-    self->getter_->takes = takes;
-    self->getter_->serve = [self = self.get(), kept = self](QueueEntryPtr entry, QueueOutcome why,
-                                                            const std::string& failure) {
-      self->entry_ = std::move(entry);
-      self->numLeft_ = self->queue_->size();
-      self->end(why, failure);
-    };
-    self->queue_->get(self->getter_, mayWait);
-    if (!self->isOver()) {
-      self->holder_->addWait(self);
-    }
+    self->begin([&] {
+      self->getter_ = std::make_shared<QueueGetter>();
+      self->getter_->takes = takes;
+      self->getter_->serve = [self = self.get(), kept = self](QueueEntryPtr entry, QueueOutcome why,
+                                                              const std::string& failure) {
+        self->entry_ = std::move(entry);
+        self->numLeft_ = self->queue_->size();
+        self->end(why, failure);
+      };
+      self->queue_->get(self->getter_, mayWait);
+    });
   });
 }
 
 void LocalCall::put(std::vector<QueueEntryPtr> entries, bool mayWait) {
   holder_->post([self = shared_from_this(), entries = std::move(entries), mayWait]() mutable {
-    self->putting_ = std::make_shared<Putting>();
-    self->putting_->entries = std::move(entries);
-    self->putting_->source = self->holder_.get();  // all local putters are one source: their puts are complete at once
-    self->putting_->notify = [kept = self](QueueOutcome outcome) { kept->end(outcome); };
-    self->queue_->put(self->putting_, mayWait);
-    if (!self->isOver()) {
-      self->holder_->addWait(self);
-    }
+    self->begin([&] {
+      self->putting_ = std::make_shared<Putting>();
+      self->putting_->entries = std::move(entries);
+      self->putting_->source =
+          self->holder_.get();  // all local putters are one source: their puts are complete at once
+      self->putting_->notify = [kept = self](QueueOutcome outcome) { kept->end(outcome); };
+      self->queue_->put(self->putting_, mayWait);
+    });
   });
+}
+
+// Within an event. An exception, as of memory that is not there, ends the call: the caller would wait for ever.
+template <typename Body>
+void LocalCall::begin(Body&& body) {
+  try {
+    std::forward<Body>(body)();
+    if (!isOver()) {
+      holder_->addWait(shared_from_this());
+    }
+  } catch (const std::exception& error) {
+    if (isOver()) {
+      throw;  // of another call
+    }
+    leaveQueue();
+    if (const QueueEntryPtr entry = std::exchange(entry_, nullptr); entry != nullptr) {
+      queue_->giveBack({entry});
+    }
+    end(QueueOutcome::kFailed, fmt::format("the rank that holds the queue could not do the call: {}", error.what()));
+  }
 }
 
 void LocalCall::end(QueueOutcome outcome, const std::string& failure) {
@@ -81,18 +104,22 @@ bool LocalCall::giveUp() {
   bool wasWaiting = false;
   holder_->run([&] {
     wasWaiting = !isOver();
-    if (wasWaiting && getter_ != nullptr) {
-      queue_->forget(getter_);
-      getter_->serve = nullptr;
-    }
-    if (wasWaiting && putting_ != nullptr) {
-      queue_->giveUp(putting_);
-    }
     if (wasWaiting) {
+      leaveQueue();
       end(QueueOutcome::kNothing);
     }
   });
   return wasWaiting;
+}
+
+void LocalCall::leaveQueue() {
+  if (getter_ != nullptr) {
+    queue_->forget(getter_);
+    getter_->serve = nullptr;
+  }
+  if (putting_ != nullptr) {
+    queue_->giveUp(putting_);
+  }
 }
 
 void LocalCall::giveBack() {

@@ -51,6 +51,9 @@ class SHARDWIRE_EXPORT LocalCall : public std::enable_shared_from_this<LocalCall
   bool drives(const void* link) const { return link_ == link; }
 
  private:
+  template <typename Body>
+  void begin(Body&& body);
+  void leaveQueue();
   void end(QueueOutcome outcome, const std::string& failure = {});
   void replaceFlag(std::shared_ptr<WaitFlag> flag);
 

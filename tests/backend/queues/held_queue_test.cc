@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <new>
+
 namespace shardwire::internal {
 namespace {
 
@@ -117,6 +119,24 @@ TEST_F(HeldQueueTest, AGetterThatGivesUpTakesNothing) {
   EXPECT_EQ(flushed(), (Lines{"put a ready", "staying a"}));
   queue.get(getter("now"), false);
   EXPECT_EQ(flushed(), Lines{"now nothing"});
+}
+
+TEST_F(HeldQueueTest, AGetterThatThrowsEndsNoOther) {
+  HeldQueue queue("", 0, false, 0);
+  const auto throwing = std::make_shared<QueueGetter>();
+  throwing->serve = [this](const QueueEntryPtr& entry, QueueOutcome, const std::string&) {
+    taken = entry;
+    throw std::bad_alloc();
+  };
+  queue.get(throwing, true);
+  queue.get(getter("g"), true);
+  EXPECT_THROW(queue.put(putting(&one, "a"), true), std::bad_alloc);
+  EXPECT_EQ(flushed(), Lines{"put a ready"});
+  queue.giveBack({taken});
+  EXPECT_EQ(flushed(), Lines{"g a"});
+  queue.put(putting(&one, "b"), true);
+  queue.get(getter("h"), true);
+  EXPECT_EQ(flushed(), (Lines{"put b ready", "h b"}));
 }
 
 TEST_F(HeldQueueTest, ClosingFailingAndRevoking) {
