@@ -42,12 +42,16 @@ void throwStatus(Status status) {
 }  // namespace internal
 
 namespace internal {
+
+std::string shapeText(const at::Tensor& tensor) {
+  const c10::IntArrayRef sizes = tensor.sizes();
+  return toString(Dims(std::span(sizes.data(), std::min<std::size_t>(sizes.size(), kMaxDims))));
+}
+
 namespace {
 
 std::string describeTensor(const at::Tensor& tensor) {
-  return fmt::format("{} of shape {}", c10::toString(tensor.scalar_type()),
-                     toString(Dims(std::span<const std::int64_t>(tensor.sizes().data(),
-                                                                 std::min<std::size_t>(tensor.dim(), kMaxDims)))));
+  return fmt::format("{} of shape {}", c10::toString(tensor.scalar_type()), shapeText(tensor));
 }
 
 // Bytes of the storage up to the end of the tensor's farthest element; nothing if 64 bits do not hold the number.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -30,6 +31,9 @@ OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::ve
 SHARDWIRE_EXPORT DType dtypeOf(c10::ScalarType type);
 // The torch type of a dtype; nullopt for opaque types and types missing in this torch.
 SHARDWIRE_EXPORT std::optional<c10::ScalarType> scalarTypeOf(DType dtype);
+
+// For errors: the shape, or the first kMaxDims extents.
+std::string shapeText(const at::Tensor& tensor);
 
 // Whether all elements of the tensor lie inside its storage: storages are resized, and freed, under tensors that stay.
 // The tensor has a storage.

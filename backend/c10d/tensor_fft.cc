@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/c10d/tensor_adapter.h"
 #include "backend/c10d/throw_status.h"
 #include "shardwire/c10d.h"
 
@@ -171,8 +172,7 @@ class TensorFftShardwire final : public TensorFft {
     }
     if (operand.sizes() != sizesOf(slice.shape)) {
       internal::refuseCall(StatusCode::kInvalidArgument, "{}: the operand's shape is {}, this rank's part is {}", call,
-                           toString(Dims(std::span(operand.sizes().data(), operand.sizes().size()))),
-                           toString(slice.shape));
+                           internal::shapeText(operand), toString(slice.shape));
     }
   }
 

@@ -11,6 +11,9 @@
 namespace shardwire::internal {
 
 bool FlatTensors::isFlat(const TensorView& view) {
+  if (!hasStrides(view)) {
+    return false;
+  }
   std::int64_t expected = 1;
   for (int d = view.shape.size() - 1; d >= 0; --d) {
     if (view.strides[d] != expected) {
@@ -22,6 +25,9 @@ bool FlatTensors::isFlat(const TensorView& view) {
 }
 
 Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bool unpack) {
+  if (!hasStrides(tensor)) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("a tensor {}", wrongStridesText(tensor)));
+  }
   const std::int64_t elems = numElements(tensor.shape);
   if (elems == 0 || isContiguous(tensor)) {
     TensorView flat = TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});

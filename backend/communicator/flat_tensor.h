@@ -16,7 +16,8 @@ namespace shardwire::internal {
 // Makes flat views of the tensors of one call; owns the copies.
 class FlatTensors {
  public:
-  // Whether operations can take the view as given. Views without elements are made anew. So are views with a dimension
+  // Whether operations can take the view as given; false where the view has not one stride per dimension, which is an
+  // error of the functions below. Views without elements are made anew. So are views with a dimension
   // of extent 1 and another stride than a row-major view: no arithmetic of addresses may fit this stride.
   static bool isFlat(const TensorView& view);
   // A view of the tensor's elements in row-major order without gaps: the tensor itself where it is so, and otherwise a

@@ -74,6 +74,10 @@ Status checkList(const std::vector<PlanTensor>& expected, std::span<const Tensor
               fmt::format("{}: {}s[{}] of rank {} has shape {}, but the spec says {}", opName, list, i, rank,
                           toString(given[i].shape), toString(expected[i].shape))};
     }
+    if (!hasStrides(given[i])) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("{}: {}s[{}] of rank {} {}", opName, list, i, rank, wrongStridesText(given[i]))};
+    }
     if (!isAddressable(given[i])) {
       return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has strides {}, which are more bytes "
                                                         "than any memory has; where an extent is 1, pass a stride "

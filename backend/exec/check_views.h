@@ -12,7 +12,8 @@
 namespace shardwire::internal {
 
 // kInvalidArgument / kTypeError, whose text names the list, the index, the given value and the expected value: count,
-// dtype, shape, strides (none negative; outputs may not overlap themselves), outputs with shared memory.
+// dtype, shape, strides (one per dimension, none negative; outputs may not overlap themselves), outputs with shared
+// memory.
 Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                   const std::string& opName);
 

@@ -12,6 +12,7 @@
 #include "backend/symm/symmetric_block.h"
 #include "backend/symm/word_ops.h"
 #include "ops/boxes/copy_box.h"
+#include "ops/boxes/view_overlap.h"
 
 namespace shardwire::internal {
 namespace {
@@ -70,7 +71,15 @@ Status SymmetricBlock::checkBox(std::string_view what, Rank peer, const PartView
     return {StatusCode::kInvalidArgument, fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}",
                                                       what, peer, worldSize(), worldSize() - 1)};
   }
-  if (box.dtype != other.dtype || !(box.shape == other.shape) || box.strides.size() != box.shape.size()) {
+  if (box.strides.size() != box.shape.size()) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{}: the box of rank {} has shape {} and {} strides: give one stride per dimension", what, peer,
+                        toString(box.shape), box.strides.size())};
+  }
+  if (!hasStrides(other)) {
+    return {StatusCode::kInvalidArgument, fmt::format("{}: the tensor of this rank {}", what, wrongStridesText(other))};
+  }
+  if (box.dtype != other.dtype || !(box.shape == other.shape)) {
     return {StatusCode::kInvalidArgument,
             fmt::format("{}: the two must have one shape and dtype, not {}{} and {}{}", what, dtypeName(box.dtype),
                         toString(box.shape), dtypeName(other.dtype), toString(other.shape))};

@@ -11,7 +11,8 @@ struct TensorView {
   std::byte* bytes = nullptr;
   DType dtype = DType::kFloat32;
   Dims shape;
-  // In elements, not bytes; never negative. 0 (an expanded tensor) is legal for inputs only.
+  // One per dimension of `shape`, in elements, not bytes; never negative. 0 (an expanded tensor) is legal for inputs
+  // only.
   Dims strides;
   // Identity of what owns the memory, for a StorageWatch; null: unknown, and nothing is remembered about the memory
   // after an operation.

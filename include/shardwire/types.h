@@ -90,16 +90,23 @@ SHARDWIRE_EXPORT bool supportsReduction(DType dtype, ReduceOp op);
 // torch's `.to`: to the nearest value, ties to even; float64 goes to 8 and 16 bits by way of float32.
 SHARDWIRE_EXPORT bool supportsCast(DType from, DType to);
 
+// Throws std::length_error: a shape cannot have `count` dimensions.
+[[noreturn]] SHARDWIRE_EXPORT void refuseDims(std::size_t count);
+
 // Up to kMaxDims 64-bit extents, offsets or strides, stored in place: no allocation, cheap to copy when short.
 class Dims {
  public:
   Dims() = default;
   Dims(std::initializer_list<std::int64_t> values)
       : Dims(std::span<const std::int64_t>(values.begin(), values.size())) {}
-  // Precondition: values.size() <= kMaxDims.
+  // Throws std::length_error for more than kMaxDims values.
   explicit Dims(std::span<const std::int64_t> values) : size_(static_cast<std::uint8_t>(values.size())) {
+    if (values.size() > static_cast<std::size_t>(kMaxDims)) {
+      refuseDims(values.size());
+    }
     std::copy(values.begin(), values.end(), values_.begin());
   }
+  // Precondition: 0 <= numDims <= kMaxDims.
   static Dims filled(int numDims, std::int64_t value) {
     Dims dims;
     dims.size_ = static_cast<std::uint8_t>(numDims);

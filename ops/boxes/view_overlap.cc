@@ -4,6 +4,8 @@
 // views need no search. A search that takes too long answers "shared", which is the safe answer.
 #include "ops/boxes/view_overlap.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -129,6 +131,11 @@ AddressRange addressRange(const TensorView& view) {
   const auto elem = static_cast<std::int64_t>(elementBytes(view.dtype));
   const auto base = reinterpret_cast<std::uintptr_t>(view.bytes);
   return {base + static_cast<std::uintptr_t>(first * elem), base + static_cast<std::uintptr_t>((last + 1) * elem)};
+}
+
+std::string wrongStridesText(const TensorView& view) {
+  return fmt::format("has shape {} and {} strides: give one stride per dimension, as TensorView::contiguous() does",
+                     toString(view.shape), view.strides.size());
 }
 
 bool isAddressable(const TensorView& view) {

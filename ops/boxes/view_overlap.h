@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,13 @@ void visitMeetings(std::vector<IndexedRange> ranges, Visit&& visit) {
     open.push_back(each);
   }
 }
+
+// Whether there is one stride per dimension. The other functions of this file require true.
+inline bool hasStrides(const TensorView& view) {
+  return view.strides.size() == view.shape.size();
+}
+// For errors, where hasStrides() is false: "has shape [4] and 0 strides: ...", with the remedy.
+std::string wrongStridesText(const TensorView& view);
 
 // Whether each stride, and the distance to the farthest element, in bytes, fits in 64 bits. The other functions of this
 // file require true.

@@ -103,6 +103,10 @@ bool supportsCast(DType from, DType to) {
   return from == to || (isReal(from) && isReal(to)) || (isComplex(from) && isComplex(to));
 }
 
+void refuseDims(std::size_t count) {
+  throw std::length_error(fmt::format("{} dimensions, and shardwire takes up to {}", count, kMaxDims));
+}
+
 std::string toString(const Dims& dims) {
   return fmt::format("[{}]", fmt::join(dims.begin(), dims.end(), ", "));
 }

@@ -453,6 +453,31 @@ TEST(NonContiguous, TensorsArePackedAndUnpacked) {
   });
 }
 
+TEST(NonContiguous, ATensorWithoutItsStridesIsRefused) {
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(8, 1);
+    const TensorView whole = viewOf(values);
+    const TensorView bare{reinterpret_cast<std::byte*>(values.data()), DType::kInt64, {8}};
+    const TensorView many{reinterpret_cast<std::byte*>(values.data()), DType::kInt64, {8}, {1, 1}};
+    const Rank peer = 1 - group.rank();
+    for (const TensorView& wrong : {bare, many}) {
+      const std::string says =
+          "has shape [8] and " + std::to_string(wrong.strides.size()) + " strides: give one stride per dimension";
+      expectSays(group.allReduce(wrong, ReduceOp::kSum).status(), StatusCode::kInvalidArgument, says);
+      expectSays(group.broadcast(wrong, 0).status(), StatusCode::kInvalidArgument, says);
+      expectSays(group.send(wrong, peer, 0).status(), StatusCode::kInvalidArgument, says);
+      expectSays(group.recv(wrong, peer, 0).status(), StatusCode::kInvalidArgument, says);
+      const std::string rank = std::to_string(group.rank());
+      expectSays(group.allGather(whole, std::vector{whole, wrong}).status(), StatusCode::kInvalidArgument,
+                 "all_gather: outputs[1] of rank " + rank + " " + says);
+      expectSays(group.allGather(wrong, std::vector{whole, whole}).status(), StatusCode::kInvalidArgument,
+                 "all_gather: the input of rank " + rank + " " + says);
+    }
+    expectOk(group.allReduce(whole, ReduceOp::kSum));
+    EXPECT_EQ(values, std::vector<std::int64_t>(8, 2));
+  });
+}
+
 // ---- compileOp
 
 LocalSpec rowsSpec(Rank rank, int n, std::int64_t rows, bool transposed) {
@@ -681,6 +706,7 @@ TEST(CompileOp, RefusesWrongTensorsBeforeAnythingMoves) {
     const TensorView tooFar{
         reinterpret_cast<std::byte*>(output.data()), DType::kInt64, {4, 2}, {std::int64_t{1} << 60, 1}};
     const TensorView sameAsInput = TensorView::contiguous(input.data(), DType::kInt64, {4, 2});
+    const TensorView oneStride{reinterpret_cast<std::byte*>(output.data()), DType::kInt64, {4, 2}, {2}};
     const std::span<const TensorView> none;
     EXPECT_EQ((*op)->run(none, {&out, 1}).status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ((*op)->run({&in, 1}, {&wrongShape, 1}).status().code(), StatusCode::kInvalidArgument);
@@ -688,6 +714,8 @@ TEST(CompileOp, RefusesWrongTensorsBeforeAnythingMoves) {
     EXPECT_EQ((*op)->run({&in, 1}, {&overlapping, 1}).status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ((*op)->run({&in, 1}, {&tooFar, 1}).status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ((*op)->run({&in, 1}, {&sameAsInput, 1}).status().code(), StatusCode::kInvalidArgument);
+    expectSays((*op)->run({&in, 1}, {&oneStride, 1}).status(), StatusCode::kInvalidArgument,
+               "outputs[0] of rank " + std::to_string(group.rank()) + " has shape [4, 2] and 1 strides");
     EXPECT_EQ(output, std::vector<std::int64_t>(8, -1));
     expectOk((*op)->run({&in, 1}, {&out, 1}));
     EXPECT_EQ(output, std::vector<std::int64_t>(8, 5));

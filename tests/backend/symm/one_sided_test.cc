@@ -475,6 +475,11 @@ TEST_P(OneSidedAccess, OutsideOfThePartIsRefusedHere) {
     EXPECT_EQ(block->get(peer, wordsAt(1 << 20, 8), view, {}).code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(block->put(peer, wordsAt(0, 7), view, {}).code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(block->put(2, wordsAt(0, 8), view, {}).code(), StatusCode::kInvalidArgument);
+    const TensorView noStrides{view.bytes, view.dtype, view.shape};
+    expectSays(block->put(peer, wordsAt(0, 8), noStrides, {}), StatusCode::kInvalidArgument,
+               "put: the tensor of this rank has shape [8] and 0 strides");
+    expectSays(block->get(peer, {0, view.dtype, {8}, {}}, view, {}), StatusCode::kInvalidArgument,
+               "has shape [8] and 0 strides");
     EXPECT_EQ(block->atomic(peer, 4, DType::kInt64, WordOp::kAdd, 1, 0, true).status().code(), StatusCode::kTypeError);
     EXPECT_EQ(block->atomic(peer, 64, DType::kInt64, WordOp::kAdd, 1, 0, true).status().code(),
               StatusCode::kInvalidArgument);

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <span>
 #include <stdexcept>
+#include <vector>
 
 #include "shardwire/status.h"
 #include "shardwire/types.h"
@@ -63,6 +65,9 @@ TEST(Values, DescribeShapes) {
   EXPECT_EQ(contiguousStrides({3, 4, 5}), (Dims{20, 5, 1}));
   EXPECT_EQ(contiguousStrides({3, 0, 5}), (Dims{5, 5, 1}));
   EXPECT_EQ(contiguousStrides({}), Dims{});
+  const std::vector<std::int64_t> extents(17, 1);
+  EXPECT_EQ(Dims(std::span(extents).first(16)), Dims::filled(16, 1));
+  EXPECT_THROW(static_cast<void>(Dims{std::span(extents)}), std::length_error);
 }
 
 TEST(Values, SaturateDeadlines) {
