@@ -163,8 +163,8 @@ class ForkedRanks:
                 self.ended[rank] = os.waitpid(self.pids[rank], 0)[1]
 
     def answers(self, seconds: float, to_the_end: bool = False, may_die: Collection[int] = ()) -> list[Any]:
-        """The answers by rank; None for a rank of may_die without an answer. to_the_end: only once all processes have
-        ended.
+        """The answers by rank; None for a rank of may_die without an answer: it may still run, or have ended by SIGKILL
+        or os._exit(). to_the_end: only once all processes have ended.
         """
         start, failed = time.monotonic(), False
         limit = start + seconds

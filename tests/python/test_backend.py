@@ -16,6 +16,7 @@ import torch.distributed as dist
 import shardwire
 import shardwire_autoload
 from conftest import TORCH, raises
+from fork_ranks import meet
 from ranks import await_file
 from silent_stores import silent_store
 
@@ -103,8 +104,15 @@ def stay_away_until(path):
     os._exit(0)
 
 
+def give_one_second():
+    """To be called on all ranks: a group made with this timeout might not be made in time."""
+    meet("made")
+    backend_of_default().set_timeout(timedelta(seconds=1))
+
+
 def late(rank, size, missed):
     """Rank 1 stays away; the group's timeout holds and the error names the missing rank."""
+    give_one_second()
     if rank == 1:
         stay_away_until(missed)
     start = time.monotonic()
@@ -113,11 +121,11 @@ def late(rank, size, missed):
     missed.touch()
     assert 0.9 <= taken < 10, taken  # the group's 1 s
     assert isinstance(error, TimeoutError) and isinstance(error, RuntimeError)
-    os._exit(0)
+    dist.destroy_process_group()
 
 
 def test_timeout_names_the_late_rank(run_ranks, tmp_path):
-    run_ranks(2, lambda rank, size: late(rank, size, tmp_path / "missed"), group_timeout=1, may_die=(0, 1))
+    run_ranks(2, lambda rank, size: late(rank, size, tmp_path / "missed"), may_die=(1,))
 
 
 def die(rank, size):
@@ -188,6 +196,7 @@ def test_abort_unblocks_and_is_idempotent(run_ranks, tmp_path):
 
 
 def future_error(rank, size, missed):
+    give_one_second()
     if rank == 1:
         stay_away_until(missed)
     work = dist.all_reduce(torch.ones(2), async_op=True)
@@ -196,12 +205,12 @@ def future_error(rank, size, missed):
     raises(shardwire.TimeoutError, work.wait, contains="rank 1")
     missed.touch()
     assert not work.is_success()
-    os._exit(0)
+    dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_future_carries_the_error(run_ranks, tmp_path):
-    run_ranks(2, lambda rank, size: future_error(rank, size, tmp_path / "missed"), group_timeout=1, may_die=(0, 1))
+    run_ranks(2, lambda rank, size: future_error(rank, size, tmp_path / "missed"), may_die=(1,))
 
 
 def again(rank, size):

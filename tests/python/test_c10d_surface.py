@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import shardwire
 from conftest import TORCH, raises
+from fork_ranks import meet
 from shardwire.groups.mpi import tcp_store
 from shardwire.launch import free_port
 
@@ -344,8 +345,11 @@ def test_timing(run_ranks):
         raises(ValueError, work._get_duration, contains="timing")
         group._enable_collectives_timing()
         if rank == 1:
-            time.sleep(0.5)
+            meet("called")
+            time.sleep(0.2)
         work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        if rank == 0:
+            meet("called")
         work.wait()
         wait_until(lambda: duration(work) is not None)
         milliseconds = duration(work)
@@ -458,13 +462,14 @@ def test_monitored_barrier_passes(run_ranks):
 def test_monitored_barrier_names_the_late(run_ranks):
     def body(rank, size):
         world = dist.distributed_c10d._get_default_group()
+        meet("here")  # a rank that comes out of init late would be named too
         if rank in (0, 3):
             start = time.monotonic()
-            error = raises(shardwire.TimeoutError, lambda: monitored(world, 0.5, wait_all_ranks=True),
+            error = raises(shardwire.TimeoutError, lambda: monitored(world, 2, wait_all_ranks=True),
                            contains="Ranks 1, 2 failed to pass")
             assert isinstance(error, RuntimeError) and time.monotonic() - start < 10
             assert ("Rank 3 successfully reached" in str(error)) == (rank == 3)
-            error = raises(shardwire.TimeoutError, lambda: monitored(world, 0.5), contains="Rank 1 failed to pass")
+            error = raises(shardwire.TimeoutError, lambda: monitored(world, 1), contains="Rank 1 failed to pass")
             assert "Ranks" not in str(error)
             dist.barrier()
         else:
@@ -482,8 +487,9 @@ def test_the_group_outlives_who_missed_a_monitored_barrier(run_ranks):
     """Rank 2 misses the barrier of a group and leaves normally: the wait of the barrier does not matter any more."""
     def body(rank, size):
         group = dist.new_group(list(range(size)))
+        meet("here")
         if rank != 2:
-            raises(shardwire.TimeoutError, lambda: monitored(group, 0.2), contains="Rank 2 failed to pass")
+            raises(shardwire.TimeoutError, lambda: monitored(group, 1), contains="Rank 2 failed to pass")
         dist.barrier()
         if rank == 2:
             shardwire._C.shutdown(backend_of(group))

@@ -443,7 +443,9 @@ def compile_times_out(rank: int, missed: pathlib.Path) -> tuple[str, float]:
 def test_compile_without_a_rank_times_out_naming_it(tmp_path: pathlib.Path) -> None:
     results = run_ranks(3, compile_times_out, tmp_path)
     for text, seconds in results[:2]:
-        assert "2" in text and 0.9 < seconds < 10, (text, seconds)  # not the group's timeout
+        assert "2" in text and seconds < 10, (text, seconds)  # not the group's timeout
+    # the rank that came last may wait less: the other rank's timeout ends its wait
+    assert max(seconds for _, seconds in results[:2]) > 0.9, results
 
 
 LOST_FUTURE = """

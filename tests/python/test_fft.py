@@ -9,7 +9,6 @@ import itertools
 import os
 import random
 import signal
-import time
 import weakref
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed
+from fork_ranks import meet
 from ranks import error_of, group, run_ranks
 from test_reshape import check_misuse, check_other_placements, differently_placed, random_distribution, take
 
@@ -487,11 +487,13 @@ def failing_chunks(rank: int, size: int, chunks: int, when: int, how: str) -> tu
             return transform(*given)
 
         _fft_plan._fft_chunks.start, _fft_plan.Plan._transform = counted, failing
+        meet("made")
+        shardwire.resolve_backend(None).set_timeout(datetime.timedelta(seconds=1))
         said = ("none", "") if rank == 1 and how == "is away" else error_of(f.execute)
         assert all(future.done() for future in started)  # nothing is under way any more
         assert rank == 0 or how == "is away" or len(started) == when
-        if rank == 1:  # until the other rank has its error
-            time.sleep(2)
+        if how != "dies":  # rank 1 stays until rank 0 has its error
+            meet("over")
     torch.distributed.destroy_process_group()
     return said
 
@@ -504,7 +506,7 @@ def test_failures_amid_chunks_are_those_without(run_ranks: Any, how: str, kind: 
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDWIRE_TRANSPORTS", way)
     for chunks, when in ((1, 0), (4, 2)):
-        first, second = run_ranks(2, failing_chunks, chunks, when, how, group_timeout=1, may_die=(1,))
+        first, second = run_ranks(2, failing_chunks, chunks, when, how, may_die=(1,))
         assert first[0] == kind and text in first[1], (chunks, first)
         if how == "fails":
             assert second == ("RuntimeError", "no transform")

@@ -346,12 +346,15 @@ def test_any_exception_of_a_handler_comes_out(run_ranks):
     def stop(*_):
         raise Stop("enough")
 
+    def stopped_soon():
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        dist.recv(torch.ones(1), 1)
+
     def body(rank, size):
         dist.barrier()
         if rank == 0:
             signal.signal(signal.SIGALRM, stop)
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            raises(Stop, dist.recv, torch.ones(1), 1, contains="enough")
+            raises(Stop, stopped_soon, contains="enough")
         dist.barrier()
         if rank == 1:
             dist.send(torch.ones(1), 0)

@@ -15,6 +15,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from fork_ranks import meet
 from plan_cases import layouts, run_op
 from ranks import killed_in_the_middle, outcome
 
@@ -138,7 +139,8 @@ def test_a_misuse_is_one_error_on_all_ranks(run_ranks, tmp_path, which, expected
 def stale(rank, size, folder):
     found = [compiled(size, folder, is_spmd=True)[0]]
     if rank != 1:
-        found.append(outcome(shardwire.compile_op, None, **layouts(size), is_spmd=True, build_dir=folder, timeout=0.5))
+        meet("here", size - 1)
+        found.append(outcome(shardwire.compile_op, None, **layouts(size), is_spmd=True, build_dir=folder, timeout=2))
     store = dist.distributed_c10d._get_default_store()
     store.set(f"left{rank}", "")
     store.wait([f"left{each}" for each in range(size)])

@@ -139,6 +139,15 @@ def test_signals_reach_all_ranks(launcher, script, number, tmp_path):
     assert all((tmp_path / f"seen{r}").exists() for r in range(2))
 
 
+def gone(pid):
+    """Whether the process has ended; nobody may have waited for it yet."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_ranks_die_with_a_killed_launcher(launcher, script, tmp_path):
     path = script(f"open('{tmp_path}/pid%d' % rank, 'w').write(str(os.getpid()))\ntime.sleep(60)")
     process = subprocess.Popen([sys.executable, launcher, "-n", "2", path])
@@ -150,8 +159,7 @@ def test_ranks_die_with_a_killed_launcher(launcher, script, tmp_path):
     process.kill()
     process.wait(timeout=20)
     pids = [int(f.read_text()) for f in files]
-    while any(os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split(")")[1][:3]
-              for pid in pids):
+    while not all(gone(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

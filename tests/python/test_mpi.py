@@ -68,14 +68,17 @@ def _run(script: str, tmp_path: Path, ranks: int = 3, **more: str) -> subprocess
                           capture_output=True, text=True, timeout=120, check=False, env=environment)
 
 
-# A rank is late: the others time out, first in MPI_Init_thread and then in MPI_Bcast, and try again.
+# Rank 0 is late: rank 1 times out, first in MPI_Init_thread and then in MPI_Bcast, and tries again.
 LATE = """
 import time, torch, torch.distributed as dist, shardwire
 from datetime import timedelta
+from pathlib import Path
 late = os.environ["OMPI_COMM_WORLD_RANK"] == "0"
 for call in ("MPI_Init_thread", "MPI_Bcast"):
+    timed_out = Path(__file__).with_name(f"{call} timed out")
     if late:
-        time.sleep(4)
+        while not timed_out.exists():
+            time.sleep(0.01)
     else:
         begin = time.monotonic()
         try:
@@ -85,6 +88,7 @@ for call in ("MPI_Init_thread", "MPI_Bcast"):
         else:
             raise AssertionError(call)
         assert time.monotonic() - begin < 3
+        timed_out.touch()
     dist.init_process_group("shardwire", init_method="mpi://", timeout=timedelta(seconds=40))
     tensor = torch.ones(1)
     dist.all_reduce(tensor)

@@ -74,11 +74,18 @@ def test_a_commit_never_writes_what_is_read() -> None:
     assert over.wait(10)
     thread.join()
     assert held[2].content == 4 and (held[3].tensors["w"] == 3).all() and not reader.sent_away
-    threading.Timer(0.3, lambda: versions.release(reader)).start()
     late = [one for buffer in held.values() for one in buffer.readers if one is not reader]
     for one in late:
         versions.release(one)
+
+    def release_once_sent_away() -> None:
+        while not reader.sent_away:
+            time.sleep(0.001)
+        time.sleep(0.2)
+        versions.release(reader)
+
     begin = time.monotonic()
+    threading.Thread(target=release_once_sent_away, daemon=True).start()
     versions.write(5, 0.1)
     assert reader.sent_away and 0.25 < time.monotonic() - begin < 10
 

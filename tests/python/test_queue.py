@@ -213,21 +213,27 @@ def test_get_into_out():
 
 # ---- fairness
 
+def until_waiting(q, getters=0, putters=0):
+    """On the holder: returns when so many getters wait for an entry, and so many putters for room."""
+    end = time.monotonic() + 30
+    while (counts := q.hub.holder.counts(q.held()))[1] < getters or counts[2] < putters:
+        assert time.monotonic() < end, f"nobody came to wait: {counts}"
+        time.sleep(0.001)
+
+
 def fair(rank):
-    q, ready = Queue(group(), 0), Queue(group(), 0)
+    q = Queue(group(), 0)
     if rank == 0:
-        ready.get()
-        time.sleep(0.2)  # rank 1 waits in get by now
+        until_waiting(q, getters=1)  # rank 1
         got = []
-        local = threading.Thread(target=lambda: got.append(q.get(timeout=10)))
+        local = threading.Thread(target=lambda: got.append(q.get(timeout=20)))
         local.start()
-        time.sleep(0.1)  # and so does the thread
+        until_waiting(q, getters=2)
         q.put("first")
         q.put("second")
         local.join()
         return got
-    ready.put(None)
-    return [q.get(timeout=10)]
+    return [q.get(timeout=20)]
 
 
 def test_a_local_getter_does_not_overtake_a_remote_one():
@@ -245,7 +251,8 @@ def capacity(rank):
         kind, text = raised(q.put, "no", timeout=0.2)
         assert kind is standard.Full and "capacity is 2" in text and 0.15 < time.monotonic() - start < 5, text
         assert raised(q.put, "no", block=False)[0] is standard.Full
-        time.sleep(0.3)  # rank 1 waits for room by now
+        until_waiting(q, putters=1)  # rank 1
+        time.sleep(0.3)
         got = [q.get(timeout=10) for _ in range(3)]
         return before, got, q.qsize()
     q.put(1)

@@ -320,9 +320,10 @@ def _stopped(rank, size):
         os.kill(pid, signal.SIGSTOP)
         raises(shardwire.PeerFailedError, shardwire.agree, contains="go on without this one")
         return
-    verdict = shardwire.agree(timeout=0.5)
+    meet("here", size - 1)
+    verdict = shardwire.agree(timeout=2)
     assert verdict.dead == (1,)
-    assert shardwire.agree(timeout=0.5).dead == (1,)  # without a second timeout
+    assert shardwire.agree(timeout=2).dead == (1,)  # without a second timeout
     os.kill(pid, signal.SIGCONT)
 
 

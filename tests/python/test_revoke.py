@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import socket
-import threading
 import time
 from datetime import timedelta
 from concurrent.futures import ThreadPoolExecutor
@@ -128,8 +127,7 @@ def _in_queues(rank, size):
     empty, full = shardwire.Queue(location=0), shardwire.Queue(location=0, capacity=1)
     if rank == 0:
         full.put("one")
-        local = threading.Thread(target=raises, args=(shardwire.AbortedError, empty.get), kwargs={"contains": notice})
-        local.start()
+        local = ThreadPoolExecutor(1).submit(raises, shardwire.AbortedError, empty.get, contains=notice)
     meet("full")
     put = full.put("two", async_op=True) if rank < 2 else None
     if rank == 0:
@@ -139,7 +137,7 @@ def _in_queues(rank, size):
             time.sleep(0.001)
         meet("waiting", 2)
         raises(shardwire.AbortedError, put.wait, contains=notice)
-        local.join()
+        local.result(20)
     elif rank == 1:
         raises(shardwire.AbortedError, empty.get, contains=notice)
         raises(shardwire.AbortedError, put.wait, contains=notice)

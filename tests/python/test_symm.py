@@ -400,9 +400,9 @@ def interrupt_body(rank):
     word = symm.zeros(1, dtype=torch.int32, group=world)
     if rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         try:
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             symm.signal_wait(word[0], "ge", 1, timeout=25)
         except KeyboardInterrupt:
             assert time.monotonic() - began < 10

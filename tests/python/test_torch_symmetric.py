@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import accelerator
 import pytest
@@ -214,11 +215,10 @@ def signal_body(rank):
              raised(h.wait_signal, left, channels), raised(h.put_signal, 3), raised(h.wait_signal, -1)]
     assert all(kind is ValueError and "out of range" in text for kind, text in kinds), kinds
     # A waiting thread releases Python to other threads, such as the thread that signals.
-    waiter = threading.Thread(target=h.wait_signal, args=(rank, 5))
-    waiter.start()
-    h.put_signal(rank, 5)
-    waiter.join(20)
-    assert not waiter.is_alive()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(h.wait_signal, rank, 5)
+        h.put_signal(rank, 5)
+        waiting.result(20)
     h.barrier()
     return True
 
@@ -744,8 +744,8 @@ def interrupt_body(rank):
     h = met(made((4,)), group())
     if rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             h.wait_signal(1, timeout_ms=25000)
         h.put_signal(1)
         return True

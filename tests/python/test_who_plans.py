@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fork_ranks import meet
 from plan_cases import layouts, run_op
 from ranks import outcome
 from test_offline import SIZE, cases
@@ -247,7 +248,8 @@ def test_a_misuse_is_one_error_on_all_ranks_whoever_plans(run_ranks, which):
 def never_comes(rank, size, absent, is_spmd):
     found = None
     if rank != absent:
-        found = outcome(shardwire.compile_op, None, **layouts(size), is_spmd=is_spmd, timeout=0.5)
+        meet("here", size - 1)
+        found = outcome(shardwire.compile_op, None, **layouts(size), is_spmd=is_spmd, timeout=2)
     store = dist.distributed_c10d._get_default_store()
     store.set(f"left{rank}", "")
     store.wait([f"left{each}" for each in range(size)])

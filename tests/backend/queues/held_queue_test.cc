@@ -1,3 +1,6 @@
+// One queue on its holder, without links. First the order in which putters and getters are served, then getters and
+// putters that give up, die or throw, then entries that come back to their place. At last the ways in which a queue
+// ends: closing, failing and revoking.
 #include "backend/queues/held_queue.h"
 
 #include <gtest/gtest.h>
@@ -7,7 +10,7 @@
 namespace shardwire::internal {
 namespace {
 
-class HeldQueueTest : public testing::Test {
+class HeldQueueTest : public ::testing::Test {
  protected:
   PuttingPtr putting(const void* source, const std::string& head, int missing = 0) {
     const auto made = std::make_shared<Putting>();
