@@ -21,6 +21,7 @@ import shardwire
 import shardwire.survive.reconfigure as survive
 from conftest import raises
 from fork_ranks import meet
+from shardwire.survive import agreement
 from shardwire.survive.handles import OtherProcess, parse_handle
 
 
@@ -329,6 +330,46 @@ def _stopped(rank, size):
 
 def test_a_stopped_rank_counts_as_dead_after_the_timeout(run_ranks):
     run_ranks(3, _stopped, init=True)
+
+
+def _late(rank, size, is_deciding):
+    """Rank 0 is only late: before agree, or (with all answers) just before its verdict. Its store answers meanwhile."""
+    _exchange_handles()
+    if rank == 0:
+        if is_deciding:
+            verdict_of = agreement._verdict_of
+            agreement._verdict_of = lambda *arguments: (meet("decided"), verdict_of(*arguments))[1]
+        else:
+            meet("decided")
+        raises(shardwire.PeerFailedError, shardwire.agree, True, None, 0.2, contains="go on without this one")
+        return
+    try:
+        assert shardwire.agree(timeout=0.2).dead == (0,)
+    finally:
+        meet("decided")
+
+
+@pytest.mark.parametrize("is_deciding", [False, True])
+def test_a_late_rank_0_gives_no_second_verdict(run_ranks, is_deciding):
+    run_ranks(3, _late, is_deciding)
+
+
+def _late_for_shrink(rank, size):
+    _exchange_handles()
+    if rank == 0:
+        meet("shrunk")
+        raises(shardwire.PeerFailedError, shardwire.shrink, None, (), 1, contains="go on without this one")
+        dist.destroy_process_group()  # which the others have revoked
+        return
+    try:
+        shardwire.shrink(timeout=1)
+        assert (dist.get_world_size(), _sum()) == (2, 2)
+    finally:
+        meet("shrunk")
+
+
+def test_a_late_rank_0_gets_an_error_of_shrink_and_no_object(run_ranks):
+    run_ranks(3, _late_for_shrink)
 
 
 def _handles_by_file(folder, rank, size):

@@ -251,11 +251,11 @@ class RecordServer:
             caller.answer(self._answer(*request))
 
     def _answer(self, kind: str, key: str = "", value: Any = "") -> Any:
-        if kind == "peek":
+        if kind == "peek" or kind == "first" and key in self._records:  # "first" keeps an earlier value
             return self._records.get(key)
         if kind == "add":
             value = str(int(self._records.get(key, "0")) + int(value))
-        if kind in ("add", "put"):
+        if kind in ("add", "put", "first"):
             self._bytes += len(key) + len(str(value)) - (len(key) + len(self._records[key]) if key in self._records
                                                          else 0)
             self._records[key] = str(value)

@@ -6,6 +6,10 @@ the process answers or ends, and puts the verdict into the store. Each process k
 returning. After the end of a coordinator the next process coordinates, and looks for a verdict at each process before
 waiting for the process: a verdict known to any living process stays the verdict.
 
+A coordinator that only is late may come back at any time. So one record at the coordinator's store decides: the first
+writer of the record wins, either the coordinator with the verdict, or a process that gives up the coordinator and marks
+the record as closed. A coordinator that finds the mark gives no verdict of its own.
+
 The group of the processes may have failed: nothing here goes through the group, nor through the group's store.
 """
 
@@ -26,6 +30,8 @@ from .handles import OtherProcess, OwnStore, ProcessHandle, own_store
 LOOK_S = 0.005
 # Processes that a waiting process looks at in a turn
 _LOOKED_AT = 4
+# In the place of a coordinator's verdict: the others go on without this coordinator.
+_CLOSED = "closed"
 
 
 class Verdict(NamedTuple):
@@ -54,7 +60,9 @@ def agree_on(members: Sequence[ProcessHandle], dead_before: Sequence[int], key: 
     while verdict is None:
         coordinator = min(set(range(len(members))) - dead)
         if coordinator == me:
-            verdict = _collect(store, others, me, key, given, dead, seconds, on_death)
+            verdict = _collect(store, others, me, key, given, dead, dead_before, seconds, on_death)
+            if verdict is None:
+                raise _left_behind(store.handle, seconds)
         else:
             verdict = _ask(others, coordinator, me, key, given, 2 * seconds + len(members), on_death)
             if verdict is None:
@@ -62,13 +70,17 @@ def agree_on(members: Sequence[ProcessHandle], dead_before: Sequence[int], key: 
                 on_death(f"rank {coordinator} ({members[coordinator]})")
     store.ask("put", f"{key}/verdict", json.dumps(verdict))
     if me in verdict.dead:
-        raise PeerFailedError(f"the other processes of the group go on without this one ({store.handle}), which did "
-                              f"not answer within {seconds:g} s")
+        raise _left_behind(store.handle, seconds)
     return verdict
 
 
+def _left_behind(own: ProcessHandle, seconds: float) -> PeerFailedError:
+    return PeerFailedError(f"the other processes of the group go on without this one ({own}), which did not answer "
+                           f"within {seconds:g} s")
+
+
 def _read(text: str | None) -> Verdict | None:
-    if text is None:
+    if text is None or text == _CLOSED:
         return None
     flag, dead, why = json.loads(text)
     return Verdict(flag, tuple(dead), why)
@@ -76,7 +88,8 @@ def _read(text: str | None) -> Verdict | None:
 
 def _ask(others: Sequence[OtherProcess], number: int, me: int, key: str, given: Verdict, seconds: float,
          on_death: Callable[[str], None]) -> Verdict | None:
-    """The verdict of coordinator ``number``; None when the coordinator has ended, or after ``seconds``."""
+    """The verdict of coordinator ``number``; None when the coordinator has ended or was given up, and after
+    ``seconds``."""
     coordinator, end = others[number], time.monotonic() + seconds
     is_given = False
     # The coordinator may wait elsewhere for this process or for a dead one. A waiting process looks at some processes
@@ -84,9 +97,9 @@ def _ask(others: Sequence[OtherProcess], number: int, me: int, key: str, given: 
     turns = collections.deque(each for each in [*range(me + 1, len(others)), *range(me)] if each != number)
     while not coordinator.is_gone and time.monotonic() < end:
         is_given = is_given or coordinator.ask("put", f"{key}/{me}", json.dumps(given)) is not None
-        verdict = _read(coordinator.ask("peek", f"{key}/verdict"))
-        if verdict is not None:
-            return verdict
+        kept = coordinator.ask("peek", f"{key}/verdict")
+        if kept is not None:
+            return _read(kept)
         coordinator.rest(0.2)
         for _ in range(min(_LOOKED_AT, len(turns))):
             each = turns.popleft()
@@ -97,19 +110,25 @@ def _ask(others: Sequence[OtherProcess], number: int, me: int, key: str, given: 
             if others[each].is_gone:
                 on_death(f"rank {each} ({others[each].handle})")
             break
-    return None
+    return _close(coordinator, key)
+
+
+def _close(other: OtherProcess, key: str) -> Verdict | None:
+    """Keeps a process from giving a verdict. The verdict, where the process was faster."""
+    return None if other.is_gone else _read(other.ask("first", f"{key}/verdict", _CLOSED))
 
 
 def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str, given: Verdict, dead: set[int],
-             seconds: float, on_death: Callable[[str], None]) -> Verdict:
-    """The coordinator's part."""
+             dead_before: Sequence[int], seconds: float, on_death: Callable[[str], None]) -> Verdict | None:
+    """The coordinator's part. None when the others have given up this process."""
     end = time.monotonic() + seconds
     flags = {me: given}
     missing = [number for number in range(len(others)) if number != me and number not in dead]
     while missing:
         for number in list(missing):
             answer = _read(store.ask("peek", f"{key}/{number}"))
-            earlier = _read(others[number].ask("peek", f"{key}/verdict")) if answer is None else None
+            # Also of a process with an answer: it may have answered this late process long ago
+            earlier = _read(others[number].ask("peek", f"{key}/verdict"))
             if earlier is not None:
                 return earlier
             if answer is not None:
@@ -122,6 +141,15 @@ def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str,
             missing.remove(number)
         if missing:
             store.rest(LOOK_S)
+    for number in sorted(dead.difference(dead_before)):
+        earlier = _close(others[number], key)
+        if earlier is not None:
+            return earlier
+    verdict = json.dumps(_verdict_of(flags, others, me, dead))
+    return _read(store.ask("first", f"{key}/verdict", verdict))
+
+
+def _verdict_of(flags: dict[int, Verdict], others: Sequence[OtherProcess], me: int, dead: set[int]) -> Verdict:
     refused = [flags[number] for number in sorted(flags) if not flags[number].flag]
     # A missing bit often follows from a death, perhaps of a process that had answered before.
     both = functools.reduce(operator.and_, (each.flag for each in flags.values()))

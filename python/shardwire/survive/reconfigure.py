@@ -176,7 +176,9 @@ def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | fl
         if own not in rest:
             return None
         why, leaving = "", set()
-        members = Members(rest, f"shrink {digest_of(members.uuid, str(members.round))}")
+        # With the list: ranks with different lists, after a broken network for one, must not meet
+        texts = [each.text for each in rest]
+        members = Members(rest, f"shrink {digest_of(members.uuid, str(members.round), *texts)}")
         try:
             made = _remake(kind, members, seconds)
         except (RuntimeError, OSError) as error:  # ShardwireError, and what stores raise
@@ -184,10 +186,12 @@ def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | fl
         # Which of the ranks have the new group is agreed on too: a rank may have died in between. A rank may come from
         # the meeting, and then from making the group, at its timeout.
         verdict = members.agree(made is not _NONE, why, 3 * seconds)
-        if verdict.flag and not verdict.dead:
+        if verdict.flag and not verdict.dead and made is not _NONE:
             for each in former:
                 each.forget()
             return made
+        if verdict.flag and not verdict.dead:
+            raise PeerFailedError(f"the other ranks made the group anew without {why}")
         if not verdict.dead:
             _end(made)
             raise ShardwireError(f"the living ranks could not make the group anew: {verdict.why}")
