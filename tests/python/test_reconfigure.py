@@ -7,6 +7,7 @@ import io
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,7 +22,10 @@ import shardwire
 import shardwire.survive.reconfigure as survive
 from conftest import raises
 from fork_ranks import meet
-from shardwire.survive import agreement
+from shardwire.records import client
+from shardwire.records.client import RecordClient
+from shardwire.records.server import RecordServer
+from shardwire.survive import agreement, handles
 from shardwire.survive.handles import OtherProcess, parse_handle
 
 
@@ -330,6 +334,40 @@ def _stopped(rank, size):
 
 def test_a_stopped_rank_counts_as_dead_after_the_timeout(run_ranks):
     run_ranks(3, _stopped, init=True)
+
+
+def _in_wrong_places():
+    """A silent address and a right one; and a port that another job's process has got."""
+    server = RecordServer("127.0.0.1", 0)
+    port = int(server.address.rpartition(":")[2])
+    RecordClient("127.0.0.1", port, 5).ask("put", handles._PROCESS_KEY, "me")
+    handles._CONNECT_S = 0.3
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.2", port))
+        silent.listen(8)  # and says nothing
+        other = OtherProcess(handles.ProcessHandle("me", "another host", "x", 1, ("127.0.0.2", "127.0.0.1"), port))
+        assert other.ask("peek", handles._PROCESS_KEY) == "me" and not other.is_gone
+        other = OtherProcess(handles.ProcessHandle("you", "another host", "x", 1, ("127.0.0.2", "127.0.0.1"), port))
+        assert other.ask("peek", handles._PROCESS_KEY) is None and not other.is_gone, "it may be the silent one"
+    client.proof = lambda role, body: "of another job"
+    other = OtherProcess(handles.ProcessHandle("me", "another host", "x", 1, ("127.0.0.1",), port))
+    assert other.ask("peek", handles._PROCESS_KEY) is None and other.is_gone
+
+
+def test_a_process_is_looked_for_at_all_its_addresses(run_ranks):
+    run_ranks(1, lambda rank, size: _in_wrong_places(), init=False)
+
+
+def _no_store(rank, size):
+    if rank == 1:
+        def fails():
+            raise OSError(24, "Too many open files")
+        survive.own_store = fails
+    raises(OSError, shardwire.reconfigure_handles, contains="Too many open files")
+
+
+def test_a_rank_that_can_have_no_handle_is_an_error_of_all_ranks_at_once(run_ranks):
+    run_ranks(2, _no_store)
 
 
 def _late(rank, size, is_deciding):

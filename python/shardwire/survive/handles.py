@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._doctor_wires import chosen_interfaces
+from ..errors import MismatchError
+from ..process.log import log
 from ..records.client import RecordClient, SilentServerError
 from ..records.server import RecordServer
 
@@ -125,16 +127,19 @@ class OtherProcess:
         """A further connection; None as in ask(). answer_s: the time limit of an answer."""
         at = self.handle
         addresses = ("localhost",) if at.host == _host() else at.addresses
+        is_silent = False
         for address in addresses:
             try:
                 client = RecordClient(address, at.port, _CONNECT_S, *answer_s)
                 if client.ask("peek", _PROCESS_KEY) == at.process:
                     return client
-            except (SilentServerError, TimeoutError):
-                return None
+            except (SilentServerError, TimeoutError):  # another address may be the right one
+                is_silent = True
+            except MismatchError as error:  # the port is another job's by now
+                log("warn", f"{at} is not at {address}:{at.port}: {error}")
             except OSError:
                 continue
-        self.is_gone = True
+        self.is_gone = not is_silent
         return None
 
     def _try(self, use: Callable[[RecordClient], Any]) -> Any:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
+from ..compiler.agree import Attempt, exchange
 from ..errors import PeerFailedError, ShardwireError, UnsupportedError
 from ..groups.timeouts import as_timeout
 from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
@@ -98,9 +99,12 @@ def reconfigure_handles(group: Any = None) -> list[str]:
     group = group_object(group)
     members = _members.get(group)
     if members is None:
-        words = [own_store().handle.text, secrets.token_hex(8)]
+        words: list[str] = []
+        with Attempt() as attempt:  # no port, no descriptor
+            words = [own_store().handle.text, secrets.token_hex(8)]
         answers = [blob.decode().split(" ")
-                   for blob in _C.exchange(resolve_backend(group), "reconfigure_handles", "", " ".join(words).encode())]
+                   for blob in exchange(resolve_backend(group), "reconfigure_handles", "", " ".join(words).encode(),
+                                        attempt.error)]
         members = _members[group] = Members([parse_handle(text) for text, _ in answers], answers[0][1])
     return [each.text for each in members.handles]
 
