@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import shardwire
 from shardwire import Layout, Shard
 from shardwire.weights.fetching import Joint
 from shardwire.weights.movement import Movement
+from shardwire.weights.staging import Stage
 
 ROWS, COLUMNS = 64, 4096
 CUT = Layout([0, 1], [Shard(0)], [ROWS, COLUMNS], torch.float32)  # a publisher's rank holds half of the rows, 512 KiB
 LIMIT_S = 60.0
+LONG = 1 << 21  # elements: more than the lanes hold
 
 
 def until(condition: Any) -> None:
@@ -181,6 +184,73 @@ def test_halves_of_a_fetch(tmp_path: Path) -> None:
             == "TypeError")
     for each in (sub, plain, pub):
         each.close()
+
+
+@in_a_child
+def test_apply_is_refused_while_another_thread_stages(tmp_path: Path) -> None:
+    """Also while another thread copies in a fetch: the target would hold parts of two versions."""
+    url, source = f"file://{tmp_path}", torch.ones(4)
+    pub = shardwire.publish(url, "policy", {"w": source})
+    pub.commit(1)
+    sub = shardwire.subscribe(url, "policy", {"w": torch.zeros(4)}, staged=True, timeout=20)
+    sub.stage()
+    goes_on = threading.Event()
+    run, copy = Movement.run, Stage.copy_to_target
+    try:
+        for place, name, call in ((Movement, "run", run), (Stage, "copy_to_target", copy)):
+            reached = threading.Event()
+
+            def slow(*arguments: Any, call: Any = call, reached: Any = reached) -> Any:
+                reached.set()
+                assert goes_on.wait(20)
+                return call(*arguments)
+
+            goes_on.clear()
+            setattr(place, name, slow)
+            fetching = threading.Thread(target=sub.fetch)
+            fetching.start()
+            assert reached.wait(20)
+            setattr(place, name, call)
+            kind, text = raised(sub.apply)
+            goes_on.set()
+            fetching.join()
+            assert kind == "ValueError" and "another thread is in a stage or fetch of 'policy'" in text, (kind, text)
+            assert sub.apply() == 1
+    finally:
+        goes_on.set()
+        Movement.run, Stage.copy_to_target = run, copy  # type: ignore[method-assign]
+    for each in (sub, pub):
+        each.close()
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_an_error_of_one_ranks_target_is_raised_at_once_on_all_ranks(staged: bool, tmp_path: Path) -> None:
+    def changing(rank: int) -> None:
+        targets = {"w": torch.zeros(LONG), "v": torch.zeros(LONG)}
+        sub = shardwire.subscribe(url, "policy", targets, group(), staged=staged, timeout=LIMIT_S)
+        assert sub.fetch() == 1
+        kept = targets["w"]
+        if rank == 1:
+            targets["w"] = torch.zeros(9)
+        begin = time.monotonic()
+        kind, text = raised(sub.fetch)
+        assert kind == "ValueError" and "rank 1: " in text and "9" in text, (kind, text)
+        assert time.monotonic() - begin < LIMIT_S / 2
+        targets["w"] = kept
+        assert sub.fetch() == 1
+        group().barrier().wait()
+
+    def publishing(rank: int) -> None:
+        with shardwire.publish(url, "policy", {"w": torch.ones(LONG), "v": torch.ones(LONG)}, group()) as pub:
+            pub.commit(1)
+            until((tmp_path / "done").exists)
+
+    url = f"file://{tmp_path}/meeting"
+    with jobs() as start:
+        publisher = start(1, publishing)
+        start(2, changing).results()
+        (tmp_path / "done").touch()
+        publisher.results()
 
 
 @in_a_child

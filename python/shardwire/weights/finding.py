@@ -3,6 +3,7 @@ the publisher's ranks has accepted the note."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -18,6 +19,8 @@ from .progress import SILENT, Progress
 _LOOK_S = 0.01
 # A record or a store with another token may be an earlier job's, and may soon be replaced
 _FOREIGN_S = 2.0
+# Errors of a folder that no waiting ends
+_STAYING = (errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def open_place(address: Address, deadline: float, shown: Progress = SILENT) -> Place:
@@ -44,6 +47,7 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
     foreign_since: float | None = None
     foreign: MismatchError | None = None
     missing: list[int] = []
+    trouble = ""  # the last error; "" after a look without an error
     while True:
         shown.look()
         try:
@@ -64,14 +68,18 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
                     place.put(f"{seen}/{note}.go", b"go")
                     return {"id": seen, "size": record["size"], "note": note}
             place.rest(min(0.25, max(0.0, deadline - time.monotonic())))
+            trouble = ""
         except (RuntimeError, OSError) as error:
             if isinstance(error, ShardwireError):
                 raise
+            if address.is_folder and isinstance(error, OSError) and error.errno in _STAYING:
+                raise SystemFailure(f"{address.text} cannot be used: {error}") from error
             # The store's server ended; the next publisher starts another
+            trouble = f"; the last error there: {error}"
             place, seen, record = None, "", {}
             time.sleep(_LOOK_S)
         if time.monotonic() > deadline:
-            raise _nobody(address, record, missing)
+            raise _nobody(address, record, missing, trouble)
 
 
 def _record(place: Place, address: Address) -> tuple[dict[str, Any] | None, MismatchError | None]:
@@ -112,9 +120,9 @@ def _missing(place: Place, record: dict[str, Any], note: str) -> list[int]:
     return missing
 
 
-def _nobody(address: Address, record: dict[str, Any], missing: list[int]) -> Exception:
+def _nobody(address: Address, record: dict[str, Any], missing: list[int], trouble: str) -> Exception:
     if not record:
-        return GroupTimeoutError(f"there is no publisher of {address.name!r} in {address.text}")
+        return GroupTimeoutError(f"there is no publisher of {address.name!r} in {address.text}{trouble}")
     who = ", ".join(f"rank {rank} ({record['who'][rank]})" for rank in missing[:8]) + (
         f" and {len(missing) - 8} more" if len(missing) > 8 else "")
     return GroupTimeoutError(f"the publisher of {address.name!r} does not answer: {who} of {record['size']} died or "

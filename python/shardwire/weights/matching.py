@@ -183,7 +183,9 @@ def _join(name: str, sources: list[Weight], targets: list[Weight], result: Match
 
 def _converts(source: torch.dtype, target: torch.dtype) -> bool:
     """Whether a move can convert the source's dtype to the target's: compile_op casts between floating types, and
-    between complex types."""
+    between complex types. A dtype that this torch lacks is a name, and no dtype."""
+    if not (isinstance(source, torch.dtype) and isinstance(target, torch.dtype)):
+        return False
     return (source == target or (source.is_floating_point and target.is_floating_point)
             or (source.is_complex and target.is_complex))
 

@@ -136,8 +136,13 @@ class FolderPlace:
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        hidden.write_bytes(value)
-        hidden.replace(path)
+        try:
+            hidden.write_bytes(value)
+            hidden.replace(path)
+        except BaseException:  # a full disk: the caller tries again and again
+            with contextlib.suppress(OSError):
+                hidden.unlink(missing_ok=True)
+            raise
 
     def post(self, box: str, value: bytes) -> str:
         note = secrets.token_hex(8)
@@ -192,6 +197,10 @@ class Address:
         else:
             raise TypeError(f"store is {kind_of(where)}; give a URL (tcp://HOST:PORT or file:///FOLDER), or a store of "
                             "torch.distributed")
+
+    @property
+    def is_folder(self) -> bool:
+        return self._folder is not None
 
     def open(self, seconds: float) -> Place:
         """Opens the place. SystemFailure without a server."""

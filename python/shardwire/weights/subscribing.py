@@ -23,12 +23,14 @@ from ..groups.lookup import store_of
 from ..groups.timeouts import LONGEST_S
 from .fetching import FETCH, LEAVE, SLACK_S, Choice, Joint, Request, choose
 from .finding import find
-from .meeting_place import Address
+from .meeting_place import Address, Place
 from .progress import Progress, ProgressArgument
 from .publishing import as_version, own_group
 from .wanted_target import Wanted
 
 _DEFAULT_S = 1800.0
+# Errors of a rank that may follow from the error of another rank of the subscriber
+_CONSEQUENCES = (PeerFailedError, AbortedError, GroupTimeoutError)
 
 
 def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, cast: torch.dtype | None = None,
@@ -141,8 +143,7 @@ class Subscription:
         either side died, named), AbortedError (the publisher closed, or ended this subscription), ValueError (a version
         that is gone).
         """
-        found = self._bring(version, timeout, newer, changed)
-        return found if self._wanted.stage is None else self.apply()
+        return self._bring(version, timeout, newer, changed, applies=self._wanted.is_staged)
 
     async def fetch_async(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False,
                           changed: bool = False) -> int:
@@ -160,13 +161,22 @@ class Subscription:
         if not self._wanted.is_staged:
             raise ValueError(f"the subscription to {self._address.name!r} has no second copy to fetch into; make it "
                              "with subscribe(staged=True)")
-        return self._bring(version, timeout, newer, changed)
+        return self._bring(version, timeout, newer, changed, applies=False)
 
     def apply(self) -> int:
         """The second half: copies the staged version into the target, and returns its number. Local to this rank, at
         the speed of memory; the target must not be read meanwhile. ValueError, before anything is written, where
-        nothing is staged whole or the target's tensors have changed.
+        nothing is staged whole, another thread is in ``stage`` or ``fetch``, or the target's tensors have changed.
         """
+        if not self._turn.acquire(blocking=False):
+            raise ValueError(f"another thread is in a stage or fetch of {self._address.name!r}, which writes the "
+                             "second copy; call apply() after it")
+        try:
+            return self._apply()
+        finally:
+            self._turn.release()
+
+    def _apply(self) -> int:
         stage, staged = self._wanted.stage, self._staged
         if stage is None or staged is None:
             raise ValueError(f"no version of {self._address.name!r} is staged whole; call stage() first, and again "
@@ -177,9 +187,9 @@ class Subscription:
         self._version = staged
         return staged
 
-    def _bring(self, version: int | None, timeout: Seconds, newer: bool, changed: bool) -> int:
-        """Brings a version into the second copy, or without a second copy into the target. One thread at a time; other
-        threads wait."""
+    def _bring(self, version: int | None, timeout: Seconds, newer: bool, changed: bool, applies: bool) -> int:
+        """Brings a version into the second copy, or without a second copy into the target. applies: then copies it into
+        the target. One thread at a time; other threads wait."""
         seconds = self._seconds
         error: Exception | None = None
         try:
@@ -191,7 +201,8 @@ class Subscription:
         if not self._turn.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise GroupTimeoutError(f"another thread was in a fetch of {self._address.name!r} all the time; it goes on")
         try:
-            return self._bring_now(version, seconds, deadline, newer, changed, error)
+            found = self._bring_now(version, seconds, deadline, newer, changed, error)
+            return self._apply() if applies else found
         finally:
             self._turn.release()
 
@@ -278,13 +289,13 @@ class Subscription:
             return call()
         except (PeerFailedError, AbortedError, GroupTimeoutError):
             if not self._is_well():
-                self._drop()
-                self._closed = True
+                self._leave()
             raise
 
     def _is_well(self) -> bool:
         """Whether the group of the subscriber's ranks still works: an error that all ranks agreed on does not harm the
-        group."""
+        group. The other ranks come at once or not at all."""
+        self._control.seconds = SLACK_S
         try:
             self._control.settle(None)
             return True
@@ -311,13 +322,17 @@ class Subscription:
         left = max(0.0, deadline - time.monotonic())
         note = json.loads(self._alone(
             lambda: self._control.exchange([json.dumps(found).encode(), b"", b""], search.error), left)[0][0])
+        place: Any = None
+        # On its own: a rank that cannot open the place would let the others wait in the group
+        with Attempt() as opening:
+            place = self._address.open(max(1.0, deadline - time.monotonic()))
+        self._settle(opening.error, deadline)
         with Attempt() as join:
-            self._join(note, max(1.0, deadline - time.monotonic()))
+            self._join(place, note, max(1.0, deadline - time.monotonic()))
         self._settle_or_drop(join.error, deadline)
         self._publisher = note["id"]
 
-    def _join(self, note: dict[str, Any], seconds: float) -> None:
-        place = self._address.open(seconds)
+    def _join(self, place: Place, note: dict[str, Any], seconds: float) -> None:
         own = self._control
         name = f"{self._address.name}, subscriber {note['note']}"
         joint = Joint(place.group_store(f"{note['id']}/{note['note']}.group"), name, note["size"] + own.rank,
@@ -328,9 +343,16 @@ class Subscription:
 
     def _settle_or_drop(self, error: Exception | None, deadline: float) -> None:
         """No rank of the subscriber has an error, or all ranks raise the same error and leave the subscription's
-        group."""
+        group. Of several errors the cause is raised: a rank that fails leaves the group at once, and so the others fail
+        too."""
+        if error is not None:
+            self._drop()
         try:
-            self._settle(error, deadline)
+            kind = b"" if error is None else b"follows" if isinstance(error, _CONSEQUENCES) else b"cause"
+            left = max(0.0, deadline - time.monotonic())
+            kinds = [given[0] for given in self._alone(lambda: self._control.exchange([kind, b"", b""]), left)]
+            if any(kinds):
+                self._settle(error if b"cause" not in kinds or kind == b"cause" else None, deadline)
         except BaseException:
             self._drop()
             raise
