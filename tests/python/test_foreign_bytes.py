@@ -8,7 +8,9 @@ import os
 import pickle
 import resource
 import socket
+import struct
 import threading
+import time
 import zipfile
 
 import pytest
@@ -20,6 +22,7 @@ from shardwire.status import processes
 from shardwire.weights.checkpoint_folder import read_index
 from shardwire.weights.meeting_place import verified
 from shardwire.weights.pickles import unpickle
+from shardwire.weights.safetensors_file import OpenFile
 from shardwire.records.server import RecordServer
 from shardwire.records.client import RecordClient
 from shardwire.weights.torch_archive import Chunk, find_elements
@@ -56,6 +59,23 @@ def test_a_pickle_of_a_few_bytes_takes_little_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert unpickle(pickle.PROTO + b"\x02]r\xff\xff\xff\x04.", "the pickle") == []  # place 83,886,079 of the memo
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_a_pickle_of_a_few_bytes_names_a_bytearray_of_any_length() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match="cannot be read as a pickle"):
+        unpickle(pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + struct.pack("<Q", 1 << 28) + b".", "the pickle")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_a_header_with_many_names_and_one_twice_is_refused_soon(tmp_path) -> None:
+    names = [*(f"w{number}" for number in range(20_000)), "w19999"]
+    header = ("{" + ",".join(f'"{name}":0' for name in names) + "}").encode()
+    (tmp_path / "a").write_bytes(struct.pack("<Q", len(header)) + header)
+    begin = time.process_time()
+    with pytest.raises(CheckpointError, match="the name 'w19999' twice"):
+        OpenFile(tmp_path / "a")
+    assert time.process_time() - begin < 1
 
 
 def archive_error(folder, data: bytes) -> pytest.ExceptionInfo:

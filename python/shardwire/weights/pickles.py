@@ -46,6 +46,10 @@ class Record:
 
 # In Python: a pickle of 14 bytes makes the C class fill a table of 64 GiB, by an index of its memo.
 class _Unpickler(pickle._Unpickler):
+    # Without the bytearrays of protocol 5, whose room is made, and filled with zeros, before any byte is read. Torch
+    # writes none.
+    dispatch = {key: load for key, load in pickle._Unpickler.dispatch.items() if key != pickle.BYTEARRAY8[0]}
+
     def find_class(self, module: str, name: str) -> Any:
         return type(name.rpartition(".")[2] or "Record", (Record,), {"module": module, "name": name})
 

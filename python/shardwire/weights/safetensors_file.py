@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,8 +156,7 @@ def _parse(path: str, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice.append(next(name for name in names if names.count(name) > 1))
+            twice.append(next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1))
         return table
 
     try:
