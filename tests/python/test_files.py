@@ -737,7 +737,8 @@ def wrong_saves(rank: int, folder: str) -> list[tuple[str, str]]:
             call(one, folder, group(), lambda name: ["x", "y"]), call(one, f"{folder}/file/deeper", group()),
             call({"q_proj.weight": torch.ones(2)}, folder, group(), "llama"),
             call({"__metadata__": torch.ones(2)}, folder, group()), call({"w": torch.ones([1] * 17)}, folder, group()),
-            call(one, folder, group(), metadata={"a": "b" * 1000})]
+            call(one, folder, group(), metadata={"a": "b" * 1000}),
+            call(one, folder, group(), metadata={"a": "\ud800"})]
 
 
 def test_wrong_saves(tmp_path: Path) -> None:
@@ -755,6 +756,7 @@ def test_wrong_saves(tmp_path: Path) -> None:
     same_on_all(cases[10], "UnsupportedError", "'w' has 17 dimensions")
     same_on_all(cases[11], "UnsupportedError", "for 1 weights would take 1",
                 "of 1000 that are allowed; save to more files")
+    same_on_all(cases[12], "ValueError", "metadata has the text '\\ud800'")
     assert sorted(os.listdir(tmp_path)) == ["0", "file"]
 
 
@@ -858,6 +860,9 @@ def test_jobs_that_save_into_one_folder_take_turns(tmp_path: Path, monkeypatch: 
         fcntl.flock(other, fcntl.LOCK_EX)
         same_on_all(run_ranks(1, save_once, str(tmp_path / "saved")), "CheckpointError",
                     "another job has been moving its checkpoint")
+        monkeypatch.undo()
+        same_on_all(run_ranks(2, save_once, str(tmp_path / "saved"), 1.5), "CheckpointError",
+                    "another job has been moving its checkpoint")
 
 
 @contextlib.contextmanager
@@ -869,5 +874,5 @@ def open_folder(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def save_once(rank: int, folder: str) -> Any:
-    return raised(lambda: shardwire.save({"w": torch.zeros(4)}, folder, group()))
+def save_once(rank: int, folder: str, seconds: float | None = None) -> Any:
+    return raised(lambda: shardwire.save({"w": torch.zeros(4)}, folder, group(), timeout=seconds))

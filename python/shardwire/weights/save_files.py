@@ -27,6 +27,7 @@ from .save_plan import PlannedFile
 _PIECE = 8 << 20  # bytes written before the disk is asked to begin with them
 _SYNC_FILE_RANGE_WRITE = 2  # Linux's; Python has no name for it
 _LONGEST_TURN_S = 60.0  # of another job that moves its files into the folder; it takes milliseconds
+_SHARE = 0.75  # of the call's time limit, at most: the other ranks get this rank's error before their own timeout
 _MOST_HELD = 64  # descriptors of replaced files; a process may have few
 _removals: list[threading.Thread] = []  # threads that release the blocks of replaced files
 
@@ -120,10 +121,10 @@ class Draft:
                                       f"which this rank {'does not see' if size < 0 else f'sees with {size} bytes'}; "
                                       "save needs a folder that all ranks share")
 
-    def publish(self, metadata: Mapping[str, str]) -> list[str]:
+    def publish(self, metadata: Mapping[str, str], seconds: float | None) -> list[str]:
         """Moves the files into place. Until the last rename a reader finds the old checkpoint, if any, and after the
-        last rename the new one."""
-        with _alone_in(self.folder):
+        last rename the new one. seconds: the limit of the other ranks, which wait for this rank."""
+        with _alone_in(self.folder, min(_LONGEST_TURN_S, _LONGEST_TURN_S if seconds is None else _SHARE * seconds)):
             old = _files_of(self.folder)
             names = self._names()
             moved: list[Path] = []
@@ -199,16 +200,16 @@ class Draft:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _alone_in(folder: Path, longest: float) -> Iterator[None]:
     """Keeps other jobs from moving files into the folder meanwhile, where the file system locks folders: else the two
     checkpoints could mix. CheckpointError where another job does not end its turn."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        until = time.monotonic() + _LONGEST_TURN_S
+        until = time.monotonic() + longest
         while not _is_locked(descriptor):
             if time.monotonic() >= until:
                 raise CheckpointError(f"{folder}: another job has been moving its checkpoint into this folder for "
-                                      f"{_LONGEST_TURN_S:.3g} s; save into another folder, or end that job")
+                                      f"{longest:.3g} s; save into another folder, or end that job")
             time.sleep(0.005)
         yield
     finally:

@@ -97,6 +97,9 @@ def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:
     if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for pair in metadata.items()
                                                     for text in pair):
         raise TypeError("metadata is no mapping of str to str, which is all that the format holds")
+    for text in (*metadata, *metadata.values()):
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ValueError(f"metadata has the text {text!r}: half of a surrogate pair is no text")
     return {"folder": os.path.abspath(os.path.expanduser(folder)), "max_file_bytes": max_file_bytes,
             "metadata": {"format": "pt", **metadata}}
 
@@ -124,7 +127,7 @@ def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str,
         with Attempt() as attempt:
             if meeting.rank == mover:
                 draft.check()
-                paths = draft.publish(options["metadata"])
+                paths = draft.publish(options["metadata"], meeting.seconds)
         facts = meeting.exchange([json.dumps(paths).encode(), b"", b""], attempt.error)
         whole = True
         return json.loads(facts[mover][0])
