@@ -363,7 +363,7 @@ def _no_store(rank, size):
         def fails():
             raise OSError(24, "Too many open files")
         survive.own_store = fails
-    raises(OSError, shardwire.reconfigure_handles, contains="Too many open files")
+    raises(shardwire.SystemFailure, shardwire.reconfigure_handles, contains="rank 1: [Errno 24] Too many open files")
 
 
 def test_a_rank_that_can_have_no_handle_is_an_error_of_all_ranks_at_once(run_ranks):
