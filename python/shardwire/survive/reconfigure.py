@@ -195,7 +195,7 @@ def shrink(group: Any = None, ranks: Iterable[int] = (), timeout: timedelta | fl
                 each.forget()
             return made
         if verdict.flag and not verdict.dead:
-            raise PeerFailedError(f"the other ranks made the group anew without {why}")
+            raise PeerFailedError(f"the other ranks made the group anew, and this rank could not join them: {why}")
         if not verdict.dead:
             _end(made)
             raise ShardwireError(f"the living ranks could not make the group anew: {verdict.why}")
