@@ -177,7 +177,9 @@ class Launcher:
 
     def run(self) -> int:
         """Starts all ranks, waits for all, and returns the exit code for this program."""
-        previous = {number: signal.signal(number, self._forward) for number in _FORWARDED}
+        # A signal that the launcher's parent ignores, as nohup does for SIGHUP, stays ignored here and in the ranks
+        previous = {number: signal.signal(number, self._forward) for number in _FORWARDED
+                    if signal.getsignal(number) is not signal.SIG_IGN}
         try:
             for index in range(self._job.count):
                 self._start(index)

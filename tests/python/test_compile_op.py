@@ -577,5 +577,8 @@ def test_pictures_of_any_number_of_ranks_even_idle_ones(world: int) -> None:
     edges = [{"src": 0, "dst": world - 1, "bytes": 3 << 20, "pieces": 1}]
     for some in (edges, []):
         ElementTree.fromstring(svg_picture({"name": "", "world_size": world, "edges": some, "lower_bound_bytes": 0}))
+    between_hosts = svg_picture({"name": "", "world_size": world, "edges": edges, "lower_bound_bytes": 9,
+                                 "unit": "host"})
+    assert " between hosts" in between_hosts and "least possible" not in between_hosts
     sizes = [human_bytes(n) for n in (0, 1, 999, 1536, 3 << 20, 474 << 20, 1000 << 20)]
     assert sizes == ["0", "1 B", "999 B", "1.5 KiB", "3.0 MiB", "474 MiB", "1.0 GiB"]

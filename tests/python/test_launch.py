@@ -139,6 +139,21 @@ def test_signals_reach_all_ranks(launcher, script, number, tmp_path):
     assert all((tmp_path / f"seen{r}").exists() for r in range(2))
 
 
+def test_an_ignored_hangup_stays_ignored(launcher, script, tmp_path):
+    path = script(f"open('{tmp_path}/ready%d' % rank, 'w').close()\n"
+                  f"while not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\n"
+                  "sys.exit(0 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else 4)")
+    process = subprocess.Popen(["nohup", sys.executable, launcher, "-n", "1", path], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "ready0").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    assert process.wait(timeout=20) == 0
+
+
 def gone(pid):
     """Whether the process has ended; nobody may have waited for it yet."""
     try:

@@ -18,6 +18,11 @@ from shardwire import Queue, TensorRegion, compile_op
 from shardwire.launch import free_port
 
 
+def test_a_rank_on_the_host_of_rank_0_keeps_the_name():
+    from shardwire.groups import tcp_store
+    assert tcp_store._own_name("127.0.1.1", 29500) == "127.0.1.1"
+
+
 def store_body(rank, port):
     limit = timedelta(seconds=20)
     store = shardwire.TcpStore("localhost", port, "keys", 2, rank, limit)

@@ -69,9 +69,10 @@ def svg_picture(traffic: Mapping[str, Any], title: str | None = None) -> str:
     heading = drawable(title or traffic.get("name") or "compiled op")
     lines = heading_lines(heading, TITLE_SIZE, width - 48)
     least = traffic.get("lower_bound_bytes", 0)
-    known = (f"least possible between ranks {human_bytes(int(least))}" if least is not None
-             else f"of rank {traffic.get('rank')} only, another rank planned")
-    facts = f"{human_bytes(between)} between ranks, {human_bytes(own)} within, {known}"
+    known = (f"of rank {traffic.get('rank')} only, another rank planned" if least is None
+             else f"least possible between ranks {human_bytes(int(least))}" if what == "rank" else "")
+    facts = ", ".join(each for each in (f"{human_bytes(between)} between {what}s", f"{human_bytes(own)} within", known)
+                      if each)
     line = 1.3 * TITLE_SIZE
     below = line * (len(lines) - 1)  # space for the title's further lines
     height = math.ceil(max(420, 170 + cell * (size + 1)) + below)

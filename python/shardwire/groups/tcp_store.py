@@ -8,6 +8,7 @@ no rank serves all keys, and the end of a rank takes only the rank's own keys.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 import time
@@ -51,8 +52,7 @@ class TcpStore(dist.Store):
         # A further store of the same key has another number.
         number = meeting.add(f"{key}/{world_size}/made by {rank}", 1)
         room = dist.PrefixStore(f"{key}/{world_size}/{number}", meeting)
-        # Rank 0's own view of its name may be a loopback address
-        host = hostname if rank == 0 else _address_towards(hostname, port)
+        host = hostname if rank == 0 else _own_name(hostname, port)
         room.set(str(rank), f"{host} {self._own.port}")
         self._addresses = [room.get(str(peer)).decode().split(" ") for peer in range(world_size)]
         self._addresses[rank][0] = "localhost"
@@ -128,6 +128,13 @@ def _meeting(hostname: str, port: int, rank: int, timeout: timedelta) -> Any:
                 _meetings[port] = tcp_store("localhost", port, None, True, timeout)
             return _meetings[port]
     return tcp_store(hostname, port, None, False, timeout)
+
+
+def _own_name(hostname: str, port: int) -> str:
+    """A name of this host for the other ranks. On the host of rank 0 the name ``hostname`` may have a loopback address
+    (Debian's /etc/hosts has such a line), which means another host elsewhere."""
+    towards = _address_towards(hostname, port)
+    return hostname if ipaddress.ip_address(towards).is_loopback else towards
 
 
 def _address_towards(hostname: str, port: int) -> str:

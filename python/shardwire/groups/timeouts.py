@@ -20,6 +20,7 @@ def as_timeout(timeout: timedelta | float | None) -> timedelta:
         timeout = timedelta(seconds=min(timeout, LONGEST_S))
     if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout is a {type(timeout).__name__}; give seconds (float) or a timedelta")
+    timeout = min(timeout, timedelta(seconds=LONGEST_S))
     if timeout < timedelta(0):
         raise ValueError(f"timeout is {timeout}; give a time that is not negative")
     return max(timeout, _SHORTEST)

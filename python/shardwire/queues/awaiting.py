@@ -120,16 +120,36 @@ async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, s
     receive = partial(queue.receive, link, call, None, time.monotonic(), seconds, out)
     if is_short:
         return queue.taken(link, call, receive(), out)[0]
-    coming = asyncio.ensure_future(in_thread(receive))
+    bringing = _Bringing(receive, partial(link.send_note, wire.CANCEL, call.queue, call.request))
     try:
-        came = await asyncio.shield(coming)
+        came = await in_thread(bringing.run)
     except asyncio.CancelledError:
-        # The bytes come all the same; then the entry goes back to its place
-        coming.add_done_callback(partial(_give_back, link, call))
+        bringing.leave()
         raise
     return queue.taken(link, call, came, out)[0]
 
 
-def _give_back(link: UseLink, call: Call, coming: asyncio.Future[Any]) -> None:
-    if not coming.cancelled() and coming.exception() is None:
-        _quietly(partial(link.send_note, wire.CANCEL, call.queue, call.request))
+class _Bringing:
+    """Receives the bytes of an entry in a thread. If the task is cancelled meanwhile, the bytes arrive all the same,
+    perhaps after the end of the event loop; then the entry goes back to its place."""
+
+    def __init__(self, receive: Callable[[], Any], give_back: Callable[[], Any]) -> None:
+        self._receive, self._give_back = receive, give_back
+        self._lock = threading.Lock()
+        self._has_come = self._has_left = False
+
+    def run(self) -> Any:
+        came = self._receive()
+        with self._lock:
+            self._has_come = True
+            is_late = self._has_left
+        if is_late:
+            _quietly(self._give_back)
+        return came
+
+    def leave(self) -> None:
+        with self._lock:
+            self._has_left = True
+            is_here = self._has_come
+        if is_here:
+            _quietly(self._give_back)

@@ -240,7 +240,7 @@ class Hub:
         self.check_process()
         self._start(self._watch_group)
         if link is not None and link.peer_gone and link.broken is not None:
-            raise link.broken
+            raise link.why_broken()
         with self._lock:
             meeting = self._meeting.setdefault(holder, threading.Lock())
         limit = self.silence if deadline is None else max(min(self.silence, deadline - time.monotonic()), 0.001)

@@ -3,6 +3,8 @@ and so notices the holder's death, the holder's silence, or Ctrl-C."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import math
 import re
@@ -24,6 +26,7 @@ from . import wire
 if TYPE_CHECKING:
     from .hub import Hub
 
+_GOODBYE_S = 0.5  # a living holder answers within milliseconds
 _SHORTEST_WAIT = timedelta(milliseconds=1)  # torch takes 0 for no limit
 
 
@@ -43,7 +46,7 @@ class UseLink:
             parts: list[torch.Tensor] | None = None) -> Call:
         """Sends a request; the caller can wait for the answer."""
         if self.broken is not None:
-            raise self.broken
+            raise self.why_broken()
         if self._abandoned:
             self._sweep()
         try:
@@ -149,6 +152,7 @@ class UseLink:
                                            f"a queue, and did not finish within {self.hub.silence:.3g} s")
         except BaseException as error:
             if self.broken is None:
+                self._say_goodbye()
                 self.broken = AbortedError(f"the link to rank {self.holder} of group {self.hub.label!r} was ended "
                                            f"while an entry came: {error}")
                 _C.abort(self.backend)
@@ -173,7 +177,19 @@ class UseLink:
             self.peer_gone = True
             self.broken = PeerFailedError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, "
                                           f"{how_it_ended(error)}")
-        return self.broken
+        return self.why_broken()
+
+    def why_broken(self) -> ShardwireError:
+        """The reason, of a broken link. A new object for each raise: its traceback keeps the tensors of the caller."""
+        assert self.broken is not None
+        return copy.copy(self.broken)
+
+    def _say_goodbye(self) -> None:
+        """Ends the link normally before an abort. The notice of the abort could overtake the last frame, but not the
+        holder's answer to the frame."""
+        with contextlib.suppress(BaseException):  # the caller raises an error already
+            self.leave()
+            self.came(self.ask(wire.PING), time.monotonic() + _GOODBYE_S)
 
     def revoke(self) -> None:
         """The group was revoked."""

@@ -249,6 +249,7 @@ class Transaction:
         return self._number
 
     def __enter__(self) -> Transaction:
+        self._local, self._works, self._count = [], [], 0  # a second use begins anew
         self._open = True
         _open[self._number] = self
         return self
