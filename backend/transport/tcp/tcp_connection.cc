@@ -53,7 +53,7 @@ constexpr Duration kExplainWithin = std::chrono::seconds(2);
 constexpr std::size_t kMaxRefusalBytes = 1024;
 // A leaving rank sends the last frames of its operations, which may be long and the network slow. The rank stays for
 // kStaysAfterProgress after each byte, because TCP pauses where packets were lost, and for at most
-// kMostLastWords. The rank stays only for kLastWords if the peer's host has been silent for that long before.
+// kMostLastWords. The rank stays only for kLastWords for a peer that takes nothing, or whose host is silent.
 constexpr Duration kLastWords = std::chrono::milliseconds(200);
 constexpr Duration kStaysAfterProgress = std::chrono::seconds(2);
 constexpr Duration kMostLastWords = std::chrono::seconds(60);
@@ -95,8 +95,13 @@ int unacknowledgedOf(const Fd& socket) {
   return !isReset && ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
+// Bytes that are under way may have been lost, and are sent again after a pause. Where nothing is under way, the peer
+// takes nothing: it may be stopped.
 Duration firstStay(const Fd& socket) {
-  return silenceOf(socket) < kStaysAfterProgress ? kStaysAfterProgress : kLastWords;
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  const bool isUnderWay = ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_unacked > 0;
+  return isUnderWay && silenceOf(socket) < kStaysAfterProgress ? kStaysAfterProgress : kLastWords;
 }
 
 }  // namespace
@@ -143,17 +148,17 @@ TcpConnection::~TcpConnection() {
       }
     }
     ::shutdown(frames_.socket().get(), SHUT_WR);
-    awaitAcknowledgement(latest);
+    awaitAcknowledgement(std::max(until, Clock::now() + kLastWords), latest);
   }
   setEvents(frameWatch_, frames_.socket(), 0);
 }
 
 // The kernel sends on after a close, but then answers each byte of the peer, such as the credit for a frame, by a
 // reset, and drops the rest. Unread bytes at the time of a close turn the close into a reset, too.
-void TcpConnection::awaitAcknowledgement(Deadline latest) {
+void TcpConnection::awaitAcknowledgement(Deadline until, Deadline latest) {
   constexpr Duration kNap = std::chrono::microseconds(200);
   int left = unacknowledgedOf(frames_.socket());
-  for (Deadline until = Clock::now() + firstStay(frames_.socket());;) {
+  while (true) {
     bool moved = false;
     if (!frames_.receive(&moved).isOk() || left == 0 || Clock::now() >= until) {
       return;

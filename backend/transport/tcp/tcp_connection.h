@@ -77,7 +77,7 @@ class TcpConnection final : public Connection {
 
   explicit TcpConnection(TcpJoint joint);
   bool receiveFrames();
-  void awaitAcknowledgement(Deadline latest);
+  void awaitAcknowledgement(Deadline until, Deadline latest);
   bool flushFrames();
   void take(const StreamNote& note);
   bool sendFetched();

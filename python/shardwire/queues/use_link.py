@@ -153,8 +153,9 @@ class UseLink:
         except BaseException as error:
             if self.broken is None:
                 self._say_goodbye()
-                self.broken = AbortedError(f"the link to rank {self.holder} of group {self.hub.label!r} was ended "
-                                           f"while an entry came: {error}")
+                if self.broken is None:  # the holder lives
+                    self.broken = AbortedError(f"the link to rank {self.holder} of group {self.hub.label!r} was ended "
+                                               f"while an entry came: {error}")
                 _C.abort(self.backend)
             raise
 
@@ -189,7 +190,7 @@ class UseLink:
         holder's answer to the frame."""
         with contextlib.suppress(BaseException):  # the caller raises an error already
             self.leave()
-            self.came(self.ask(wire.PING), time.monotonic() + _GOODBYE_S)
+            self.came(self._user.ask(wire.PING, 0, 0, 0, b"", []), time.monotonic() + _GOODBYE_S)
 
     def revoke(self) -> None:
         """The group was revoked."""

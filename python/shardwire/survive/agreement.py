@@ -113,6 +113,10 @@ def _ask(others: Sequence[OtherProcess], number: int, me: int, key: str, given: 
     return _close(coordinator, key)
 
 
+def _verdict_at(other: OtherProcess, key: str) -> Verdict | None:
+    return _read(other.ask("peek", f"{key}/verdict"))
+
+
 def _close(other: OtherProcess, key: str) -> Verdict | None:
     """Keeps a process from giving a verdict. The verdict, where the process was faster."""
     return None if other.is_gone else _read(other.ask("first", f"{key}/verdict", _CLOSED))
@@ -128,12 +132,13 @@ def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str,
         for number in list(missing):
             answer = _read(store.ask("peek", f"{key}/{number}"))
             # Also of a process with an answer: it may have answered this late process long ago
-            earlier = _read(others[number].ask("peek", f"{key}/verdict"))
+            is_over = time.monotonic() >= end
+            earlier = None if is_over and others[number].is_silent else _verdict_at(others[number], key)
             if earlier is not None:
                 return earlier
             if answer is not None:
                 flags[number] = answer
-            elif others[number].is_gone or time.monotonic() >= end:
+            elif others[number].is_gone or is_over:
                 dead.add(number)
                 on_death(f"rank {number} ({others[number].handle})")
             else:
@@ -142,11 +147,17 @@ def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str,
         if missing:
             store.rest(LOOK_S)
     for number in sorted(dead.difference(dead_before)):
-        earlier = _close(others[number], key)
+        earlier = None if others[number].is_silent else _close(others[number], key)
         if earlier is not None:
             return earlier
     verdict = json.dumps(_verdict_of(flags, others, me, dead))
-    return _read(store.ask("first", f"{key}/verdict", verdict))
+    decided = _read(store.ask("first", f"{key}/verdict", verdict))
+    # A process that was stopped just now could not be marked as closed, and the others may have decided meanwhile
+    for number in flags if decided is not None else ():
+        earlier = None if number == me else _verdict_at(others[number], key)
+        if earlier is not None:
+            return earlier
+    return decided
 
 
 def _verdict_of(flags: dict[int, Verdict], others: Sequence[OtherProcess], me: int, dead: set[int]) -> Verdict:

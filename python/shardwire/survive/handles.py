@@ -104,11 +104,12 @@ class OtherProcess:
 
     is_gone: the process has ended, or no address of the handle can be reached. A stopped process, or a process too busy
         for an answer, is not gone.
+    is_silent: the last request got no answer.
     """
 
     def __init__(self, handle: ProcessHandle) -> None:
         self.handle = handle
-        self.is_gone = False
+        self.is_gone = self.is_silent = False
         self._client: RecordClient | None = None
 
     def ask(self, *request: Any) -> Any:
@@ -128,9 +129,11 @@ class OtherProcess:
         at = self.handle
         addresses = ("localhost",) if at.host == _host() else at.addresses
         is_silent = False
+        # A silent process costs one time limit, whatever the number of its addresses
+        connect_s = _CONNECT_S / len(addresses)
         for address in addresses:
             try:
-                client = RecordClient(address, at.port, _CONNECT_S, *answer_s)
+                client = RecordClient(address, at.port, connect_s, *answer_s)
                 if client.ask("peek", _PROCESS_KEY) == at.process:
                     return client
             except (SilentServerError, TimeoutError):  # another address may be the right one
@@ -145,11 +148,13 @@ class OtherProcess:
     def _try(self, use: Callable[[RecordClient], Any]) -> Any:
         if self._client is None and not self.is_gone:
             self._client = self.connect(_ANSWER_S)
+        self.is_silent = self._client is None
         if self._client is None:
             return None
         try:
             return use(self._client)
         except TimeoutError:  # the next call connects anew
+            self.is_silent = True
             self._client = None
         except OSError:
             self.is_gone = True

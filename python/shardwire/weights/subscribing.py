@@ -295,7 +295,7 @@ class Subscription:
     def _is_well(self) -> bool:
         """Whether the group of the subscriber's ranks still works: an error that all ranks agreed on does not harm the
         group. The other ranks come at once or not at all."""
-        self._control.seconds = SLACK_S
+        self._control.seconds = 2 * SLACK_S
         try:
             self._control.settle(None)
             return True
