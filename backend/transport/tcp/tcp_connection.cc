@@ -3,7 +3,7 @@
 // to fetch, refusals, the stop of fetches, and the leave. The end of the stream of frames is the failure of the peer;
 // the end of the stream of fetches becomes a failure only when no stop is announced within kExplainWithin. health()
 // checks the sockets at intervals: for the peer's close, for unexplained ends of fetches, and for silent hosts. The
-// destructor sends all frames, then the leave, then closes.
+// destructor sends all frames, then the leave, and closes when the peer's kernel has these bytes.
 #include "backend/transport/tcp/tcp_connection.h"
 
 #include <errno.h>
@@ -126,7 +126,6 @@ Result<std::unique_ptr<Connection>> TcpConnection::create(TcpJoint joint) {
 }
 
 TcpConnection::~TcpConnection() {
-  closeFetches();
   if (failure_.isOk()) {
     // The leave follows all frames, which the peer may still read.
     const NoInterrupts whole;  // a destructor cannot report an interrupt
@@ -150,6 +149,8 @@ TcpConnection::~TcpConnection() {
     ::shutdown(frames_.socket().get(), SHUT_WR);
     awaitAcknowledgement(std::max(until, Clock::now() + kLastWords), latest);
   }
+  // After the last words: the peer takes an end of this stream for a failure if no reason comes soon.
+  closeFetches();
   setEvents(frameWatch_, frames_.socket(), 0);
 }
 
