@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cfenv>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -25,7 +27,7 @@ using Bytes = std::vector<std::byte>;
 // Subnormal and small normal numbers, of both signs.
 Bytes smallNumbers(Random& random, std::size_t numElems, DType dtype) {
   Bytes bytes(numElems * elementBytes(dtype));
-  const std::size_t lane = naiveLaneBytes(dtype);
+  const std::size_t lane = std::min(naiveLaneBytes(dtype), sizeof(std::uint64_t));
   for (std::size_t i = 0; i + lane <= bytes.size(); i += lane) {
     std::uint64_t bits = random();
     if (naiveIsFloat(dtype) && lane > 1) {
