@@ -376,8 +376,9 @@ TEST(PlanRun, MeasuresReadsAndStaging) {
     EXPECT_FALSE(staged.front());
     return std::count(staged.begin(), staged.end(), true);
   };
-  EXPECT_GE(stagedRuns({.isMeasured = true}, true), 4);
-  EXPECT_LE(stagedRuns({.isMeasured = true}, true), 8);
+  // Two runs each way at least; then the times decide.
+  EXPECT_GE(stagedRuns({.isMeasured = true}, true), 2);
+  EXPECT_LE(stagedRuns({.isMeasured = true}, true), 10);
   EXPECT_EQ(stagedRuns({.isMeasured = true}, false), 0);
   EXPECT_EQ(stagedRuns({}, true), 0);
 }
