@@ -1,6 +1,7 @@
 """A Slurm of two nodes on this machine, in a scratch folder: a controller and two slurmd, all with root's rights and
 ended after. The machine's own Slurm, if there is one, stays untouched: this cluster has a separate configuration, ports
-and folders; no munge.
+and folders; no munge. Its first job has a random id: shardwire.launch makes the port of a job's store from the id, and
+the ports of two clusters on one machine must not be the same.
 
 The nodes are called 127.0.0.1 and 127.0.0.2, names that every machine can look up; the second has a different host
 name, by a UTS namespace, since a slurmd of Debian derives the node from the host name.
@@ -9,6 +10,7 @@ name, by a UTS namespace, since a slurmd of Debian derives the node from the hos
 import contextlib
 import os
 import pathlib
+import secrets
 import shutil
 import signal
 import socket
@@ -16,6 +18,7 @@ import subprocess
 import tempfile
 import time
 
+from shardwire._launchers import NUM_PORTS
 from shardwire.launch import free_port
 
 PACKAGES = "slurmctld slurmd slurm-client"  # Debian's
@@ -28,6 +31,7 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
+FirstJobId={first_job}
 CredType=cred/none
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
@@ -74,7 +78,8 @@ def cluster():
         (folder / "state").mkdir()
         configuration = folder / "slurm.conf"
         configuration.write_text(
-            CONFIGURATION.format(host=host, second=second, folder=folder, ports=_free_ports(3), nodes=NODES))
+            CONFIGURATION.format(host=host, second=second, folder=folder, ports=_free_ports(3), nodes=NODES,
+                                 first_job=1 + secrets.randbelow(NUM_PORTS)))
         environment = {**{key: value for key, value in os.environ.items() if not key.startswith("SLURM")},
                        "SLURM_CONF": str(configuration)}
         daemons = [
