@@ -13,8 +13,6 @@ import torch
 
 import shardwire
 
-pytestmark = pytest.mark.any_torch
-
 HAS_MODULE = (Path(shardwire.__file__).parent / "libshardwire_mpi.so").exists()
 needs_mpi = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (Debian: openmpi-bin)"),
@@ -122,7 +120,14 @@ def _marked(test):
     return test
 
 
+# Torch numbers groups, before or after the rendezvous: with each torch.
 @_marked
+def test_after_a_timeout_for_a_late_rank_the_next_call_waits_on(tmp_path: Path) -> None:
+    _expect_met(_run("import os\n" + LATE, tmp_path, ranks=2, SHARDWIRE_TRANSPORTS="mpi"), ranks=2)
+
+
+@_marked
+@pytest.mark.any_torch
 @pytest.mark.parametrize("transports", ["", "mpi"])
 def test_mpi_rendezvous_needs_no_address(transports: str, tmp_path: Path) -> None:
     script = RENDEZVOUS.replace("WANTS_MPI", str(transports == "mpi"))
@@ -130,11 +135,7 @@ def test_mpi_rendezvous_needs_no_address(transports: str, tmp_path: Path) -> Non
 
 
 @_marked
-def test_after_a_timeout_for_a_late_rank_the_next_call_waits_on(tmp_path: Path) -> None:
-    _expect_met(_run("import os\n" + LATE, tmp_path, ranks=2, SHARDWIRE_TRANSPORTS="mpi"), ranks=2)
-
-
-@_marked
+@pytest.mark.any_torch
 def test_a_rank_that_is_not_mpis_is_refused(tmp_path: Path) -> None:
     script = RENDEZVOUS.replace('"mpi://")', '"mpi://", rank=7, world_size=9)')
     done = _run(script, tmp_path)
@@ -143,6 +144,7 @@ def test_a_rank_that_is_not_mpis_is_refused(tmp_path: Path) -> None:
 
 
 @_marked
+@pytest.mark.any_torch
 @pytest.mark.skipif(not HAS_MPI4PY, reason="this Python has no mpi4py (Debian: python3-mpi4py)")
 @pytest.mark.parametrize("transports", ["", "mpi"])
 def test_mpi4py_communicators_make_groups(transports: str, tmp_path: Path) -> None:
@@ -150,6 +152,7 @@ def test_mpi4py_communicators_make_groups(transports: str, tmp_path: Path) -> No
 
 
 @_marked
+@pytest.mark.any_torch
 @pytest.mark.skipif(not HAS_MPI4PY, reason="this Python has no mpi4py (Debian: python3-mpi4py)")
 def test_mpi_of_a_low_thread_level_is_refused_with_the_fix(tmp_path: Path) -> None:
     done = _run(SERIALIZED + COMMUNICATOR, tmp_path, SHARDWIRE_TRANSPORTS="mpi")
@@ -157,11 +160,13 @@ def test_mpi_of_a_low_thread_level_is_refused_with_the_fix(tmp_path: Path) -> No
     assert "MPI_THREAD_SERIALIZED" in done.stderr and "MPI_THREAD_MULTIPLE" in done.stderr, done.stderr
 
 
+@pytest.mark.any_torch
 def test_what_is_no_communicator_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="give a communicator of mpi4py"):
         shardwire.create_process_group_from_mpi(object())
 
 
+@pytest.mark.any_torch
 @pytest.mark.skipif(any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")),
                     reason="this is an MPI job")
 def test_without_an_mpi_job_the_error_says_so() -> None:
@@ -184,5 +189,6 @@ print("met", flush=True)
 
 
 @_marked
+@pytest.mark.any_torch
 def test_nvshmems_names_begin_by_mpi(tmp_path: Path) -> None:
     _expect_met(_run(NVSHMEM, tmp_path))

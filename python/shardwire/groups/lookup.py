@@ -92,11 +92,16 @@ def begin_names_anew(digest: str) -> None:
     number the groups, and ranks meet under these names. digest: hexadecimal, equal on all ranks, and given once."""
     global _names
     _names = map(f"shardwire:{digest}:{{}}".format, itertools.count())
-    first = int(digest[:12], 16) if dist.is_initialized() else 0  # 0: as dist.destroy_process_group() leaves it
+    set_next_number(int(digest[:12], 16) if dist.is_initialized() else 0)
+
+
+def set_next_number(number: int) -> None:
+    """The number that torch gives to its next group: 0 before the default group is made, and after
+    dist.destroy_process_group()."""
     if hasattr(c10d, "_world"):
-        c10d._world.group_count = first
+        c10d._world.group_count = number
     else:
-        c10d._group_count = first
+        c10d._group_count = number
 
 
 def end_process_group(group: Any = None) -> None:

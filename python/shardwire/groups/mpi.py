@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from .. import _C
 from .timeouts import as_timeout
-from .lookup import create_over_fresh_store
+from .lookup import create_over_fresh_store, set_next_number
 from .._launchers import recognise, why_none
 from ..errors import UnsupportedError
 
@@ -38,8 +38,20 @@ def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None =
 
 def rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iterator[tuple[Any, int, int]]:
     """Called by torch for ``init_method="mpi://"``: rank and world size are the MPI job's."""
-    period = as_timeout(timeout)
-    seconds = period.total_seconds()
+    try:
+        found = _meet_in_mpi(url, as_timeout(timeout))
+    except BaseException:
+        # Newer torches number the group before they ask for its store, and a failed call keeps the number: the next
+        # call's group would have another name than on the ranks without a failure.
+        if not dist.is_initialized():
+            set_next_number(0)
+        raise
+    yield found
+    raise RuntimeError("mpi:// cannot replace lost ranks: start the MPI job anew")
+
+
+def _meet_in_mpi(url: str, timeout: timedelta) -> tuple[Any, int, int]:
+    seconds = timeout.total_seconds()
     try:
         rank, size = _C.mpi_world(seconds)
     except UnsupportedError as error:
@@ -49,8 +61,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iter
             if int(given) != here:
                 raise ValueError(f"{what}={given} was given, but MPI says {here}; leave rank and world_size out with "
                                  "init_method='mpi://'")
-    yield meet(lambda sent: _C.mpi_broadcast(sent, seconds), rank, size, period), rank, size
-    raise RuntimeError("mpi:// cannot replace lost ranks: start the MPI job anew")
+    return meet(lambda sent: _C.mpi_broadcast(sent, seconds), rank, size, timeout), rank, size
 
 
 def _instead_of_mpi() -> str:
