@@ -39,6 +39,13 @@ void MemoryUse::sort() {
   std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.range.first < b.range.first; });
 }
 
+bool MemoryUse::overwrites(const MemoryUse& other) const {
+  return std::ranges::any_of(parts_, [&](const Part& part) {
+    return part.written && part.range.first <= other.whole_.first && other.whole_.last <= part.range.last &&
+           isContiguous(part.view);
+  });
+}
+
 bool MemoryUse::conflictsWith(const MemoryUse& other) const {
   if ((!writes_ && !other.writes_) || !whole_.meets(other.whole_)) {
     return false;
@@ -107,12 +114,17 @@ bool InFlight::isEmpty() {
   return operations_.empty();
 }
 
+// From the newest: an operation that writes all of this memory waits for the earlier ones itself. So a row of
+// operations over one tensor is a chain.
 std::vector<std::shared_ptr<Activity>> InFlight::before(const MemoryUse& use) {
   std::vector<std::shared_ptr<Activity>> found;
   const MutexLock lock(mutex_);
-  for (const Operation& operation : operations_) {
-    if (operation.use().conflictsWith(use)) {
-      found.push_back(operation.last);
+  for (auto operation = operations_.rbegin(); operation != operations_.rend(); ++operation) {
+    if (operation->use().conflictsWith(use)) {
+      found.push_back(operation->last);
+      if (operation->use().overwrites(use)) {
+        break;
+      }
     }
   }
   return found;

@@ -30,6 +30,8 @@ class MemoryUse {
   void sort();
   // Whether one of the two writes memory in use by the other. Both are sorted.
   bool conflictsWith(const MemoryUse& other) const;
+  // Whether this one writes all memory from the first address of the other to the last.
+  bool overwrites(const MemoryUse& other) const;
 
  private:
   struct Part {
@@ -55,7 +57,8 @@ class InFlight {
   // Removes finished operations; true when none is left, as for most calls. Call before taking runs from a pool: the
   // pool cannot reuse runs still held by this list.
   bool isEmpty();
-  // The operations that must end before an operation with this use may start.
+  // The operations that must end before an operation with this use may start, without those for which another one of
+  // them waits.
   std::vector<std::shared_ptr<Activity>> before(const MemoryUse& use);
   // An empty use from an earlier operation: repeated calls allocate nothing. Pass the use to add() or giveBack().
   std::unique_ptr<MemoryUse> newUse();

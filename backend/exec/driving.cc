@@ -7,8 +7,11 @@
 // caller to the progress thread, the progress thread to a follower (ProgressThread).
 #include "backend/exec/driving.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "backend/base/relax.h"
 #include "backend/exec/slow_checks.h"
@@ -28,6 +31,23 @@ constexpr int kCrowdedSpins = 4;
 // Longest sleep of the progress thread of a group with nothing in flight.
 constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
 
+// Counts a thread until end() or the end of the scope.
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(&count) { count.fetch_add(1, std::memory_order_seq_cst); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() { end(); }
+  void end() {
+    if (count_ != nullptr) {
+      std::exchange(count_, nullptr)->fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+
+ private:
+  std::atomic<int>* count_;
+};
+
 // A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may complete
 // further operations.
 thread_local std::vector<Activity::Completion> spareCompletions;
@@ -43,6 +63,14 @@ Driving::Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, Fa
   // a spinner that offers its core after every few looks hands over in 1 us, which is still less than sleeping.
   spin_ = facts.options.spin.count() >= 0 ? facts.options.spin : std::chrono::microseconds(200);
   yieldAfter_ = facts.hasCorePerRank ? kYieldAfter : Duration(0);
+}
+
+void Driving::startFailed(const char* why) {
+  isStarting_.store(false, std::memory_order_relaxed);
+  wakeProgress();
+  state_.failure.fail({StatusCode::kSystem, fmt::format("an operation could not be started on {}: {}; the peers wait "
+                                                        "for this operation, so the group ends",
+                                                        state_.context.label, why)});
 }
 
 void Driving::spinFor(const Activity& last, Duration spinLimit) {
@@ -120,7 +148,7 @@ bool Driving::flushThem(Completions* done, Duty duty) {
 }
 
 bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
-  drivers_.fetch_add(1, std::memory_order_seq_cst);
+  Counted driver(drivers_);
   peers_.doorbell->disarm();
   auto lastSlow = patience.now();
   while (!activity.isDone()) {
@@ -145,7 +173,7 @@ bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
   Completions done;
   {
     const MutexLock lock(mutex_);
-    drivers_.fetch_sub(1, std::memory_order_seq_cst);
+    driver.end();
     leaveRest();
     takeCompletions(&done);
   }
@@ -156,7 +184,7 @@ bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
 // Called when the caller has spun for long enough: arms the bell, polls once more, and sleeps.
 void Driving::sleepOnBell(const Activity& activity, Deadline until, Patience& patience) {
   Completions done;
-  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  Counted sleeper(sleepers_);
   std::uint32_t ticket = 0;
   bool sleeps = false;
   Deadline soonest = until;
@@ -179,7 +207,6 @@ void Driving::sleepOnBell(const Activity& activity, Deadline until, Patience& pa
   } else {
     patience.moved();
   }
-  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 bool Driving::pollOrNot(bool looksSlow, Completions* done) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -72,21 +73,26 @@ class Driving {
       // This thread counts as a driver from here on: the progress thread must not arm the bell for an operation that is
       // over in a moment, or every frame costs the peer a wake-up. Relaxed: the progress thread arms under the lock.
       isStarting_.store(true, std::memory_order_relaxed);
-      begin(state_);
-      // Mostly the mark is set already, and a store that all threads must see at once is not free. Only a holder of the
-      // lock clears the mark.
-      if (!hasWork_.load(std::memory_order_relaxed)) {
-        hasWork_.store(true, std::memory_order_seq_cst);
-      }
-      // The frames leave first. Mostly spinFor() polls.
-      state_.operations.step();
-      if (last == nullptr || last->isDone() || spinInline == Duration::zero()) {
-        state_.poll();
-      }
-      if (last == nullptr) {
-        state_.operations.startClocks();
-      } else if (!state_.operations.inFlight().empty()) {
-        spinFor(*last, spinInline);
+      try {
+        begin(state_);
+        // Mostly the mark is set already, and a store that all threads must see at once is not free. Only a holder of
+        // the lock clears the mark.
+        if (!hasWork_.load(std::memory_order_relaxed)) {
+          hasWork_.store(true, std::memory_order_seq_cst);
+        }
+        // The frames leave first. Mostly spinFor() polls.
+        state_.operations.step();
+        if (last == nullptr || last->isDone() || spinInline == Duration::zero()) {
+          state_.poll();
+        }
+        if (last == nullptr) {
+          state_.operations.startClocks();
+        } else if (!state_.operations.inFlight().empty()) {
+          spinFor(*last, spinInline);
+        }
+      } catch (const std::exception& error) {
+        startFailed(error.what());
+        throw;
       }
       isStarting_.store(false, std::memory_order_relaxed);
       leaveRest();
@@ -160,6 +166,9 @@ class Driving {
   // The role of the calling thread while the thread flushes.
   enum class Duty : unsigned char { kNone, kCaller, kProgressThread };
 
+  // After an exception while operations were started, mostly for want of memory: a number is taken that the peers wait
+  // for. Fails the group, and lets the progress thread drive again.
+  void startFailed(const char* why) SW_REQUIRES(mutex_);
   void spinFor(const Activity& last, Duration spinInline) SW_REQUIRES(mutex_);
   void leaveRest() SW_REQUIRES(mutex_);
   bool pollOrNot(bool looksSlow, Completions* done) SW_EXCLUDES(mutex_);

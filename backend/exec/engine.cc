@@ -24,6 +24,7 @@ namespace {
 constexpr Duration kStaysFor = std::chrono::milliseconds(500);
 constexpr Duration kStaysForKnown = std::chrono::seconds(5);
 constexpr Duration kStayNap = std::chrono::milliseconds(2);
+constexpr Duration kLeaveNap = std::chrono::microseconds(200);
 
 // Whether the machine has a core for each of the ranks. First counts the cores that this thread may use, which costs
 // little. Only if these are too few (a bound rank has one) counts all cores of the machine, for which the C library
@@ -267,6 +268,16 @@ void Engine::shutdown() {
   // end of the links is the peers' sign of this rank's end. The connections are destroyed outside of the lock, since a
   // farewell may take a moment.
   const auto closing = driving_.locked([](GroupState& state) { return state.links.close(); });
+  const auto leaveAll = [&] {
+    bool haveAllLeft = true;
+    for (const auto& connection : closing.first) {
+      haveAllLeft &= connection == nullptr || connection->leave();
+    }
+    return haveAllLeft;
+  };
+  while (!leaveAll()) {
+    std::this_thread::sleep_for(kLeaveNap);
+  }
 }
 
 // A failed group does not end at once while some peers are not joined, or while a full lane holds the notice back: a

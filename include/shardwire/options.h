@@ -29,7 +29,7 @@ struct Options {
   // Bytes of the ring for staged payloads, per directed pair of ranks. SHARDWIRE_RING_BYTES
   std::size_t ringBytes = std::size_t{1} << 20;
   // Payloads of one edge up to this many bytes travel inside a frame even when the peer could address them. Messages
-  // between two ranks do so up to four times this many bytes. SHARDWIRE_INLINE_BYTES
+  // between two ranks do so up to four times this many bytes, over a wire about twice. SHARDWIRE_INLINE_BYTES
   std::size_t inlineBytes = std::size_t{8} << 10;
   // How tensors outside the shared heap travel: read by the peer (on one host across memories, over tcp fetched), or
   // packed into frames. SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged

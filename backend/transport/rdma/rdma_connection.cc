@@ -82,7 +82,7 @@ RdmaConnection::RdmaConnection(std::shared_ptr<RdmaFabric> fabric, std::uint32_t
 }
 
 RdmaConnection::~RdmaConnection() {
-  leave();
+  sendLastFrames();
   fabric_->leave(slot_, join_.link.get());
   join_.payload.clear();  // the queue pairs must be destroyed before their memory is unpinned
   server_.stop();
@@ -90,7 +90,7 @@ RdmaConnection::~RdmaConnection() {
 }
 
 // All committed frames arrive first, then the leave, then the close of the link.
-void RdmaConnection::leave() {
+void RdmaConnection::sendLastFrames() {
   const Deadline until = Clock::now() + kLeaveWithin;
   bool isReported = false;
   while (failure_.isOk() && transportFailure_.empty() && !isHungUp_ && Clock::now() < until) {

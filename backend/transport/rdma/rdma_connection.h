@@ -62,7 +62,7 @@ class RdmaConnection final : public Connection, private FabricMember {
   // Takes the last bytes that the peer sent. Returns whether the peer left or died.
   Status lastWords();
   void probeIfSilent(Deadline now);
-  void leave();
+  void sendLastFrames();
 
   std::shared_ptr<RdmaFabric> fabric_;
   RdmaJoin join_;

@@ -3,7 +3,7 @@
 // to fetch, refusals, the stop of fetches, and the leave. The end of the stream of frames is the failure of the peer;
 // the end of the stream of fetches becomes a failure only when no stop is announced within kExplainWithin. health()
 // checks the sockets at intervals: for the peer's close, for unexplained ends of fetches, and for silent hosts. The
-// destructor sends all frames, then the leave, and closes when the peer's kernel has these bytes.
+// steps of leave() send all frames, then the leave, and end when the peer's kernel has these bytes.
 #include "backend/transport/tcp/tcp_connection.h"
 
 #include <errno.h>
@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
 #include "backend/fabric/net_socket.h"
@@ -126,51 +125,68 @@ Result<std::unique_ptr<Connection>> TcpConnection::create(TcpJoint joint) {
 }
 
 TcpConnection::~TcpConnection() {
-  if (failure_.isOk()) {
-    // The leave follows all frames, which the peer may still read.
-    const NoInterrupts whole;  // a destructor cannot report an interrupt
-    const Deadline latest = Clock::now() + kMostLastWords;
-    Deadline until = Clock::now() + firstStay(frames_.socket());
-    for (bool hasSaid = false; failure_.isOk() && Clock::now() < until;) {
-      if (flushFrames()) {
-        until = std::min(latest, Clock::now() + kStaysAfterProgress);
-      }
-      if (frames_.isBlocked()) {
-        if (!waitForSocket(frames_.socket(), POLLOUT, until, "leaving").isOk()) {
-          break;
-        }
-      } else if (hasSaid) {
-        break;
-      } else {
-        frames_.sendNote(kLeaving, {});
-        hasSaid = true;
-      }
-    }
-    ::shutdown(frames_.socket().get(), SHUT_WR);
-    awaitAcknowledgement(std::max(until, Clock::now() + kLastWords), latest);
+  constexpr Duration kNap = std::chrono::microseconds(200);
+  while (!leave()) {
+    std::this_thread::sleep_for(kNap);
   }
   // After the last words: the peer takes an end of this stream for a failure if no reason comes soon.
   closeFetches();
   setEvents(frameWatch_, frames_.socket(), 0);
 }
 
-// The kernel sends on after a close, but then answers each byte of the peer, such as the credit for a frame, by a
-// reset, and drops the rest. Unread bytes at the time of a close turn the close into a reset, too.
-void TcpConnection::awaitAcknowledgement(Deadline until, Deadline latest) {
-  constexpr Duration kNap = std::chrono::microseconds(200);
-  int left = unacknowledgedOf(frames_.socket());
-  while (true) {
-    bool moved = false;
-    if (!frames_.receive(&moved).isOk() || left == 0 || Clock::now() >= until) {
-      return;
-    }
-    std::this_thread::sleep_for(kNap);
-    const int now = unacknowledgedOf(frames_.socket());
-    if (now < left) {
-      until = std::min(latest, Clock::now() + kStaysAfterProgress);
-    }
-    left = now;
+bool TcpConnection::leave() {
+  if (!failure_.isOk() || leaving_ == Leaving::kOver) {
+    return true;
   }
+  if (leaving_ == Leaving::kNotYet) {
+    leaving_ = Leaving::kSending;
+    staysUntil_ = Clock::now() + firstStay(frames_.socket());
+    staysAtMost_ = Clock::now() + kMostLastWords;
+    unacknowledged_ = unacknowledgedOf(frames_.socket());
+  }
+  if (leaving_ == Leaving::kSending && sayLeave()) {
+    ::shutdown(frames_.socket().get(), SHUT_WR);
+    leaving_ = Leaving::kAwaitsAcknowledgement;
+    staysUntil_ = std::max(staysUntil_, Clock::now() + kLastWords);
+  }
+  if (leaving_ == Leaving::kAwaitsAcknowledgement && isAcknowledged()) {
+    leaving_ = Leaving::kOver;
+  }
+  return !failure_.isOk() || leaving_ == Leaving::kOver;
+}
+
+// The leave follows all frames, which the peer may still read. True when the kernel has all bytes, or the time is over.
+bool TcpConnection::sayLeave() {
+  bool moved = flushFrames();
+  if (!hasSaidLeave_ && failure_.isOk() && !frames_.isBlocked()) {
+    frames_.sendNote(kLeaving, {});
+    hasSaidLeave_ = true;
+    moved |= flushFrames();
+  }
+  // The kernel takes no bytes until a third of its buffer is empty, which may take long on a slow network.
+  const int left = unacknowledgedOf(frames_.socket());
+  if (moved || left < unacknowledged_) {
+    stayFor(kStaysAfterProgress);
+  }
+  unacknowledged_ = left;
+  return (hasSaidLeave_ && !frames_.isBlocked()) || Clock::now() >= staysUntil_;
+}
+
+// The kernel sends on after a close, but then answers each byte of the peer, such as the credit for a frame, by a
+// reset, and drops the rest. Unread bytes at the time of a close turn the close into a reset, too. True when the peer's
+// kernel has all bytes, or the time is over.
+bool TcpConnection::isAcknowledged() {
+  bool moved = false;
+  const int left = unacknowledgedOf(frames_.socket());
+  if (left < unacknowledged_) {
+    stayFor(kStaysAfterProgress);
+  }
+  unacknowledged_ = left;
+  return !frames_.receive(&moved).isOk() || left == 0 || Clock::now() >= staysUntil_;
+}
+
+void TcpConnection::stayFor(Duration time) {
+  staysUntil_ = std::min(staysAtMost_, Clock::now() + time);
 }
 
 void TcpConnection::setEvents(Watch& watch, const Fd& socket, std::uint32_t events) {
@@ -266,6 +282,9 @@ bool TcpConnection::receiveFrames() {
     return false;
   }
   const Status received = frames_.receive(&moved);
+  if (moved && fetchesBrokeAt_ != kNoDeadline) {
+    fetchesBrokeAt_ = Clock::now();  // the reason follows the frames, which may take long on a slow network
+  }
   while (!frames_.notesIn().empty()) {
     const StreamNote note = std::move(frames_.notesIn().front());
     frames_.notesIn().pop_front();

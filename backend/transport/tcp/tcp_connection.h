@@ -60,6 +60,7 @@ class TcpConnection final : public Connection {
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
   bool stopFetches() override;
+  bool leave() override;
   Status health() override;
   std::string describe() const override;
 
@@ -77,7 +78,9 @@ class TcpConnection final : public Connection {
 
   explicit TcpConnection(TcpJoint joint);
   bool receiveFrames();
-  void awaitAcknowledgement(Deadline until, Deadline latest);
+  bool sayLeave();
+  bool isAcknowledged();
+  void stayFor(Duration time);
   bool flushFrames();
   void take(const StreamNote& note);
   bool sendFetched();
@@ -105,6 +108,13 @@ class TcpConnection final : public Connection {
   Deadline nextPathLook_{};
   Deadline fetchesBrokeAt_ = kNoDeadline;
   std::string howFetchesBroke_;
+  // The normal end: see leave().
+  enum class Leaving : unsigned char { kNotYet, kSending, kAwaitsAcknowledgement, kOver };
+  Leaving leaving_ = Leaving::kNotYet;
+  bool hasSaidLeave_ = false;
+  int unacknowledged_ = 0;  // bytes, by the last step
+  Deadline staysUntil_{};
+  Deadline staysAtMost_{};
   Status failure_;  // the first failure is kept
 };
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -109,6 +110,39 @@ TEST_F(EngineTest, NamesAndNotifiesThePeerOfAControlFrameThatCannotBeRead) {
   EXPECT_EQ(status.message(),
             "rank 1 sent a frame of 5 bytes on the control lane that cannot be read: a bug, or a stray write");
   EXPECT_EQ(textOfFirst<FailFrame>(), "rank 0 gave up: " + status.message());
+}
+
+// The number of the operation is taken, and the peers wait for this operation.
+TEST_F(EngineTest, FailsTheGroupWhereAnOperationCannotBeStarted) {
+  const auto earlier = submitExchange(1);
+  engine_->locked([&](const GroupState&) {
+    onPoll_ = [&] {
+      onPoll_ = nullptr;
+      throw std::bad_alloc();
+    };
+  });
+  EXPECT_THROW(submitExchange(2), std::bad_alloc);
+  EXPECT_TRUE(statusOnceFailed().message().starts_with("an operation could not be started on rank 0"));
+  EXPECT_TRUE(textOfFirst<FailFrame>().value_or("").starts_with("rank 0 gave up: an operation could not be started"));
+  const Deadline until = Clock::now() + std::chrono::seconds(10);
+  while (!earlier->isDone() && Clock::now() < until) {  // by the progress thread
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(earlier->status().code(), StatusCode::kSystem);
+}
+
+// An exception of the polls of a wait, too, leaves the group to the progress thread.
+TEST_F(EngineTest, IsDrivenAfterAnExceptionInAWait) {
+  const auto exchange = submitExchange(1);
+  engine_->locked([&](const GroupState&) {
+    onPoll_ = [&] {
+      onPoll_ = nullptr;
+      throw std::bad_alloc();
+    };
+  });
+  EXPECT_THROW(engine_->waitFor(*exchange, Clock::now() + std::chrono::seconds(10)).isOk(), std::bad_alloc);
+  put(Lane::kControl, Bytes(3, std::byte{1}));
+  EXPECT_FALSE(statusOnceFailed().isOk());
 }
 
 TEST_F(EngineTest, PassesARevocationOnThoughTheGroupFailedBefore) {
