@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import itertools
 import os
 import random
 import struct
@@ -387,6 +388,42 @@ def test_tensors_are_views_and_shared_memory_stays_shared():
     assert whole.numel() < 4000 + 1000, "shared memory was written more than once"
     small = serialize([torch.zeros(1 << 20)[5:8]])
     assert small.numel() < 1000, "a slice brought all of its memory along"
+
+
+def test_views_that_lie_apart_are_written_without_the_bytes_between_them():
+    table = torch.arange(1_000_000.0).view(100_000, 10)
+    views = [table[0], table[99_999], table[99_998:], torch.nn.Parameter(table[50_000]), table[50_000, 5:]]
+    whole = serialize(views)
+    assert whole.numel() < 2000, "the bytes between the views were written"
+    first, last, two, parameter, half = back = deserialize(whole)
+    assert all(torch.equal(one, other) for one, other in zip(back, views)) and type(parameter) is torch.nn.Parameter
+    last.fill_(-1)
+    parameter.data.fill_(-2)
+    assert (two[1] == -1).all() and (half == -2).all(), "shared memory was split"
+    assert torch.equal(first, table[0]) and torch.equal(two[0], table[99_998])
+    # Views without a gap between them remain one part, as one copy
+    assert len(plain_write.write(list(torch.arange(64.0).split(8)))[1]) == 1
+
+
+def test_random_views_share_memory_where_their_bytes_overlap():
+    rng = random.Random(SEED)
+    for _ in range(200):
+        base = torch.arange(400, dtype=torch.int32)
+        spans = []
+        for _ in range(rng.randint(2, 8)):
+            begin, size, step = rng.randrange(300), rng.randint(1, 20), rng.randint(1, 5)
+            spans.append((begin, begin + (size - 1) * step + 1, step))
+        views = [base[begin:end:step] for begin, end, step in spans]
+        head, parts = plain_write.write(views)
+        back = plain_read.read(head, parts)
+        needed = set().union(*(range(begin, end) for begin, end, _ in spans))
+        assert sum(part.numel() for part in parts) <= 4 * len(needed), f"too many bytes, seed {SEED}"
+        for (one, there), (other, also_there) in itertools.combinations(zip(spans, back), 2):
+            if max(one[0], other[0]) < min(one[1], other[1]):
+                assert (there.data_ptr() - also_there.data_ptr()
+                        == 4 * (one[0] - other[0])), f"shared memory was split, seed {SEED}"
+        for view, there in zip(views, back):
+            assert torch.equal(view, there), f"seed {SEED}"
 
 
 def test_parameters_gradients_and_numpy():

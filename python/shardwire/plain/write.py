@@ -58,7 +58,8 @@ class _Writer:
         self.parts: list[torch.Tensor] = []
         self.texts: dict[Any, int] = {}
         self.keys = WrittenKeys()
-        self.storages: dict[int, tuple[int, int]] = {}  # address of a shared storage -> its part, the first byte in it
+        # id of a tensor that shares memory with another node of the graph -> the part, the first element in the part
+        self.shared: dict[int, tuple[int, int]] = {}
         # With the places of their bytes in `out`: which tensors share memory shows at the end
         self.tensors: list[tuple[int, torch.Tensor]] = []
 
@@ -163,7 +164,7 @@ class _Writer:
         dense = value.detach()
         if not dense.is_cpu or dense.is_conj() or dense.is_neg():
             dense = dense.cpu().resolve_conj().resolve_neg()
-        part, first = self.part_of(dense)
+        part, first = self.shared.get(id(value), (-1, 0))
         shape = tuple(dense.shape)
         if part < 0:  # no other tensor shares the memory
             part, first, strides = len(self.parts), 0, contiguous_strides(shape)
@@ -174,33 +175,25 @@ class _Writer:
         self.out += b"X" + bytes((flags,)) + _TAGGED_U32.pack(b"s", len(name)) + name
         self.out += struct.pack(f"<{3 + 2 * len(shape)}q", part, first, len(shape), *shape, *strides)
 
-    def part_of(self, dense: torch.Tensor) -> tuple[int, int]:
-        """Part and first element of a tensor that shares memory with another node of the graph; (-1, 0) for other
-        tensors."""
-        known = self.storages.get(storage_address(dense)) if self.storages else None
-        if known is None:
-            return -1, 0
-        part, begin = known
-        return part, (dense.data_ptr() - begin) // dense.element_size()
-
     def share(self, tensors: list[torch.Tensor]) -> None:
-        """Makes one part for all tensors with the same storage: the bytes from the first to the last element of these
-        tensors."""
+        """Makes one part for tensors of one storage whose bytes overlap or touch: the bytes from the first to the last
+        element of these tensors. Views that lie apart get separate parts: no tensor needs the bytes between them."""
         groups: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.is_cpu and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg():
                 groups.setdefault(storage_address(tensor), []).append(tensor)
         for address, same in groups.items() if len(groups) < len(tensors) else ():
-            group = [tensor.detach() for tensor in same]
-            sizes = {tensor.element_size() for tensor in group}
-            if len(group) < 2 or max(sizes) > 1 and len({tensor.data_ptr() % max(sizes) for tensor in group}) > 1:
-                continue
-            begin = min(tensor.data_ptr() for tensor in group)
-            end = max(tensor.data_ptr() + reach(tensor) for tensor in group)
-            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(  # type: ignore[call-overload]
-                untyped(group[0]), begin - address, (end - begin,), (1,))
-            self.storages[address] = (len(self.parts), begin)
-            self.parts.append(whole)
+            for group in _without_gaps(same):
+                sizes = {tensor.element_size() for tensor in group}
+                if len(group) < 2 or max(sizes) > 1 and len({tensor.data_ptr() % max(sizes) for tensor in group}) > 1:
+                    continue
+                begin = group[0].data_ptr()
+                end = max(tensor.data_ptr() + reach(tensor) for tensor in group)
+                whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(  # type: ignore[call-overload]
+                    untyped(group[0].detach()), begin - address, (end - begin,), (1,))
+                for tensor in group:
+                    self.shared[id(tensor)] = (len(self.parts), (tensor.data_ptr() - begin) // tensor.element_size())
+                self.parts.append(whole)
 
     def numpy(self, value: Any) -> bool:
         np = sys.modules.get("numpy")
@@ -228,6 +221,19 @@ class _Writer:
                 self.text(b"s", each.encode("utf-8", "surrogatepass"))
             else:
                 self.value(each)
+
+
+def _without_gaps(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The tensors of one storage in lists without gaps between the bytes of a list's tensors. A list is in the order of
+    first elements."""
+    lists: list[list[torch.Tensor]] = []
+    end = -1
+    for tensor in sorted(tensors, key=lambda each: each.data_ptr()):
+        if tensor.data_ptr() > end:
+            lists.append([])
+        lists[-1].append(tensor)
+        end = max(end, tensor.data_ptr() + reach(tensor))
+    return lists
 
 
 def _could_be(kind: type) -> str:
