@@ -114,6 +114,15 @@ def register_body(rank, _):
         core.register_external_tensor(symmetric)
     with pytest.raises(core.NvshmemInvalid, match="rank 0: a tensor that is registered is contiguous"):
         core.register_external_tensor(torch.zeros(4)[1:] if rank == 0 else torch.zeros(3))
+    # A wrong tensor of one PE is an error of all PEs, and nothing has ended
+    made = core.tensor((3,))
+    for wrong in (torch.zeros(3), made):
+        with pytest.raises(core.NvshmemError, match="rank 0: the tensor was not registered"):
+            core.unregister_external_tensor(wrong if rank == 0 else symmetric)
+    with pytest.raises(core.NvshmemInvalid, match="rank 1: the tensor is registered: end it with unregister"):
+        core.free_tensor(symmetric if rank == 1 else made)
+    core.free_tensor(made)
+    assert core.type_of(symmetric) is core.BufferTypes.EXTERNAL
     core.unregister_external_tensor(symmetric)
     assert ordinary.tolist() == [rank, rank + 1, 77.0, -1.0, rank + 4, rank + 5]
     with pytest.raises(core.NvshmemError, match="was not registered"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from ... import _C, symm
 from ...compiler.layout import kind_of
 from ...plain.tensor_bytes import untyped
+from ...symm.arguments import backend_of
 from ...symm.tensors import make_tensor
 from .all_pes import NvshmemError, NvshmemInvalid, world
 from .team_table import Teams
@@ -155,10 +156,21 @@ def register_external_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def unregister_external_tensor(tensor: torch.Tensor) -> None:
     """Ends what :func:`register_external_tensor` returned. Collective. The registered tensor keeps its elements, as an
-    ordinary tensor."""
-    if not isinstance(tensor, torch.Tensor) or _external.pop(tensor.data_ptr(), None) is None:
-        raise NvshmemError("the tensor was not registered: give what register_external_tensor returned")
-    symm.free(tensor, group=world())
+    ordinary tensor. NvshmemError on all PEs where a PE gives another tensor; then nothing has ended."""
+    team = world()
+    try:
+        if not isinstance(tensor, torch.Tensor) or tensor.data_ptr() not in _external:
+            _fail_free(team, "the tensor was not registered: give what register_external_tensor returned")
+        symm.free(tensor, group=team)
+    except ValueError as error:  # raised on all PEs
+        raise NvshmemError(str(error)) from None
+    _external.pop(tensor.data_ptr(), None)
+
+
+def _fail_free(team: symm.Team, text: str) -> NoReturn:
+    """Raises ValueError on all PEs, in place of this PE's part in symm.free: the other PEs wait there."""
+    _C.exchange(backend_of(team), "symmetric free", error=ValueError(text))
+    raise AssertionError("the exchange of an error raises")
 
 
 def register_external_buffer(buffer: torch.Tensor, preferred_address: Any = None) -> torch.Tensor:
@@ -186,10 +198,11 @@ def free_tensor(tensor: torch.Tensor | symm.MulticastTensor) -> None:
         kind = BufferTypes.NORMAL  # symm.free raises on all PEs
     if kind in (BufferTypes.PEER, BufferTypes.MULTIMEM):
         return
-    if kind == BufferTypes.EXTERNAL:
-        raise NvshmemInvalid("the tensor is registered: end it with unregister_external_tensor")
+    team = world()
     try:
-        symm.free(tensor, group=world())
+        if kind == BufferTypes.EXTERNAL:
+            _fail_free(team, "the tensor is registered: end it with unregister_external_tensor")
+        symm.free(tensor, group=team)
     except ValueError as error:  # raised on all PEs
         raise NvshmemInvalid(str(error)) from None
 
