@@ -294,6 +294,23 @@ def test_what_is_refused():
     run_ranks(2, refused_body)
 
 
+def wrong_barrier_body(rank):
+    """The calling rank alone raises; this rank's next call is the one that the other ranks wait for."""
+    world = group()
+    word = symm.zeros(1, dtype=torch.int64, group=world)
+    for barrier in (lambda timeout: symm.barrier(world, timeout), symm.team(world).barrier, symm.team(world).sync):
+        for wrong, kind in (("x", TypeError), (True, TypeError), (-1, ValueError), (float("nan"), ValueError)):
+            if rank == 1:
+                assert raised(barrier, wrong)[0] is kind
+                word.add_(1)
+            barrier(20)
+    return symm.get_peer_tensor(word, 1).item()
+
+
+def test_a_wrong_timeout_of_a_barrier_is_an_error_of_the_calling_rank_alone():
+    assert run_ranks(2, wrong_barrier_body, timeout=20) == [12, 12]
+
+
 # ---- signals
 
 def signal_body(rank):

@@ -151,8 +151,11 @@ class Team:
 
     def barrier(self, timeout: float | timedelta | None = None) -> None:
         """Waits until all ranks have called; earlier writes of each rank to its peers are then seen by all. A timeout
-        fails the group and names the missing ranks."""
-        _C.symm_barrier(self._symm_backend, None if timeout is None else as_seconds(timeout))
+        fails the group and names the missing ranks.
+
+        timeout: seconds; None: the group's. A value that is no time is a TypeError or ValueError on this rank alone:
+        this rank has not come to the barrier then, and the other ranks wait for the right call."""
+        _C.symm_barrier(self._symm_backend, as_seconds(timeout))
 
     def sync(self, timeout: float | timedelta | None = None) -> None:
         """As :meth:`barrier`: here a barrier completes the writes without further cost."""
