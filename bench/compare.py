@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 
+import processes
 import record
 from peers import plot, programs, table
 
@@ -108,8 +109,7 @@ def run(program, ranks, operations, options):
         (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
         command = program.command(ranks, str(folder / "settings.json"))
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=options.timeout,
-                                  env={**os.environ, **program.environment}, stdin=subprocess.DEVNULL)
+            done = processes.run(command, timeout=options.timeout, env={**os.environ, **program.environment})
         except subprocess.TimeoutExpired:
             raise programs.Missing(f"{ranks} ranks took more than {options.timeout:g} s") from None
         if done.returncode or not (folder / "results.json").exists():

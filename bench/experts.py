@@ -19,11 +19,11 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
+import processes
 import record
 
 CONTESTANTS = ("experts", "shardwire", "gloo")
@@ -162,9 +162,8 @@ def run(options, ranks):
              str(options.experts), "--dtypes", options.dtypes, "--repeats", str(options.repeats), "--only",
              options.only]
     with tempfile.TemporaryDirectory(prefix="shardwire-experts-") as folder:
-        done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", str(ranks), __file__, "--child",
-                               "--folder", folder, *given], env={**os.environ, "OMP_NUM_THREADS": "1"},
-                              capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        done = processes.run([sys.executable, "-m", "shardwire.launch", "-n", str(ranks), __file__, "--child",
+                              "--folder", folder, *given], env={**os.environ, "OMP_NUM_THREADS": "1"})
         if done.returncode != 0:
             raise SystemExit(f"{ranks} ranks failed:\n{done.stdout}{done.stderr}")
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]

@@ -34,6 +34,7 @@ import sys
 import tempfile
 import time
 
+import processes
 import record
 
 ESTIMATE, MEASURE, TRANSPOSED, SCRAMBLED = 64, 0, 1 << 30, 1 << 28  # fftw3.h, fftw3-mpi.h
@@ -265,8 +266,7 @@ def run(options, name, shape, ranks):
         if options.hosts and name == "shardwire":
             run_on_hosts(options.hosts, [sys.executable, *arguments, "--folder", folder], environment)
         else:
-            done = subprocess.run([*command, *arguments, "--folder", folder], env=environment, capture_output=True,
-                                  text=True, check=False, stdin=subprocess.DEVNULL)
+            done = processes.run([*command, *arguments, "--folder", folder], env=environment)
             if done.returncode != 0:
                 raise SystemExit(f"{name} failed on {shape}:\n{done.stdout}{done.stderr}")
         ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]

@@ -15,7 +15,6 @@ import argparse
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ import time
 import torch
 import torch.distributed as dist
 
+import processes
 import record
 import shardwire
 
@@ -67,7 +67,7 @@ def run_rank(way: str, folder: str) -> None:
 def measure(way: str, ranks: int, folder: str) -> float:
     command = [sys.executable, "-m", "shardwire.launch", "-n", str(ranks), str(pathlib.Path(__file__).resolve()),
                "--rank", way, folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = processes.run(command)
     lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS")]
     if done.returncode != 0 or not lines:
         raise SystemExit(f"{way}: {done.stdout}{done.stderr}")

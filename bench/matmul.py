@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 
+import processes
 import record
 from fft import timed
 
@@ -230,10 +231,9 @@ def run(options, name, size, ranks):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with tempfile.TemporaryDirectory(prefix="shardwire-matmul-") as folder:
-        done = subprocess.run([*command, __file__, "--child", name, "--sizes", size, "--repeats", str(options.repeats),
-                               "--dtype", options.dtype, "--cases", options.cases, "--panels", options.panels,
-                               "--folder", folder], env=environment, capture_output=True, text=True, check=False,
-                              stdin=subprocess.DEVNULL)
+        done = processes.run([*command, __file__, "--child", name, "--sizes", size, "--repeats", str(options.repeats),
+                              "--dtype", options.dtype, "--cases", options.cases, "--panels", options.panels,
+                              "--folder", folder], env=environment)
         if done.returncode != 0:
             raise SystemExit(f"{name} failed on {size}:\n{done.stdout}{done.stderr}")
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 
+import processes
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # How a part gives its JSON: "FILE" is replaced by a path; without it the last line of the output is JSON.
 PARTS = {"reshape": ("--json", "FILE"), "collectives": ("--json",), "torch-collectives": ("--json", "FILE"),
@@ -110,10 +112,11 @@ def checkout(commit):
     return folder, name
 
 
-def call(root, words, **more):
+def call(root, words):
     # SHARDWIRE_TORCH: PYTHON names the selected interpreter; pip must not make another.
-    return subprocess.run([str(root / "run"), "bench", *words], text=True, check=False, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, cwd=root, env={**os.environ, "SHARDWIRE_TORCH": "debian"}, **more)
+    return processes.run([str(root / "run"), "bench", *words], cwd=root,
+                         env={**os.environ, "SHARDWIRE_TORCH": "debian"}, grace=processes.GRACE_OF_BENCHES_S,
+                         stderr=None)
 
 
 def is_comparison(more):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 
+import processes
 import record
 import write_docs
 from parts import ALL, HOURS, PARTS
@@ -21,8 +22,8 @@ def run(name, words, root):
     """The record of one run. A ValueError has the reason of a failure."""
     with tempfile.TemporaryDirectory(prefix="shardwire-record-") as folder:
         path = pathlib.Path(folder, f"{name}.json")
-        done = subprocess.run([str(root / "run"), *shlex.split(words), "--json", str(path)], cwd=root, text=True,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        done = processes.run([str(root / "run"), *shlex.split(words), "--json", str(path)], cwd=root,
+                             stderr=subprocess.STDOUT, grace=processes.GRACE_OF_BENCHES_S)
         sys.stdout.write(done.stdout)
         if not path.exists():
             said = [line for line in done.stdout.splitlines() if line.strip()] or ["nothing was printed"]

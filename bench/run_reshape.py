@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 
+import processes
 import record
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -91,7 +92,7 @@ def programs(options):
 
 def run(command, timeout):
     """The JSON line that the program printed last."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    done = processes.run(command, timeout=timeout)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
         sys.exit(f"run_reshape.py: {' '.join(command)} ended with "

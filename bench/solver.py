@@ -23,11 +23,11 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
+import processes
 import record
 from fft import timed
 from matmul import grid_of, scalapack_library, start, why_not
@@ -215,10 +215,9 @@ def run(options, name, size, ranks):
                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with tempfile.TemporaryDirectory(prefix="shardwire-solver-") as folder:
         width = [] if options.panel_width is None else ["--panel-width", str(options.panel_width)]
-        done = subprocess.run([*command, __file__, "--child", name, "--sizes", size, "--repeats", str(options.repeats),
-                               "--dtype", options.dtype, "--cases", options.cases, "--columns", str(options.columns),
-                               "--block", str(options.block), "--folder", folder, *width], env=environment,
-                              capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        done = processes.run([*command, __file__, "--child", name, "--sizes", size, "--repeats", str(options.repeats),
+                              "--dtype", options.dtype, "--cases", options.cases, "--columns", str(options.columns),
+                              "--block", str(options.block), "--folder", folder, *width], env=environment)
         if done.returncode != 0:
             raise SystemExit(f"{name} failed on {size}:\n{done.stdout}{done.stderr}")
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
+import processes
 import record
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +31,7 @@ ROWS = 4  # of figures that either program prints
 
 def figures(command: list[str]) -> dict[str, float]:
     """The figures that a program printed: "name   1.234 us" each line."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = processes.run(command, timeout=300)
     lines = [line.rsplit(None, 2) for line in done.stdout.splitlines() if line.endswith(" us")]
     if len(lines) < ROWS:
         sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")

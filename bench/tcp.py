@@ -8,9 +8,9 @@ receive), and sleeps in the kernel beside a message (`raw_blocking`).
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 
+import processes
 import record
 
 PEERS = {"frame_8B": "raw_spin_8B", "allreduce_8B": "raw_exchange_8B", "sendrecv_8B": "raw_blocking_8B",
@@ -23,7 +23,7 @@ def main():
     parser.add_argument("--program", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE", help="also write the table there")
     options, more = parser.parse_known_args()
-    done = subprocess.run([options.program, *more, "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    done = processes.run([options.program, *more, "--json"], stderr=None)
     if done.returncode != 0:
         sys.exit(f"tcp.py: tcp_bench ended with {done.returncode}: {done.stdout[-2000:]}")
     took = {name: statistics.median(case["us"]) for name, case in json.loads(done.stdout)["cases"].items()}

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+import processes
+
 HERE = pathlib.Path(__file__).resolve().parent
 OURS = ("heap", "ordinary")
 # The packages of PyPI; none: the MPI that is installed on this machine.
@@ -59,8 +61,7 @@ def gloo(build):
 
 def run_or_miss(what, command, environment=None):
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT, env=environment,
-                              stdin=subprocess.DEVNULL)
+        done = processes.run(command, timeout=LIMIT, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Missing(f"{what}: {error}") from error
     if done.returncode:

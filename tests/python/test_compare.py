@@ -5,10 +5,13 @@ on fixed figures and on pretended programs. The C++ tests run compare.py on real
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import parts
+import processes
 import record
 import write_docs
 from peers import plot, table
@@ -140,6 +144,60 @@ REPORT = {"bench": "compare", "part": "collectives", "cpu": "Z80", "cores": 2, "
           "ranks": [2], "rounds": 2, "iterations": 3, "calls_in_row": 20, "row_up_to": 4096, "rewritten": True,
           "pinned": [2], "by": {"heap": "shardwire", "mpich": "MPICH 5"}, "missing": {"gloo": "no torch"},
           "lacks": {"mpich": ["reshape"]}}
+
+
+# As mpirun does: each rank leads a process group in the program's session.
+STARTS_RANKS = """
+import os, sys, time
+for _ in range(2):
+    if os.fork() == 0:
+        os.setpgid(0, 0)
+        break
+open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
+while True:
+    time.sleep(60)
+"""
+BENCH_OF_RANKS = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background, signals are ignored
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+sys.path.insert(0, {str(BENCH)!r})
+import processes
+processes.run([sys.executable, "-c", {STARTS_RANKS!r}, sys.argv[1]])
+"""
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_bench_that_is_cut_off_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    bench = subprocess.Popen([sys.executable, "-B", "-c", BENCH_OF_RANKS, tmp_path], stderr=subprocess.DEVNULL)
+    try:
+        while len(pids := [int(path.name) for path in tmp_path.iterdir()]) < 3:
+            assert bench.poll() is None, "the bench ended before the signal"
+            time.sleep(0.01)
+        assert all(map(lives, pids))
+        bench.send_signal(number)
+        assert bench.wait(60) == (-signal.SIGINT if number == signal.SIGINT else 128 + number)
+        assert not any(map(lives, pids)), "a process of the bench was left"
+    finally:
+        bench.kill()
+        bench.wait()
+        for path in tmp_path.iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.name), signal.SIGKILL)
+
+
+def test_a_program_that_takes_too_long_is_ended_with_its_ranks(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        processes.run([sys.executable, "-c", STARTS_RANKS, str(tmp_path)], timeout=1)
+    assert not any(lives(int(path.name)) for path in tmp_path.iterdir())
 
 
 def docs(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
