@@ -50,6 +50,38 @@ print("native", any("second" in text for _, text in lines), all("fourth" not in 
 """
 
 
+WITH_A_HANDLER_THAT_RAISES = """
+import logging, threading
+import torch.distributed as dist
+import shardwire
+from shardwire.process import log
+
+errors = [OSError("the disk is full"), ValueError("the file is closed"), UnicodeError("no text"), KeyError("key")]
+lines = []
+
+class Raises(logging.Handler):
+    def emit(self, record):
+        if threading.current_thread().name == "shardwire-log":  # not in the calls of this program
+            lines.append(record.getMessage())
+            raise errors[len(lines) % len(errors)]
+
+logger = logging.getLogger("shardwire")
+logger.addHandler(Raises())
+logger.setLevel(logging.DEBUG)
+for number in range(6):
+    shardwire.create_process_group(dist.HashStore(), 0, 1, name=f"group{number}")
+log._end()
+print(*[number for number in range(6) if any(f"group{number}" in line for line in lines)])
+"""
+
+
+def test_a_handler_that_raises_loses_no_later_line() -> None:
+    done = subprocess.run([sys.executable, "-c", WITH_A_HANDLER_THAT_RAISES], check=True, capture_output=True, text=True,
+                          timeout=60)
+    assert done.stdout.split() == list("012345"), done
+    assert "group5" in done.stderr and "(logging raised OSError: the disk is full)" in done.stderr, done.stderr
+
+
 def test_lines_go_to_pythons_logging_once_it_is_configured_for_them() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60,
                           env={**os.environ, "SHARDWIRE_LOG": "debug"})

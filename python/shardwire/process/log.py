@@ -39,9 +39,14 @@ def log(level: str, text: str, is_news: bool = False) -> None:
         return
     chosen = os.environ.get("SHARDWIRE_LOG") or ("info" if is_news else "warn")
     if _LEVELS[level] >= _LEVELS.get(chosen.lower(), logging.WARNING):
-        with contextlib.suppress(OSError, AttributeError, ValueError):  # stderr is closed
-            os.write(sys.__stderr__.fileno(),  # type: ignore[union-attr]
-                     f"shardwire {level} [{os.getpid()}]: {text}\n".encode())
+        _write(level, text)
+
+
+def _write(level: str, text: str) -> None:
+    """Writes a line to stderr, as the native side does."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # stderr is closed
+        os.write(sys.__stderr__.fileno(),  # type: ignore[union-attr]
+                 f"shardwire {level} [{os.getpid()}]: {text}\n".encode(errors="replace"))
 
 
 def route() -> bool:
@@ -80,10 +85,13 @@ def _ends() -> tuple[socket.socket, socket.socket]:
 
 
 def _read(ours: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while line := ours.recv(1 << 16).decode(errors="replace"):  # an empty line ends the thread
-            level, _, text = line.split(" ", 2)
+    while line := ours.recv(1 << 16).decode(errors="replace"):  # an empty line ends the thread
+        level, _, text = line.split(" ", 2)
+        try:
             _logger.log(_LEVELS.get(level, logging.WARNING), "%s", text)
+        # Handlers and filters are the program's, and raise anything. Without this thread all later lines would be lost.
+        except Exception as error:
+            _write(level, f"{text} (logging raised {' '.join(f'{type(error).__name__}: {error}'.split())})")
 
 
 def _begin_anew() -> None:
