@@ -162,9 +162,11 @@ class ForkedRanks:
                 self.kill(rank)
                 self.ended[rank] = os.waitpid(self.pids[rank], 0)[1]
 
-    def answers(self, seconds: float, to_the_end: bool = False, may_die: Collection[int] = ()) -> list[Any]:
-        """The answers by rank; None for a rank of may_die without an answer: it may still run, or have ended by SIGKILL
-        or os._exit(). to_the_end: only once all processes have ended.
+    def answers(self, seconds: float, to_the_end: bool = False, may_die: Collection[int] = (),
+                may_stay: bool = False) -> list[Any]:
+        """The answers by rank; None for a rank of may_die that ended without an answer, by SIGKILL or os._exit().
+        to_the_end: only once all processes have ended. may_stay: ranks that run after this time are no failure; any
+        such rank fails the test otherwise, of may_die or not.
         """
         start, failed = time.monotonic(), False
         limit = start + seconds
@@ -175,7 +177,7 @@ class ForkedRanks:
                 failed, limit = True, min(limit, time.monotonic() + GRACE_S)
         waited = time.monotonic() - start
         failures = {rank: text for rank in range(self.size) if (text := self._failure(rank, may_die))}
-        stacks = self.stacks([rank for rank in late if rank not in may_die and rank not in failures])
+        stacks = self.stacks([] if may_stay and not failures else [rank for rank in late if rank not in failures])
         failures.update({rank: f"was still running after {waited:.1f} s:\n{text}" for rank, text in stacks.items()})
         if failures:
             raise RankFailed("\n".join(f"--- {self._title} {rank}:\n{text}" for rank, text in sorted(failures.items())))

@@ -53,12 +53,31 @@ def test_who_does_not_end_fails_and_is_ended():
         with pytest.raises(RankFailed,
                            match="rank 0:\nwas still running after .*\n(.|\n)*answers_and_stays(.|\n)*rank 1:"):
             ranks.answers(0.1, to_the_end=True)
-        assert ranks.answers(0.1, to_the_end=True, may_die=(0, 1)) == ranks.pids
+        assert ranks.answers(0.1, to_the_end=True, may_stay=True) == ranks.pids
         assert ranks.running() == [0, 1]
     assert ranks.running() == []
     for pid in ranks.pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_rank_that_may_die_fails_where_it_hangs():
+    def one_hangs(rank):
+        if rank.number == 0:
+            rank.answer(os.getpid)
+            rank.linger()
+        rank.report("is about to sleep")
+        time.sleep(600)
+
+    with ForkedRanks(2, one_hangs) as ranks:
+        while not all(ranks.reports):
+            assert ranks.poll(60)
+        with pytest.raises(RankFailed) as failure:
+            ranks.answers(0.1, may_die=(1,))
+        assert ranks.answers(0.1, may_die=(1,), may_stay=True) == [ranks.pids[0], None]
+    text = str(failure.value)
+    assert text.startswith("--- rank 1:\nwas still running after ") and "in one_hangs" in text, text
+    assert "rank 0" not in text, text
 
 
 def test_a_rank_that_may_die_dies_by_sigkill_only():

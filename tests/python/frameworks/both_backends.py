@@ -76,7 +76,7 @@ class Both:
         """Each rank leaves its group normally, or is killed."""
         for pool in self._pools.values():
             pool.order(None)
-            pool.answers(10, to_the_end=True, may_die=range(pool.size))
+            pool.answers(10, to_the_end=True, may_die=range(pool.size), may_stay=True)
             pool.end()
         self._pools.clear()
 
