@@ -319,6 +319,15 @@ def test_communication_that_tracing_would_run_is_refused_on_all_ranks(run_ranks)
 
 # Ranks that differ: all ranks raise the same error, and the group still works.
 
+FACTOR = 1.0
+EDGES = (0, (1.0, "mean", torch.float32))
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, a):
+        return a * FACTOR if EDGES[0] == 0 else a
+
+
 
 def misuse(rank, size, which, folder):
     a, b = example_tensors()
@@ -336,6 +345,12 @@ def misuse(rank, size, which, folder):
         def kernel(a):
             return a * rank
         args = [a]
+    if which == "module's global":
+        globals()["FACTOR"] = float(rank // 2)
+        kernel, args = torch.nn.Sequential(torch.nn.ReLU(), Scaled()), [a]
+    if which == "tuple":
+        globals()["EDGES"] = (0, (rank, "mean", torch.float32))
+        kernel, args = Scaled(), [a]
     if which == "parameters":
         torch.manual_seed(rank)
         kernel, args = torch.nn.Linear(4, 2), [a]
@@ -365,6 +380,10 @@ MISUSES = {
     "count": ("MismatchError", "ranks 0 and 1 disagree about the number of tensors: 2 and 1"),
     "closure": ("MismatchError", "ranks 0 and 1 disagree about the bound argument 'factor': 0.0 and 1.0"),
     "global": ("MismatchError", "ranks 0 and 1 disagree about the variable 'rank', which the kernel reads: 0 and 1"),
+    "module's global": ("MismatchError", ("ranks 0 and 2 disagree about the variable 'FACTOR', which Scaled.forward "
+                                          "reads: 0.0 and 1.0")),
+    "tuple": ("MismatchError", ("ranks 0 and 1 disagree about the variable 'EDGES', which Scaled.forward reads: (0, "
+                                "(0, 'mean', torch.float32)) and (0, (1, 'mean', torch.float32))")),
     "parameters": ("MismatchError", "disagree about the parameter 'weight'"),
     "rank_id": ("ValueError", ("rank 1: rank_id is 0, but in the group it is 1; leave it out where there is a group (1 "
                                "more of 3 ranks have errors too)")),

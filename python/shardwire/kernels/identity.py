@@ -41,23 +41,32 @@ def identity(kernel: Any) -> dict[str, str]:
         values = {f"the {label} {name!r}": value_digest(value)
                   for label, table in (("parameter", kernel.named_parameters()), ("buffer", kernel.named_buffers()))
                   for name, value in table}
+        # torch's own modules: torch's version is compared
+        kinds = {type(module): None for module in kernel.modules() if not type(module).__module__.startswith("torch.")}
+        for kind in kinds:
+            values.update(_variables(kind.forward, f"{kind.__qualname__}.forward"))
         return {"the module": f"{type(kernel).__qualname__}, {_digest(str(kernel))}",
                 "the module's mode": "training" if kernel.training else "eval",
                 "the kernel's code": _code(getattr(type(kernel).forward, "__code__", None)), **values}
     function = getattr(kernel, "__func__", kernel)
-    found = {"the kernel's name": str(getattr(function, "__qualname__", type(function).__qualname__)),
-             "the kernel's code": _code(getattr(function, "__code__", None))}
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
+    return {"the kernel's name": str(getattr(function, "__qualname__", type(function).__qualname__)),
+            "the kernel's code": _code(getattr(function, "__code__", None)), **_variables(function, "the kernel")}
+
+
+def _variables(function: Any, reader: str) -> dict[str, str]:
+    """The variables outside of a function that the function reads: those of its closure, and globals that are plain or
+    tensors."""
+    found: dict[str, str] = {}
+    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(function, "__closure__", None) or ()):
         try:
-            found[f"the variable {name!r}, which the kernel reads"] = _value(cell.cell_contents)
+            found[name] = _value(cell.cell_contents)
         except ValueError:  # the variable is not assigned yet
             pass
-    globals_of = getattr(function, "__globals__", {})
-    for name in _globals_read(getattr(function, "__code__", None)):
-        if name in globals_of and isinstance(globals_of[name], (*_PLAIN, torch.Tensor)):
-            found[f"the variable {name!r}, which the kernel reads"] = _value(globals_of[name])
-    return found
+    for name in _globals_read(code):
+        if name in values and (isinstance(values[name], torch.Tensor) or _is_plain(values[name])):
+            found[name] = _value(values[name])
+    return {f"the variable {name!r}, which {reader} reads": value for name, value in found.items()}
 
 
 def _globals_read(code: types.CodeType | None) -> list[str]:
@@ -76,7 +85,11 @@ def _value(value: Any) -> str:
     texts."""
     if isinstance(value, torch.Tensor):
         return value_digest(value)
-    return repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__
+    return repr(value) if _is_plain(value) else type(value).__qualname__
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or isinstance(value, tuple) and all(map(_is_plain, value))
 
 
 def _code(code: types.CodeType | None) -> str:
