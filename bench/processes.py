@@ -1,9 +1,9 @@
-"""Runs a program of a bench, such as mpirun or another bench, so that nothing of the program outlives the bench.
+"""Runs a program of a bench, such as mpirun or another bench. No process of the program outlives the bench.
 
 The program leads a separate session, since mpirun gives each rank a process group. run() ends all processes of the
-session before it returns or raises: at a timeout, at Ctrl-C, and at SIGTERM and SIGHUP, which raise SystemExit in this
-program. Where this program is killed, the kernel sends SIGTERM to the program, and mpirun then ends its ranks.
-shardwire.launch starts a session for each rank, and ends the ranks itself.
+session before run() returns or raises: at a timeout, at Ctrl-C, and at SIGTERM and SIGHUP, which raise SystemExit in
+the bench. At SIGKILL of the bench the kernel sends SIGTERM to mpirun, and mpirun ends the ranks. shardwire.launch
+starts a session for each rank, and ends the ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
-GRACE_OF_BENCHES_S = 3 * GRACE_S  # for a program that calls run() itself
+GRACE_OF_BENCHES_S = 3 * GRACE_S  # for programs with a call of run()
 
 
 def run(command: Sequence[str], timeout: float | None = None, grace: float = GRACE_S,
         **options: Any) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run`` with captured text, without input; options override this."""
+    """As ``subprocess.run`` with captured text, without input; options override these choices."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
                              "text": True, **options}
     with (_exit_by_signals(),
@@ -41,7 +41,7 @@ def run(command: Sequence[str], timeout: float | None = None, grace: float = GRA
 
 @contextlib.contextmanager
 def _exit_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit meanwhile, unless the program ignores or handles them."""
+    """SIGTERM and SIGHUP raise SystemExit meanwhile, unless the bench ignores or handles these signals."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP)
                if is_main and signal.getsignal(number) is signal.SIG_DFL]
@@ -67,7 +67,7 @@ def _end(session: int, grace: float) -> None:
         if waited > grace:
             _signal_all(session, signal.SIGKILL)
         if waited > 2 * grace:
-            return  # a process that even SIGKILL does not end, in a system call that does not end
+            return  # SIGKILL ends no process within a blocked system call
         time.sleep(0.01)
 
 
@@ -78,7 +78,7 @@ def _signal_all(session: int, number: int) -> None:
 
 
 def _living(session: int) -> list[int]:
-    """The processes of a session, without those that only wait to be reaped."""
+    """The processes of a session, without zombies."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # the process ended meanwhile

@@ -32,8 +32,8 @@ def group() -> Any:
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60, join: bool = True,
               default_group: bool = False, may_die: Collection[int] = ()) -> list[Any]:
-    """Results of ``fn(rank, *args)`` by rank; None for a rank of ``may_die`` that died. A rank that hangs fails the test
-    with the rank's stacks, of ``may_die`` or not.
+    """Results of ``fn(rank, *args)`` by rank; None for a rank of ``may_die`` that died. A rank that hangs fails the
+    test with the rank's stacks, of ``may_die`` or not.
 
     timeout: seconds for the whole case. join=False: no group is made (the function makes a group). default_group=True:
     the group is torch's default group, made by init_process_group("shardwire"), for code that needs torch.distributed,

@@ -76,8 +76,8 @@ print(*[number for number in range(6) if any(f"group{number}" in line for line i
 
 
 def test_a_handler_that_raises_loses_no_later_line() -> None:
-    done = subprocess.run([sys.executable, "-c", WITH_A_HANDLER_THAT_RAISES], check=True, capture_output=True, text=True,
-                          timeout=60)
+    done = subprocess.run([sys.executable, "-c", WITH_A_HANDLER_THAT_RAISES], check=True, capture_output=True,
+                          text=True, timeout=60)
     assert done.stdout.split() == list("012345"), done
     assert "group5" in done.stderr and "(logging raised OSError: the disk is full)" in done.stderr, done.stderr
 

@@ -54,8 +54,7 @@ def identity(kernel: Any) -> dict[str, str]:
 
 
 def _variables(function: Any, reader: str) -> dict[str, str]:
-    """The variables outside of a function that the function reads: those of its closure, and globals that are plain or
-    tensors."""
+    """The variables of a function's closure, and the plain values and tensors among the globals in its code."""
     found: dict[str, str] = {}
     code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     for name, cell in zip(getattr(code, "co_freevars", ()), getattr(function, "__closure__", None) or ()):
