@@ -157,19 +157,22 @@ class Oracle {
       if (rank == 0 || areRanksLaunched()) {
         prepare(firstSeed + i);
       }
-      meet(all);
+      meet(all, rank, firstSeed + i);
       const auto n = current_.randomCase.specs.size();
       if (static_cast<std::size_t>(rank) < n && !failed_) {
         check(*groups[n], rank);
       }
-      meet(all);
+      meet(all, rank, firstSeed + i);
     }
   }
 
-  void meet(Communicator& group) {
+  // Without describe(): if only this rank's barrier fails, rank 0 may be making the next case.
+  void meet(Communicator& group, Rank rank, std::uint64_t seed) {
     auto work = group.barrier();
-    if (!work.isOk() || !(*work)->wait().isOk()) {
-      failed_ = true;
+    const Status status = work.isOk() ? (*work)->wait() : work.status();
+    if (!status.isOk() && !failed_.exchange(true)) {
+      std::lock_guard lock(mutex_);
+      ADD_FAILURE() << "seed " << seed << ", rank " << rank << ": a barrier beside the case: " << status.message();
     }
   }
 
