@@ -66,13 +66,16 @@ def complain(text):
     say(text)
 
 
+# Variables of launchers, and our own. What the caller asks of the tests themselves is kept: the device, the seeds, the
+# numbers of cases and of kills, the rig's kernel. SHARDWIRE_TEST_FOLDER is of a rank that tests/mpi or tests/rig started.
+LEFT_OUT = re.compile(
+    r"(SHARDWIRE_(?!JOBS$|APT$|WERROR$|ORACLE_|TEST_(?!FOLDER$)|RIG_)|SLURM_|OMPI_|PMIX_|PMI_|MPI_LOCAL|MASTER_|"
+    r"TORCHELASTIC_|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$)")
+
+
 def clean_environment(**more):
-    """The caller's environment without what would change a test: launchers' and our own tunables."""
-    kept = {
-        name: value for name, value in os.environ.items()
-        if not re.match(r"(SHARDWIRE_(?!JOBS|APT|WERROR|ORACLE_SEED)|OMPI_|PMIX_|PMI_|MASTER_|TORCHELASTIC_|(LOCAL_|"
-                        r"GROUP_)?(RANK|WORLD_SIZE)$)", name)
-    }
+    """The caller's environment without what would change a test that the caller did not ask to change."""
+    kept = {name: value for name, value in os.environ.items() if not LEFT_OUT.match(name)}
     kept.update({name: str(value) for name, value in more.items()})
     return kept
 

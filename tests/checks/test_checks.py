@@ -286,6 +286,18 @@ def test_suite_fails_a_part_that_found_no_test(tmp_path, monkeypatch):
     assert suite.pytest("nothing", tmp_path, None, sys.executable, None).failed == 1
 
 
+def test_suite_passes_on_what_the_caller_asks_of_the_tests_and_no_other_variable_of_ours(monkeypatch):
+    kept = ("SHARDWIRE_TEST_DEVICE", "SHARDWIRE_TEST_SEED", "SHARDWIRE_ORACLE_SEED", "SHARDWIRE_ORACLE_CASES",
+            "SHARDWIRE_RIG_CACHE", "SHARDWIRE_JOBS", "HOME")
+    dropped = ("SHARDWIRE_TEST_FOLDER", "SHARDWIRE_TRANSPORTS", "SHARDWIRE_TIMEOUT", "SLURM_PROCID", "PMI_RANK",
+               "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID", "MASTER_ADDR", "RANK", "LOCAL_RANK")
+    for name in kept + dropped:
+        monkeypatch.setenv(name, "1")
+    left = suite.clean_environment(SHARDWIRE_TAG="own")
+    assert [name for name in kept if name not in left] == [] and left["SHARDWIRE_TAG"] == "own"
+    assert [name for name in dropped if name in left] == []
+
+
 def test_suite_ends_a_part_that_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "LOGS", tmp_path)
     status, log = suite.run("hang", [sys.executable, "-c", "import time; time.sleep(60)"], limit=0.5)
