@@ -247,10 +247,14 @@ def cpp(folder, env, options, *more, target="all", only="."):
          "--no-tests=error", "-R", only, "--parallel", AT_A_TIME, "--timeout", 900, "--output-junit", programs],
         clean_environment(GTEST_OUTPUT=f"xml:{reports}/", GTEST_COLOR="no", **oracle, **env),
     )
-    counts, failed, skips, with_failures = [], [], collections.Counter(), set()
+    counts, failed, skips, with_failures, read = [], [], collections.Counter(), set(), set()
     for report in sorted(reports.glob("*.xml")):
         if report != programs:
-            counted, names, reasons = junit(report, f"{folder}, {report.stem}")
+            try:
+                counted, names, reasons = junit(report, f"{folder}, {report.stem}")
+            except ElementTree.ParseError:  # the program died while it wrote
+                continue
+            read.add(report.stem)
             counts.append(counted)
             failed += names
             skips += reasons
@@ -265,10 +269,20 @@ def cpp(folder, env, options, *more, target="all", only="."):
             dead = ["ctest"]
         failed += [f"the program itself: {name}" for name in dead]
         counts.append(Count(0, len(dead), 0))
+    silent = without_reports(programs, read)
+    failed += [f"{name}: it ended well, and wrote no report that can be read" for name in silent]
+    counts.append(Count(0, len(silent), 0))
     say_outcome(None, failed, skips)
     if status != 0:
         show_end(log)
     return add(counts) if sum(add(counts)) else FAIL
+
+
+def without_reports(programs, read):
+    """The test programs that passed by ctest's report, and are not among those whose own reports could be read."""
+    cases = ElementTree.parse(programs).iter("testcase") if programs.exists() else []
+    return [case.get("name") for case in cases
+            if case.get("name").startswith("tests_") and case.get("status") == "run" and case.get("name") not in read]
 
 
 def steady_addresses(folder):
@@ -348,7 +362,7 @@ def part_tidy(options):
 
 
 def pytest(name, where, options, python, env, *more):
-    """pytest's own status 5, no test found, is a failure here."""
+    """pytest's own status 5, no test found, is a failure here, and so is a report that cannot be read."""
     report = LOGS / f"{name}.xml"
     report.unlink(missing_ok=True)
     # No faulthandler_timeout: the timeout's thread does not survive a fork, and a forked rank with its own timeout
@@ -360,11 +374,11 @@ def pytest(name, where, options, python, env, *more):
     except (OSError, ElementTree.ParseError):
         counted, failed, skips = NONE, [], collections.Counter()
     say_outcome(counted, failed, skips)
-    if status != 0:
+    if status != 0 or counted == NONE:
         show_end(log, 80)
         if counted.failed == 0:
             complain(f"  FAIL {name}: pytest ended with status {status}"
-                     + (" (it found no test)" if status == 5 else ""))
+                     + (" (it found no test)" if status == 5 else " and no count" if counted == NONE else ""))
             counted = add([counted, FAIL])
     return counted
 
@@ -667,6 +681,9 @@ def main():
         say(f"== {name}")
         begun = time.monotonic()
         counted = PARTS[name](options)
+        if counted == NONE:
+            complain(f"  FAIL {name}: it counted no test")
+            counted = FAIL
         total = add([total, counted])
         lines.append(f"{name:<12} {time.monotonic() - begun:7.1f} s   {counted.passed} passed, {counted.failed} "
                      f"failed, {counted.skipped} skipped")

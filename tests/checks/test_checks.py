@@ -286,6 +286,27 @@ def test_suite_fails_a_part_that_found_no_test(tmp_path, monkeypatch):
     assert suite.pytest("nothing", tmp_path, None, sys.executable, None).failed == 1
 
 
+def test_suite_fails_a_part_without_a_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(suite, "LOGS", tmp_path)
+    quiet = tmp_path / "python"
+    quiet.write_text("#!/bin/sh\nexit 0\n")
+    quiet.chmod(0o755)
+    assert suite.pytest("quiet", tmp_path, None, quiet, None) == suite.FAIL
+    monkeypatch.setattr(suite, "PARTS", {"empty": lambda _: suite.NONE, "good": lambda _: suite.PASS})
+    monkeypatch.setattr(suite, "complaints", [])
+    monkeypatch.setattr(sys, "argv", ["suite.py"])
+    assert suite.main() == 1
+
+
+def test_suite_names_programs_that_passed_without_a_report(tmp_path):
+    report = tmp_path / "ctest.xml"
+    report.write_text('<testsuite><testcase name="tests_a" status="run"/><testcase name="tests_b" status="run"/>'
+                      '<testcase name="tests_c" status="fail"><failure/></testcase>'
+                      '<testcase name="bench_a" status="run"/></testsuite>')
+    assert suite.without_reports(report, {"tests_a"}) == ["tests_b"]
+    assert suite.without_reports(tmp_path / "none.xml", set()) == []
+
+
 def test_suite_passes_on_what_the_caller_asks_of_the_tests_and_no_other_variable_of_ours(monkeypatch):
     kept = ("SHARDWIRE_TEST_DEVICE", "SHARDWIRE_TEST_SEED", "SHARDWIRE_ORACLE_SEED", "SHARDWIRE_ORACLE_CASES",
             "SHARDWIRE_RIG_CACHE", "SHARDWIRE_JOBS", "HOME")
