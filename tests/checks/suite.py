@@ -7,6 +7,8 @@ failure the end of the log is shown.
 
 import argparse
 import collections
+import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -97,24 +99,85 @@ def run(name, command, env=None, cwd=ROOT, limit=1800):
             start_new_session=True,
         )
         try:
-            status = child.wait(timeout=limit)
+            status = wait_for(child, limit)
         except subprocess.TimeoutExpired:
             status = 124
             out.write(f"\nended after {limit} s: it took too long\n".encode())
+            end_session(child, signal.SIGINT)
         except BaseException:
-            end_session(child)
+            end_session(child, signal.SIGINT)
             raise
         end_session(child)
     return status, log
 
 
-def end_session(child):
-    """No rank of a failed test outlives the part."""
+def own_orphans():
+    """Processes whose parents have ended become children of this process, which can then end them with the part."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    # A background job of a shell ignores SIGINT, and so would the parts, which end by SIGINT.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
+
+
+def collect_orphans(child=None):
+    """Collects ended children other than `child`: tests take a process that nobody has collected for alive."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if child is not None and ended.si_pid == child.pid:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
+def wait_for(child, limit):
+    end, pause = time.monotonic() + limit, 0.001
+    while child.poll() is None:
+        collect_orphans(child)
+        if time.monotonic() > end:
+            raise subprocess.TimeoutExpired(child.args, limit)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return child.returncode
+
+
+def end_session(child, first=None, patience=20):
+    """No process of a part outlives the part. With `first`, a signal, the part has `patience` seconds to clean up."""
     try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    child.wait()
+        if first is not None:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(child.pid, first)
+                wait_for(child, patience)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        end_descendants()
+
+
+def end_descendants():
+    """Ends what a part left in other sessions: mpirun, daemons, ranks of tests."""
+    deadline = time.monotonic() + 10
+    while True:
+        collect_orphans()
+        left = descendants()
+        if not left or time.monotonic() > deadline:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def descendants():
+    """The numbers of this process's children, their children, and so on."""
+    children = collections.defaultdict(list)
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children[parent].append(int(path.parent.name))
+    found = [os.getpid()]
+    for pid in found:  # grows
+        found += children[pid]
+    return found[1:]
 
 
 def end_of(log, lines):
@@ -705,4 +768,8 @@ def main():
 if __name__ == "__main__":
     # An end by a signal also ends the part that runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.exit(main())
+    own_orphans()
+    try:
+        sys.exit(main())
+    finally:
+        end_descendants()

@@ -325,6 +325,38 @@ def test_suite_ends_a_part_that_hangs(tmp_path, monkeypatch):
     assert status == 124 and "too long" in log.read_text()
 
 
+# A process that keeps orphans, as suite.py does; and a part that cleans up and leaves a process in another session.
+ENDING = """
+import pathlib, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+import suite
+suite.own_orphans()
+child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], start_new_session=True)
+while not pathlib.Path("ready").exists():
+    time.sleep(0.01)
+suite.end_session(child, suite.signal.SIGINT)
+print(suite.descendants())
+"""
+LEAVING = """
+import os, pathlib, subprocess, time
+stranger = subprocess.Popen(["sleep", "100"], start_new_session=True)
+pathlib.Path("stranger").write_text(str(stranger.pid))
+try:
+    pathlib.Path("ready").touch()
+    time.sleep(100)
+finally:
+    pathlib.Path("clean").touch()
+"""
+
+
+def test_suite_lets_a_part_clean_up_and_ends_what_is_left_in_other_sessions(tmp_path):
+    done = subprocess.run([sys.executable, "-c", ENDING, pathlib.Path(suite.__file__).parent, LEAVING], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[]\n", done.stderr
+    assert (tmp_path / "clean").exists()
+    assert not pathlib.Path("/proc", (tmp_path / "stranger").read_text()).exists()
+
+
 def test_suite_states_what_failed_once_more_at_the_end(monkeypatch, capsys):
     def failing(_):
         suite.say_outcome(None, ["a.c\n      the reason"], collections.Counter())

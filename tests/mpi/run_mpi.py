@@ -79,6 +79,9 @@ def run(title, program, ranks, limit, mpi_options=(), may_die=(), prefix=(), **e
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, 9)
             output = child.communicate()[0].decode(errors="replace") + f"\n{title}: still running after {limit} s\n"
+        except BaseException:
+            os.killpg(child.pid, 9)
+            raise
         logs = {f"rank{rank}": (pathlib.Path(folder) / f"rank{rank}.log") for rank in range(1, ranks)}
         outcomes, missing = gtest_results.read(
             [pathlib.Path(folder) / f"rank{rank}.xml" for rank in range(ranks) if rank not in may_die])
@@ -112,8 +115,8 @@ def main():
         # By default mpirun ends all ranks when one dies.
         ("death", "tests_mpi", 2, 60,
          {"GTEST_FILTER": "MpiDeath.*", "mpi_options": ["--mca", "orte_enable_recovery", "1"], "may_die": [1]}),
-        ("compile_op", "tests_oracle", 6, 1800, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", **cases}),
-        ("collectives", "tests_oracle", 5, 1800,
+        ("compile_op", "tests_oracle", 6, 800, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", **cases}),
+        ("collectives", "tests_oracle", 5, 800,
          {"GTEST_FILTER": "Paths/CollectivesOracleTest.*:-*copied*:*_processes", **cases}),
     ]
     counts = [0, 0, 0]
