@@ -4,13 +4,13 @@ say() { printf 'shardwire: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 logs=$root/build/log
 
-# After a second says that something runs; on a terminal shows its newest line, elsewhere says it each minute. Killed by quietly(). Its sleeps must not keep the caller's input open.
+# After a second says that something runs; on a terminal shows its newest line, elsewhere says it each minute. Killed by quietly(), or ends after the shell. Its sleeps must not keep the caller's input open.
 # shellcheck disable=SC2217
 watch_log() {  # watch_log LOG TITLE
   local start=$SECONDS shown=$SECONDS width=150 line
   sleep 1 </dev/null >/dev/null 2>&1
   if [ -t 2 ]; then width=$((${COLUMNS:-100} > 60 ? ${COLUMNS:-100} - 45 : 30)); else say "$2 (log: ${1#"$PWD"/})"; fi
-  while :; do
+  while kill -0 $$ 2>/dev/null; do
     if [ -t 2 ] || [ $((SECONDS - shown)) -ge "${say_every:-60}" ]; then
       shown=$SECONDS
       line=$(tail -c 300 "$1" 2>/dev/null | tr '\r' '\n' | grep -v '^ *$' | tail -n 1 | cut -c "1-$width") || line=

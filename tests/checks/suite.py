@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import re
@@ -196,10 +197,13 @@ def show_end(log, lines=60):
 
 def build(folder, target, title, *options):
     """One build folder, by the rules of ./run. Returns whether the build succeeded."""
-    child = subprocess.run(
-        [str(ROOT / "run"), "_build", str(ROOT / "build" / folder), target, title, *options], stdin=subprocess.DEVNULL,
-        check=False
-    )
+    child = subprocess.Popen([str(ROOT / "run"), "_build", str(ROOT / "build" / folder), target, title, *options],
+                             stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_for(child, math.inf)
+    except BaseException:
+        end_session(child, signal.SIGINT)
+        raise
     if child.returncode != 0:
         complain(f"  FAIL {title}: it does not build")
     return child.returncode == 0

@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -43,21 +44,23 @@ class Machine:
         self.program("c++", "echo 'g++ (Debian) 12.2.0'")
         self.calls, self.said = folder / "calls", folder / "said"
         self.said.write_text("-- Found fmt\n")
+        self.command = ["bash", "-c", SCRIPT.replace("{root}", str(ROOT)), "build", str(self.root)]
 
     def program(self, name, text):
         path = self.bin / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
+    def environment(self, **more):
+        kept = {name: value for name, value in os.environ.items()
+                if name not in ("CXX", "CXXFLAGS", "LDFLAGS", "CPATH", "CMAKE_PREFIX_PATH", "MPI_HOME")}
+        return {**kept, "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.root), **more}
+
     def build(self, **env):
         """(the calls, in order, and the output)"""
         self.calls.write_text("")
-        kept = {name: value for name, value in os.environ.items()
-                if name not in ("CXX", "CXXFLAGS", "LDFLAGS", "CPATH", "CMAKE_PREFIX_PATH", "MPI_HOME")}
-        kept.update(PATH=f"{self.bin}:/usr/bin:/bin", HOME=str(self.root), **env)
-        command = ["bash", "-c", SCRIPT.replace("{root}", str(ROOT)), "build", str(self.root)]
-        done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120, check=False,
-                              stdin=subprocess.DEVNULL)
+        done = subprocess.run(self.command, env=self.environment(**env), capture_output=True, text=True, timeout=120,
+                              check=False, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, done.stderr
         return self.calls.read_text().split(), done.stderr
 
@@ -76,6 +79,19 @@ def test_a_long_build_says_something_every_minute_where_there_is_no_terminal(mac
     lines = machine.build(say_every="1")[1].splitlines()
     assert any(re.fullmatch(r"shardwire: building one: \d+ s so far  \[2/9\] Building CXX object two.cc.o", line)
                for line in lines), lines
+
+
+def test_nothing_speaks_on_behind_a_build_whose_shell_was_killed(machine):
+    machine.program("ninja", "sleep 30")
+    with subprocess.Popen(machine.command, env=machine.environment(say_every="1"), stderr=subprocess.PIPE,
+                          stdin=subprocess.DEVNULL, start_new_session=True) as shell:
+        assert b"building one" in shell.stderr.readline()
+        shell.kill()
+        assert shell.wait() != 0
+        try:
+            shell.communicate(timeout=20)  # until the last writer has ended
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
 
 
 def test_an_optional_package_that_comes_goes_or_is_upgraded_configures_again(machine):
