@@ -135,11 +135,14 @@ def findings_of(path, text):
 
 
 def findings_of_include(path, room, quote, name):
+    if {".", ".."} & set(name.split("/")):  # leads out of the room that its first words name
+        yield f'"{name}": write includes from the repository root'
+        return
     target = included_room(name)
     if target is not None and target != room and target not in ROOMS[room]:
         why = "it sees torch" if target in SEES_TORCH and room not in SEES_TORCH else f"{target} is not below it"
         yield f"{room} may not include {name}: {why}"
-    if quote == '"' and target is None and "/" not in name:
+    if quote == '"' and target is None:
         yield f'"{name}": write includes from the repository root, or as "shardwire/x.h"'
     if target is None:
         for pattern, called, allowed in OUTSIDE:

@@ -73,6 +73,9 @@ REFUSED = [
     ("backend/fabric/link.cc", "#include <openssl/hmac.h>\n", "OpenSSL"),
     ("backend/exec/executor.cc", "#include <cuda_runtime.h>\n", "CUDA"),
     ("ops/plan/plan.cc", '#include "plan.h"\n', "repository root"),
+    ("ops/plan/plan.cc", '#include "../../backend/exec/engine.h"\n', "repository root"),
+    ("ops/plan/plan.cc", '#include "ops/plan/../../backend/exec/engine.h"\n', "repository root"),
+    ("ops/plan/plan.cc", '#include "plan/plan.h"\n', "repository root"),
     ("ops/plan/plan.cc", '#include <fmt/format.h>\nauto text = fmt::join(a, " ");\n', "fmt/ranges.h"),
     ("backendx/new_room/x.cc", "#include <vector>\n", "no room"),
 ]
