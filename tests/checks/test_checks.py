@@ -2,6 +2,7 @@
 
 import collections
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -299,6 +300,12 @@ def test_suite_fails_a_part_without_a_count(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "complaints", [])
     monkeypatch.setattr(sys, "argv", ["suite.py"])
     assert suite.main() == 1
+
+
+def test_suite_gives_many_random_specs_their_time():
+    """.ci/weekly's number, at the speed of limit_of_programs()."""
+    (cases,) = re.findall(r"--oracle (\d+)", (ROOT / ".ci" / "weekly").read_text())
+    assert suite.limit_of_programs(int(cases)) > 3 * 71 * int(cases) / 20000 and suite.limit_of_programs(20000) == 900
 
 
 def test_suite_names_programs_that_passed_without_a_report(tmp_path):
