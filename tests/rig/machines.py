@@ -182,11 +182,13 @@ class Machines:
             self.start_switch()
         machines = [self.start(node) for node in range(self.nodes)]
         started, tries, status, running = [begin] * self.nodes, [1] * self.nodes, {}, False
+        limit = BOOT_LIMIT * BOOT_TRIES + 10
         while len(status) < self.nodes:
             time.sleep(0.05)
             now = time.monotonic()
-            if now - begin > self.timeout:
-                kernel.say(f"timeout after {self.timeout:g} s; exit statuses so far: {status}")
+            if now - begin > limit:
+                kernel.say(f"timeout {'' if running else 'of the boot '}after {limit:g} s; exit statuses so far: "
+                           f"{status}")
                 return TIMED_OUT
             for node in set(range(self.nodes)) - set(status):
                 process, control = machines[node]
@@ -208,7 +210,7 @@ class Machines:
                         process.wait()
                         machines[node], started[node], tries[node] = self.start(node), now, tries[node] + 1
             if not running and all((control / "ready").exists() for _, control in machines):
-                running = True
+                running, begin, limit = True, now, self.timeout
                 for _, control in machines:
                     (control / "go").touch()
         return next((one for one in status.values() if one), 0)
@@ -234,7 +236,8 @@ def main():
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB", help="memory of each (default 2048)")
     parser.add_argument("--cores", type=int, metavar="N",
                         help="processors of each (default: the host's / nodes, 1 to 4)")
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds, boot included (default 600)")
+    parser.add_argument("--timeout", type=float, default=600, metavar="S",
+                        help="seconds, without the boot (default 600)")
     parser.add_argument("--write", action="append", default=[], metavar="FOLDER", help="share FOLDER read-write")
     parser.add_argument("--show", action="append", default=[], metavar="FOLDER",
                         help="show FOLDER though it lies under " + ", ".join(HIDDEN))

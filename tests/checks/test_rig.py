@@ -1,0 +1,54 @@
+"""When the rig starts a machine anew, and from when its time limit counts: with stand-ins for QEMU."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "rig"))
+import machines
+
+HANGS = "exec sleep 60"
+WORKS = "touch ready; until [ -e go ]; do sleep 0.05; done; sleep {seconds}; echo 0 >status; sleep 60"
+
+
+class StandIns(machines.Machines):
+    """One machine, whose boots are these scripts in turn."""
+
+    def __init__(self, folder, scripts, timeout):
+        super().__init__("true", timeout=timeout)
+        self.folder, self.scripts = folder, list(scripts)
+
+    def start(self, node):
+        control = self.folder / f"boot{len(self.scripts)}"
+        control.mkdir()
+        process = subprocess.Popen(["sh", "-c", self.scripts.pop(0)], cwd=control, stdin=subprocess.DEVNULL,
+                                   start_new_session=True)
+        self.processes.append(process)
+        return process, control
+
+    def outcome(self):
+        try:
+            return self.run()
+        finally:
+            for process in self.processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture(autouse=True)
+def short_boots(monkeypatch):
+    monkeypatch.setattr(machines, "BOOT_LIMIT", 3)
+
+
+def test_a_boot_that_hangs_is_tried_again_though_the_limit_of_the_command_is_shorter(tmp_path):
+    assert StandIns(tmp_path, [HANGS, WORKS.format(seconds=0)], timeout=2).outcome() == 0
+
+
+def test_the_limit_counts_from_the_begin_of_the_command(tmp_path):
+    assert StandIns(tmp_path, [WORKS.format(seconds=30)], timeout=0.5).outcome() == machines.TIMED_OUT
