@@ -69,8 +69,8 @@ def complain(text):
     say(text)
 
 
-# Variables of launchers, and our own. What the caller asks of the tests themselves is kept: the device, the seeds, the
-# numbers of cases and of kills, the rig's kernel. SHARDWIRE_TEST_FOLDER is for ranks that tests/mpi and tests/rig start.
+# Variables of launchers, and our own. Others of our own are choices of the caller, and stay: the device, the seeds, the
+# numbers of cases and of kills, the rig's kernel. tests/mpi and tests/rig set SHARDWIRE_TEST_FOLDER for their ranks.
 LEFT_OUT = re.compile(
     r"(SHARDWIRE_(?!JOBS$|APT$|WERROR$|ORACLE_|TEST_(?!FOLDER$)|RIG_)|SLURM_|OMPI_|PMIX_|PMI_|MPI_LOCAL|MASTER_|"
     r"TORCHELASTIC_|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$)")

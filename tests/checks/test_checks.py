@@ -349,8 +349,8 @@ print(suite.descendants())
 """
 LEAVING = """
 import os, pathlib, subprocess, time
-stranger = subprocess.Popen(["sleep", "100"], start_new_session=True)
-pathlib.Path("stranger").write_text(str(stranger.pid))
+left = subprocess.Popen(["sleep", "100"], start_new_session=True)
+pathlib.Path("left").write_text(str(left.pid))
 try:
     pathlib.Path("ready").touch()
     time.sleep(100)
@@ -364,7 +364,7 @@ def test_suite_lets_a_part_clean_up_and_ends_what_is_left_in_other_sessions(tmp_
                           capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "[]\n", done.stderr
     assert (tmp_path / "clean").exists()
-    assert not pathlib.Path("/proc", (tmp_path / "stranger").read_text()).exists()
+    assert not pathlib.Path("/proc", (tmp_path / "left").read_text()).exists()
 
 
 def test_suite_states_what_failed_once_more_at_the_end(monkeypatch, capsys):
