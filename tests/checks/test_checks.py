@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).resolve().parents[1] / "support")]
 import docs
+import gtest_results
 import layers
 import names
 import one_definition
@@ -283,6 +284,12 @@ def test_suite_counts_reports(tmp_path):
     )
     counted, failed, skips = suite.junit(report)
     assert counted == (1, 1, 2) and failed[0].startswith("a.c") and skips["no torch"] == 1
+
+
+def test_a_test_that_some_ranks_skip_has_not_passed():
+    both, some = gtest_results.Outcome(6, 0, 0, ""), gtest_results.Outcome(1, 0, 5, "")
+    bad = gtest_results.Outcome(4, 1, 1, "no")
+    assert gtest_results.count({"a": both, "b": some, "c": bad, "d": both}) == (2, 1, 1)
 
 
 def test_suite_fails_a_part_that_found_no_test(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def read(paths):
 
 
 def count(outcomes):
-    """How many tests passed on all ranks without a skip, failed on any, were skipped on all."""
+    """How many tests passed on all ranks without a skip, failed on any, were skipped on any and failed on none."""
     failed = sum(1 for outcome in outcomes.values() if outcome.failed)
-    skipped = sum(1 for outcome in outcomes.values() if not outcome.passed and not outcome.failed)
+    skipped = sum(1 for outcome in outcomes.values() if outcome.skipped and not outcome.failed)
     return len(outcomes) - failed - skipped, failed, skipped
