@@ -1,4 +1,6 @@
-"""When the rig starts a machine anew, and from when its time limit counts: with stand-ins for QEMU."""
+"""Which kernel the rig takes, when it starts a machine anew, and from when its time limit counts: with stand-ins for
+apt and QEMU.
+"""
 
 import contextlib
 import os
@@ -10,10 +12,23 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "rig"))
+import kernel
 import machines
 
 HANGS = "exec sleep 60"
 WORKS = "touch ready; until [ -e go ]; do sleep 0.05; done; sleep {seconds}; echo 0 >status; sleep 60"
+
+
+def test_the_next_suite_is_tried_behind_one_whose_download_takes_too_long(tmp_path, monkeypatch):
+    def kernel_of(suite):
+        if suite == "slow":
+            raise subprocess.TimeoutExpired("apt-get", 600)
+        return suite
+
+    for name, value in (("CACHE", tmp_path), ("SUITES", ["slow", "host"]), ("kernel_of", kernel_of),
+                        ("initrd_of", str), ("missing_packages", list)):
+        monkeypatch.setattr(kernel, name, value)
+    assert kernel.prepare() == "host"
 
 
 class StandIns(machines.Machines):
@@ -41,14 +56,16 @@ class StandIns(machines.Machines):
                 process.wait()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short_boots(monkeypatch):
     monkeypatch.setattr(machines, "BOOT_LIMIT", 3)
 
 
+@pytest.mark.usefixtures("short_boots")
 def test_a_boot_that_hangs_is_tried_again_though_the_limit_of_the_command_is_shorter(tmp_path):
     assert StandIns(tmp_path, [HANGS, WORKS.format(seconds=0)], timeout=2).outcome() == 0
 
 
+@pytest.mark.usefixtures("short_boots")
 def test_the_limit_counts_from_the_begin_of_the_command(tmp_path):
     assert StandIns(tmp_path, [WORKS.format(seconds=30)], timeout=0.5).outcome() == machines.TIMED_OUT

@@ -75,7 +75,7 @@ def prepare():
             for suite in SUITES:
                 try:
                     return initrd_of(kernel_of(suite))
-                except Unavailable as reason:
+                except (Unavailable, subprocess.SubprocessError) as reason:  # call() may also take too long
                     reasons.append(f"suite {suite}: {reason}")
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"cannot prepare a kernel in {CACHE}: {error}") from error
