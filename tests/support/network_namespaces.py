@@ -29,12 +29,12 @@ def _await_running(name, link):
 
 def names_of_two(prefix):
     """Two names of namespaces with this process's number inside. The namespaces of killed processes are removed before,
-    with the programs that still run there.
+    with the programs that still run there. So are namespaces with these two names: an earlier process had the number.
     """
     for line in _ip("netns", "list").splitlines():
         name = line.split()[0]
         found = re.fullmatch(prefix + r"(\d+)[ab]", name)
-        if found is None or os.path.exists(f"/proc/{found[1]}"):
+        if found is None or (int(found[1]) != os.getpid() and os.path.exists(f"/proc/{found[1]}")):
             continue
         for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True,
                                   check=False).stdout.split():
