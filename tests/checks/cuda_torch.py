@@ -30,14 +30,15 @@ dist.destroy_process_group()
 
 
 def make_environment():
-    if (VENV / ".installed").exists():
+    installed, wanted = VENV / ".installed", f"{sys.executable} {sys.version}"
+    if installed.exists() and installed.read_text() == wanted:
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
     # A machine's own settings of pip may lead to a CPU build.
     plain = {**os.environ, "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": ""}
     subprocess.run([PYTHON, "-m", "pip", "install", f"torch=={VERSION}", "numpy", "pytest", "pytest-xdist",
                     "setuptools", "wheel"], check=True, env=plain)
-    (VENV / ".installed").touch()
+    installed.write_text(wanted)
 
 
 def our_run(*words):
