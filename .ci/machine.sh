@@ -25,7 +25,7 @@ quietly() {  # quietly LOGNAME TITLE COMMAND...
   local log=$logs/$1.log title=$2 start=$SECONDS rc=0 watcher
   shift 2
   mkdir -p "$logs" 2>/dev/null && : >"$log" 2>/dev/null || die "cannot write $log: is this folder yours? (a build made by root is removed by root: ./run clean)"
-  watch_log "$log" "$title" 9>&- &
+  watch_log "$log" "$title" 8>&- 9>&- &
   watcher=$!
   "$@" >"$log" 2>&1 </dev/null || rc=$?
   kill "$watcher" 2>/dev/null || true
@@ -40,6 +40,9 @@ quietly() {  # quietly LOGNAME TITLE COMMAND...
   fi
   [ $((SECONDS - start)) -lt 2 ] || say "$title: done in $((SECONDS - start)) s"
 }
+
+# The interpreter and its torch, for environments that are made with them: the path of .venv-torch's interpreter names neither.
+interpreter() { echo "$python $tag $("$python" -c 'import sys; print(sys.base_prefix, sys.version.replace("\n", " "))')"; }
 
 debian_torch() { [ "$torch_choice" = debian ] && [ "$python" = /usr/bin/python3 ]; }
 
@@ -153,6 +156,9 @@ select_torch() {
 pip_torch() {
   local venv=$root/.venv-torch version=${SHARDWIRE_PIP_TORCH:-2.13.0} wanted
   wanted="$version $python $("$python" -c 'import sys; print(sys.version)' | tr -d '\n')"
+  mkdir -p "$logs" 2>/dev/null && [ -w "$root/build" ] || die "cannot write $root/build: is this folder yours? (a build made by root is removed by root: ./run clean)"
+  exec 8>"$root/build/.venv-torch.lock"  # two at once would remove each other's
+  flock 8
   if [ "$(cat "$venv/.shardwire" 2>/dev/null)" != "$wanted" ]; then
     rm -rf "$venv"
     "$python" -m venv "$venv" || die "$python cannot make a virtual environment (on Debian: apt-get install python3-venv)"
@@ -167,5 +173,6 @@ pip_torch() {
     fi
     printf '%s\n' "$wanted" >"$venv/.shardwire"
   fi
+  exec 8>&-
   python=$venv/bin/python
 }

@@ -94,6 +94,27 @@ def test_nothing_speaks_on_behind_a_build_whose_shell_was_killed(machine):
             os.killpg(shell.pid, signal.SIGKILL)
 
 
+# Makes environments with copies of itself; its pip takes a second, and needs the environment until then.
+A_PYTHON = """#!/bin/sh
+case "$*" in
+  -c*) echo 3.11 ;;
+  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  *) sleep 1; [ -e "$0" ] && echo installed >>"$CALLS" ;;
+esac
+"""
+
+
+def test_two_runs_with_pips_torch_at_once_install_it_once(tmp_path):
+    python, calls = tmp_path / "python", tmp_path / "calls"
+    python.write_text(A_PYTHON)
+    python.chmod(0o755)
+    script = f'set -euo pipefail; root={tmp_path} python={python}; . {ROOT}/.ci/machine.sh; pip_torch; echo "$python"'
+    runs = [subprocess.Popen(["bash", "-c", script], env={**os.environ, "CALLS": str(calls)}, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [each.communicate(timeout=60)[0] for each in runs] == [f"{tmp_path}/.venv-torch/bin/python\n"] * 2
+    assert calls.read_text() == "installed\n"
+
+
 def test_an_optional_package_that_comes_goes_or_is_upgraded_configures_again(machine):
     for packages in (
         "libopenmpi-dev 4.1.4-3 installed\n",
