@@ -29,6 +29,7 @@ BUILD = pathlib.Path(os.environ.get("SHARDWIRE_BUILD") or ROOT / "build" / "none
 CHECKS = ROOT / "tests" / "checks"
 LOGS = ROOT / "build" / "log"
 SKIPPED = 77  # the exit status of a check that could not run
+TOOK_TOO_LONG = 124
 
 Count = collections.namedtuple("Count", "passed failed skipped")
 NONE = Count(0, 0, 0)
@@ -102,7 +103,7 @@ def run(name, command, env=None, cwd=ROOT, limit=1800):
         try:
             status = wait_for(child, limit)
         except subprocess.TimeoutExpired:
-            status = 124
+            status = TOOK_TOO_LONG
             out.write(f"\nended after {limit} s: it took too long\n".encode())
             end_session(child, signal.SIGINT)
         except BaseException:
@@ -215,7 +216,9 @@ def junit(path, where=None):
     """
     counted, failed, skips = NONE, [], collections.Counter()
     for case in ElementTree.parse(path).iter("testcase"):
-        name = f"{case.get('classname', '')}.{case.get('name', '')}"
+        if not case.get("name"):  # the clean-up of a test that SIGINT has ended
+            continue
+        name = f"{case.get('classname', '')}.{case.get('name')}"
         if where:
             durations.append((float(case.get("time") or 0), f"{where}: {name}"))
         skip = case.find("skipped")
@@ -453,6 +456,8 @@ def pytest(name, where, options, python, env, *more):
         if counted.failed == 0:
             complain(f"  FAIL {name}: pytest ended with status {status}"
                      + (" (it found no test)" if status == 5 else " and no count" if counted == NONE else ""))
+            if status == TOOK_TOO_LONG:
+                complaints[-1] += "\n" + end_of(log, 8)  # has the line of the test that hung
             counted = add([counted, FAIL])
     return counted
 

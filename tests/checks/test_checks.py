@@ -279,7 +279,7 @@ def test_suite_counts_reports(tmp_path):
         '<testsuites><testsuite><testcase classname="a" name="b"/><testcase classname="a" name="c"><failure '
         'message="no"/></testcase>'
         '<testcase classname="a" name="d"><skipped message="no torch"/></testcase><testcase classname="a" name="e" '
-        'status="notrun"/>'
+        'status="notrun"/><testcase time="1"/>'
         "</testsuite></testsuites>"
     )
     counted, failed, skips = suite.junit(report)
