@@ -153,6 +153,7 @@ class Campaign:
         self.trial, self.args, self.port, self.start = trial, args, port, time.monotonic()
         self.random, self.kept = random.Random(args.seed), args.ranks - 1
         self.deaths = self.joins = self.shown = 0
+        self.is_over = False
         trial.fork(live, args, port, self.start, 0)
 
     def run(self) -> dict[str, Any]:
@@ -173,11 +174,14 @@ class Campaign:
                 self.await_field(victim, "state", self.joins + 1, f"entry {self.joins}")
             self.show()
         time.sleep(quiet)
+        self.check_crashes("the last rounds")
         (self.trial.folder / "over").touch()
+        self.is_over = True
         deadline = time.monotonic() + self.args.patience
         while True:
             report = self.trial.collect([self.kept], deadline)[self.kept]
             if report.get("over") or "held" not in report:
+                self.check_crashes("the end")
                 return report
             assert time.monotonic() < deadline, "the ranks did not end"
             time.sleep(0.2)
@@ -187,21 +191,32 @@ class Campaign:
 
     def await_field(self, rank: int, field: str, least: int, what: str) -> None:
         limit = time.monotonic() + self.args.patience
-        while not self.trial.page.await_all([rank], field, least, 0.2):
-            # A killed rank has no exit code
-            broken = [each for each, status in self.trial.reap().items() if os.WIFEXITED(status)]
-            if broken or time.monotonic() > limit:
-                texts = {each: report.get("broken", report) for each, report in
-                         self.trial.collect(broken, time.monotonic() + 1).items()} or self.trial.stacks(
-                             list(range(self.args.ranks)))
-                raise AssertionError(f"{what} did not come within {self.args.patience:.0f} s:\n" + "\n".join(
-                    f"rank {each}: {text}" for each, text in texts.items()))
+        is_there = False
+        while not is_there:
+            is_there = self.trial.page.await_all([rank], field, least, 0.2)
+            self.check_crashes(what)
+            if not is_there and time.monotonic() > limit:
+                stacks = self.trial.stacks(list(range(self.args.ranks)))
+                raise AssertionError(f"{what} did not come within {self.args.patience:.0f} s:\n{by_rank(stacks)}")
+
+    def check_crashes(self, what: str) -> None:
+        """An AssertionError where a rank ended that was not killed."""
+        self.trial.reap()
+        crashed = {rank: status for rank, status in self.trial.crashed.items() if not self.is_over or status != 0}
+        if crashed:
+            reports = self.trial.collect(list(crashed), time.monotonic())
+            raise AssertionError(f"while the campaign waited for {what}, ranks ended by themselves:\n" + by_rank(
+                {rank: report.get("broken", report) for rank, report in reports.items()}))
 
     def show(self) -> None:
         held = self.trial.collect([self.kept], time.monotonic() + 1)[self.kept].get("held", [])
         for look in held[self.shown:]:
             print("  ".join([*row_of(self.kept, *look), f"{self.deaths} deaths"]), flush=True)
         self.shown = max(self.shown, len(held))
+
+
+def by_rank(texts: dict[int, Any]) -> str:
+    return "\n".join(f"rank {rank}: {text}" for rank, text in texts.items())
 
 
 def arguments(given: list[str]) -> argparse.Namespace:

@@ -106,6 +106,8 @@ class Trial:
         self.page = Page(self.folder)
         self._children: dict[int, int] = {}  # pid -> rank
         self._codes: dict[int, int] = {}  # rank -> wait status
+        self._killed: set[int] = set()  # pids
+        self.crashed: dict[int, int] = {}  # rank -> wait status, of ranks that ended without kill()
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Trial:
@@ -144,6 +146,7 @@ class Trial:
             os.environ.update(environment or {})
             rank_main(self.folder, rank, self.size, body, *args)
         self._children[pid] = rank
+        self._codes.pop(rank, None)
         self.page.set(rank, "pid", pid)
 
     def mpirun(self, script: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:
@@ -172,7 +175,8 @@ class Trial:
     def kill(self, rank: int) -> float:
         """SIGKILL; returns when."""
         now = time.monotonic()
-        self._signal(rank, signal.SIGKILL)
+        if self._signal(rank, signal.SIGKILL):
+            self._killed.add(self.page.get(rank, "pid"))
         return now
 
     def stop(self, rank: int) -> None:
@@ -188,6 +192,10 @@ class Trial:
             if ended:
                 del self._children[pid]
                 self._codes[rank] = status
+                # A rank that ended before the signal has another status.
+                if pid not in self._killed or os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+                    self.crashed[rank] = status
+                self._killed.discard(pid)  # the system may give the pid to a later rank
         return self._codes
 
     def collect(self, ranks: list[int], deadline: float) -> dict[int, dict[str, Any]]:

@@ -4,9 +4,13 @@ every error must name the cause. And some seconds of bench/soak.py and bench/ela
 
 from __future__ import annotations
 
+import argparse
 import gc
+import os
 import shutil
+import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ import soak
 from campaigns import pauses
 from campaigns import soak_kinds
 from campaigns.mismatch_kinds import KINDS
+from campaigns.trial import Rank, Trial
 
 pytestmark = pytest.mark.any_torch
 
@@ -97,6 +102,24 @@ def test_ranks_die_and_join_in_the_soak(capsys: pytest.CaptureFixture[str]) -> N
         capsys.readouterr().out)
     said = capsys.readouterr().out.splitlines()[-1]
     assert "nothing grew" in said and not said.startswith("0 deaths"), said
+
+
+def crashing(me: Rank, args: argparse.Namespace, port: int, start: float, joins: int) -> None:
+    """As elastic.live, without groups: rank 0 crashes after a while."""
+    for step in range(1, 1 << 30):
+        if me.rank == 0 and step == 20:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        me.publish("step", step)
+        time.sleep(0.01)
+
+
+def test_a_rank_that_crashes_ends_the_soak_with_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "live", crashing)
+    with Trial(3, "elastic") as trial:
+        campaign = elastic.Campaign(trial, elastic.arguments(["--ranks", "3", "--patience", "30"]), 0)
+        with pytest.raises(AssertionError, match="ended by themselves:\nrank 0: .*Segmentation fault"):
+            while True:
+                campaign.await_step(trial.page.get(campaign.kept, "step") + 1)
 
 
 def test_the_soak_goes_round(capsys: pytest.CaptureFixture[str]) -> None:
