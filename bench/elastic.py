@@ -180,7 +180,7 @@ class Campaign:
         deadline = time.monotonic() + self.args.patience
         while True:
             report = self.trial.collect([self.kept], deadline)[self.kept]
-            if report.get("over") or "held" not in report:
+            if report.get("over") or "held" not in report or "ended" in report:
                 self.check_crashes("the end")
                 return report
             assert time.monotonic() < deadline, "the ranks did not end"

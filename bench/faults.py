@@ -96,7 +96,7 @@ def try_once(name: str, fault: str, way: str, timeout: float) -> dict[int, dict[
 
 def judge(report: dict[str, Any], name: str, fault: str, soon: float, timeout: float) -> str:
     """Empty: the rank did what it must."""
-    if "kind" not in report:
+    if "kind" not in report or "ended" in report:
         return "no report: " + "; ".join(f"{key}: {value}" for key, value in report.items())
     if fault == "late":
         return "" if report["kind"] == "success" else f"{report['kind']} for a late rank: {report['text']}"

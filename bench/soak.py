@@ -134,10 +134,18 @@ def campaign(args: argparse.Namespace) -> bool:
         write_record(args.json, "soak", args.settle, reports, "Of each rank a look when caches are full, and the last")
     failed = False
     for rank, report in reports.items():
-        what = grown(report["held"], args.settle) if "over" in report else [f"broke: {report}"]
+        what = grown(report["held"], args.settle) if "over" in report else [failure_of(report)]
         failed = failed or bool(what)
         print(f"rank {rank}: {'; '.join(what) or 'nothing grew'}")
     return failed
+
+
+def failure_of(report: dict[str, Any]) -> str:
+    """What happened to a rank that did not come to the end."""
+    for name, words in (("broken", "broke:"), ("ended", "ended by itself, wait status"), ("hung", "made no report:")):
+        if name in report:
+            return f"{words} {report[name]} {report.get('stacks', '')}".strip()
+    return "was at work when another rank failed, or when the time was over"
 
 
 def write_record(path: str, part: str, settle: float, reports: dict[int, dict[str, Any]], title: str) -> None:
@@ -149,14 +157,15 @@ def write_record(path: str, part: str, settle: float, reports: dict[int, dict[st
 
 
 def follow(trial: Trial, ranks: list[int], seconds: float) -> dict[int, dict[str, Any]]:
-    """The ranks' last reports; shows rank 0's looks as they come."""
+    """The ranks' last reports, when all ranks are through or a rank failed; shows rank 0's looks as they come."""
     shown, deadline = 0, time.monotonic() + seconds + 300
     while True:
         reports = trial.collect(ranks, deadline)
         for look in reports[0].get("held", [])[shown:]:
             print("  ".join(row_of(0, *look)), flush=True)
             shown += 1
-        if all("over" in report or "held" not in report for report in reports.values()) or time.monotonic() > deadline:
+        if (all("over" in report for report in reports.values()) or time.monotonic() > deadline
+                or any("broken" in report or "ended" in report for report in reports.values())):
             return reports
         time.sleep(0.5)
 

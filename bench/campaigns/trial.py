@@ -199,18 +199,20 @@ class Trial:
         return self._codes
 
     def collect(self, ranks: list[int], deadline: float) -> dict[int, dict[str, Any]]:
-        """The reports of these ranks up to then; {"hung": ...} or {"ended": status} in place of a missing report."""
+        """The reports of these ranks up to then, with one look at least; {"hung": ...} or {"ended": status} in place of
+        a missing report. "ended" is also in the report of a rank that failed later."""
         reports: dict[int, dict[str, Any]] = {}
-        while len(reports) < len(ranks) and time.monotonic() < deadline:
+        while True:
             gone = dict(self.reap())
             for rank in ranks:
                 if rank not in reports:
                     report = self._read(rank)
-                    if report is None and rank in gone:
-                        report = self._read(rank) or {"ended": gone[rank], "log": self.log(rank),
-                                                      "stacks": self._stacks(rank)}
+                    if rank in gone:
+                        report = self._last(rank, report, gone[rank])
                     if report is not None:
                         reports[rank] = report
+            if len(reports) == len(ranks) or time.monotonic() >= deadline:
+                break
             time.sleep(0.002)
         for rank, stacks in self.stacks([rank for rank in ranks if rank not in reports]).items():
             reports[rank] = {"hung": True, "log": self.log(rank), "stacks": stacks}
@@ -223,6 +225,12 @@ class Trial:
         if ranks:
             time.sleep(0.5)
         return {rank: self._stacks(rank) for rank in ranks}
+
+    def _last(self, rank: int, report: dict[str, Any] | None, status: int) -> dict[str, Any]:
+        """Of a rank that is gone: the report, and how the rank ended if the report does not say so."""
+        if report is not None and (status == 0 or report.get("over") or "broken" in report):
+            return report
+        return {**(report or {}), "ended": status, "log": self.log(rank), "stacks": self._stacks(rank)}
 
     def _read(self, rank: int) -> dict[str, Any] | None:
         try:

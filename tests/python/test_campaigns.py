@@ -27,7 +27,7 @@ import soak
 from campaigns import pauses
 from campaigns import soak_kinds
 from campaigns.mismatch_kinds import KINDS
-from campaigns.trial import Rank, Trial
+from campaigns.trial import READY, Rank, Trial
 
 pytestmark = pytest.mark.any_torch
 
@@ -102,6 +102,29 @@ def test_ranks_die_and_join_in_the_soak(capsys: pytest.CaptureFixture[str]) -> N
         capsys.readouterr().out)
     said = capsys.readouterr().out.splitlines()[-1]
     assert "nothing grew" in said and not said.startswith("0 deaths"), said
+
+
+def reporting(me: Rank) -> None:
+    me.report({"held": [], "rank": me.rank})
+    me.publish("state", READY)
+    if me.rank == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if me.rank == 2:
+        raise RuntimeError("rank 2 is broken")
+    me.linger()
+
+
+def test_reports_are_read_when_the_time_is_over_and_say_how_a_rank_ended() -> None:
+    with Trial(3, "reports") as trial:
+        trial.fork(reporting)
+        assert trial.page.await_all([0, 1, 2], "state", READY, 60)
+        while len(trial.reap()) < 2:
+            time.sleep(0.01)
+        found = trial.collect([0, 1, 2], time.monotonic() - 1)
+        assert found[0] == {"held": [], "rank": 0} and "rank 2 is broken" in found[2]["broken"]
+        assert found[1]["rank"] == 1 and os.WTERMSIG(found[1]["ended"]) == signal.SIGSEGV
+        assert soak.follow(trial, [0, 1, 2], 600) == found  # at once, not when the time is over
+        assert soak.failure_of(found[1]).startswith("ended by itself, wait status")
 
 
 def crashing(me: Rank, args: argparse.Namespace, port: int, start: float, joins: int) -> None:
