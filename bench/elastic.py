@@ -247,10 +247,10 @@ def campaign(args: argparse.Namespace) -> bool:
         print(f"the kept rank broke: {report}")
         return True
     print_table([["at", "round", "rank", *COLUMNS]] + [row_of(run.kept, *look) for look in report["held"]])
+    what = grown(report["held"], args.settle)
     if args.json:
         write_record(args.json, "elastic", args.settle, {run.kept: report},
-                     f"{run.deaths} deaths, {run.joins} new ranks; the kept rank")
-    what = grown(report["held"], args.settle)
+                     f"{run.deaths} deaths, {run.joins} new ranks; the kept rank", what)
     print(f"{run.deaths} deaths, {run.joins} new ranks, {report['held'][-1][1]} rounds; the kept rank: "
           f"{'; '.join(what) or 'nothing grew'}")
     return bool(what)

@@ -324,10 +324,12 @@ def main() -> int:
         results = campaign(seed, numbers, ways, options.bound)
     rows = table(results)
     print_table(rows)
+    faults = [f"{way}, rank {verdict['rank']}: {verdict['kind']}{'' if verdict['named'] else ', dead rank not named'} "
+              f"(--ways {way} --seed {seed} --trial {outcome['number']})" for way in ways if way != "gloo"
+              for outcome in results[way] for verdict in judge(outcome) if is_fault(verdict, way)]
     if options.json:
-        record.write(options.json, "kills", [record.printed(f"Seed {seed}", rows)], results=results)
-    return int(any(is_fault(verdict, way) for way in ways if way != "gloo" for outcome in results[way]
-                   for verdict in judge(outcome)))
+        record.write(options.json, "kills", [record.printed(f"Seed {seed}", rows)], results=results, verdict=faults)
+    return int(bool(faults))
 
 
 if __name__ == "__main__":

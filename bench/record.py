@@ -1,7 +1,8 @@
 """The record of one run of a bench: what `--json FILE` of each part writes, and what bench/write_docs.py shows.
 
 A record is a dict: bench ("record"), part, the place and the day (`machine()`), command, tables, missing (the reason of
-each contestant that took no part), and whatever else the part writes for other readers (bench/pair.py). A table is what
+each contestant that took no part), verdict (the faults that the part found, only of parts that look for faults; empty:
+none), and whatever else the part writes for other readers (bench/pair.py). A table is what
 `table()` makes. bench/compare.py writes a form of its own with the samples of each cell, and has the same place and
 day.
 """
@@ -68,7 +69,10 @@ def printed(title, rows):
     return {"title": title, "labels": [], "columns": rows[0], "rows": rows[1:], "ours": [], "peers": []}
 
 
-def write(path, part, tables, missing=None, called="", **more):
+MOST_FAULTS = 10  # of a verdict in a record
+
+
+def write(path, part, tables, missing=None, called="", verdict=None, **more):
     """`called`: the name by which `./run bench` knows the part, where this is another one."""
     words = list(sys.argv[1:])
     for option in ("--json", "--program"):  # of the run, not of the measurement
@@ -76,6 +80,9 @@ def write(path, part, tables, missing=None, called="", **more):
             del words[words.index(option):words.index(option) + 2]
     made = {"bench": "record", "part": part, **machine(), "tables": tables, "missing": missing or {},
             "command": f"./run bench {shlex.join([called or part, *words])}", **more}
+    if verdict is not None:
+        left_out = len(verdict) - MOST_FAULTS
+        made["verdict"] = verdict[:MOST_FAULTS] + ([f"{left_out} more"] if left_out > 0 else [])
     pathlib.Path(path).write_text(json.dumps(check(made, path), default=str) + "\n", encoding="utf-8")
 
 
@@ -90,6 +97,8 @@ def check(record, path):
     for name, kind in {**PLACE, "part": str, "command": str, "missing": dict}.items():
         require(isinstance(record.get(name), kind), f'"{name}" is missing or of another type')
     require(re.fullmatch(r"[a-z][a-z0-9-]*", record["part"]), f'"part" is {record["part"]!r}')
+    verdict = record.get("verdict", [])
+    require(isinstance(verdict, list) and all(isinstance(each, str) for each in verdict), '"verdict" is no list of texts')
     require(isinstance(record.get("cells" if record["bench"] == "compare" else "tables"), list), "there are no tables")
     for each in record.get("tables", []):
         require(isinstance(each, dict) and {"title", "labels", "columns", "rows", "ours", "peers"} <= each.keys(),

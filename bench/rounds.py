@@ -58,15 +58,16 @@ def rank_main(rank: int, args: argparse.Namespace, folder: str) -> int:
           f"{(time.perf_counter() - begin) / args.rounds * 1e3:.2f} ms each")
     for name, value in end.items():
         print(f"{name:<16} {settled[name]:>12} after {min(SETTLED, args.rounds // 2)} rounds {value:>12} at the end")
+    grown = [name for name in ("descriptors", "threads", "mappings") if end[name] > settled[name]]
+    if end["resident bytes"] - settled["resident bytes"] > 100 * args.rounds:
+        grown.append("resident bytes")
     if args.json:
         cells = {(name,): {f"after {min(SETTLED, args.rounds // 2)} rounds": settled[name], "at the end": value}
                  for name, value in end.items()}
         took = (time.perf_counter() - begin) / args.rounds * 1e3
         title = f"{args.rounds} rounds of {args.ranks} ranks, {took:.2f} ms each"
-        record.write(args.json, "rounds", [record.table(title, ["of rank 0"], cells)])
-    grown = [name for name in ("descriptors", "threads", "mappings") if end[name] > settled[name]]
-    if end["resident bytes"] - settled["resident bytes"] > 100 * args.rounds:
-        grown.append("resident bytes")
+        record.write(args.json, "rounds", [record.table(title, ["of rank 0"], cells)],
+                     verdict=[f"{name} grew" for name in grown])
     if grown:
         print(f"grew: {', '.join(grown)}")
     return 1 if grown else 0
@@ -86,7 +87,9 @@ def main() -> None:
         for rank in range(args.ranks):
             if not (child := os.fork()):
                 try:
-                    os._exit(rank_main(rank, args, folder) or sys.stdout.flush() or 0)
+                    code = rank_main(rank, args, folder)
+                    sys.stdout.flush()
+                    os._exit(code)
                 except BaseException as error:  # a rank never comes back into the parent's code
                     print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
                 os._exit(1)

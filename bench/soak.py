@@ -95,7 +95,7 @@ def grown(held: list[tuple[float, int, dict[str, int]]], settle: float) -> list[
     third = max(1, len(looks) // 3)
     by = {name: min(look[name] for look in looks[-third:]) - min(look[name] for look in looks[:third])
           for name in LIMITS}
-    return [f"{name} by {by[name] / (MIB if name in MEMORY else 1):.2f}" for name, limit in LIMITS.items()
+    return [f"{name} grew by {by[name] / (MIB if name in MEMORY else 1):.2f}" for name, limit in LIMITS.items()
             if by[name] > limit]
 
 
@@ -130,30 +130,34 @@ def campaign(args: argparse.Namespace) -> bool:
         reports = follow(trial, everyone, args.seconds)
     print_table([["at", "round", "rank", *COLUMNS]]
                 + [row_of(rank, *look) for rank in everyone for look in reports[rank].get("held", [])])
-    if args.json:
-        write_record(args.json, "soak", args.settle, reports, "Of each rank a look when caches are full, and the last")
-    failed = False
+    verdict = []
     for rank, report in reports.items():
         what = grown(report["held"], args.settle) if "over" in report else [failure_of(report)]
-        failed = failed or bool(what)
-        print(f"rank {rank}: {'; '.join(what) or 'nothing grew'}")
-    return failed
+        verdict += [f"rank {rank}: {each}" for each in what]
+        print(f"rank {rank}: {'; '.join(what) or 'nothing grew'}", report.get("broken") or report.get("stacks") or "")
+    if args.json:
+        write_record(args.json, "soak", args.settle, reports, "Of each rank a look when caches are full, and the last",
+                     verdict)
+    return bool(verdict)
 
 
 def failure_of(report: dict[str, Any]) -> str:
     """What happened to a rank that did not come to the end."""
-    for name, words in (("broken", "broke:"), ("ended", "ended by itself, wait status"), ("hung", "made no report:")):
-        if name in report:
-            return f"{words} {report[name]} {report.get('stacks', '')}".strip()
-    return "was at work when another rank failed, or when the time was over"
+    if "broken" in report:
+        return f"broke: {report['broken'].strip().splitlines()[-1]}"
+    if "ended" in report:
+        return f"ended by itself, wait status {report['ended']}"
+    return "made no report" if "hung" in report else "was at work when another rank failed, or when the time was over"
 
 
-def write_record(path: str, part: str, settle: float, reports: dict[int, dict[str, Any]], title: str) -> None:
+def write_record(path: str, part: str, settle: float, reports: dict[int, dict[str, Any]], title: str,
+                 verdict: list[str]) -> None:
     """Of each rank the first look after `settle` seconds, and the last look."""
     rows = [row_of(rank, *look) for rank, report in reports.items()
             for held in [[each for each in report.get("held", []) if each[0] >= settle]]
             for look in held[:1] + held[1:][-1:]]
-    record.write(path, part, [record.printed(f"{title}; memory in MiB", [["at", "round", "rank", *COLUMNS], *rows])])
+    record.write(path, part, [record.printed(f"{title}; memory in MiB", [["at", "round", "rank", *COLUMNS], *rows])],
+                 verdict=verdict)
 
 
 def follow(trial: Trial, ranks: list[int], seconds: float) -> dict[int, dict[str, Any]]:

@@ -23,7 +23,7 @@ COLUMN = {"heap": "shardwire, heap", "ordinary": "shardwire, ordinary", "openmpi
 PLOTTED = ("move", "collectives", "torch-collectives", "groups")  # drawn by docs/site/plots.py
 NOT_WON = "not won"
 BEHIND = 1.05  # smaller differences are noise
-KEPT = {"bench", "part", *record.PLACE, "torch", "command", "tables", "missing", "note", "failed"}
+KEPT = {"bench", "part", *record.PLACE, "torch", "command", "tables", "missing", "note", "failed", "verdict"}
 
 
 def shown(report):
@@ -117,6 +117,8 @@ def paragraphs(report):
         yield wrapped(f"The run of {failed['date']} (commit {failed['commit']}) failed: {failed['why']}.")
     for name, why in report["missing"].items():
         yield wrapped(f"Not measured: {COLUMN.get(name, name)} ({why}).")
+    if "verdict" in report:
+        yield wrapped(f"Faults found: {'; '.join(report['verdict']) or 'none'}.")
     if report["bench"] == "compare":
         yield from comparison(report)
     for each in report.get("tables", []):

@@ -235,13 +235,13 @@ def test_the_page_is_written_from_json(tmp_path: Path) -> None:
 
 
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: dict[tuple[Any, ...], dict[str, float]],
-            cpu: str = "Z80", missing: dict[str, str] | None = None) -> str:
+            cpu: str = "Z80", missing: dict[str, str] | None = None, verdict: list[str] | None = None) -> str:
     """The path of a record as a bench writes it."""
     path = str(tmp_path / "groups.json")
     monkeypatch.setattr(sys, "argv", ["groups.py", "--rounds", "2", "--json", path])
     monkeypatch.setattr(record, "cpu_name", lambda: cpu)
     made = record.table("Groups, ms", ["ranks", "call"], cells, ["shardwire"], ["gloo"])
-    record.write(path, "groups", [made], missing, figures={"2 ranks init": 2.5})
+    record.write(path, "groups", [made], missing, verdict=verdict, figures={"2 ranks init": 2.5})
     return path
 
 
@@ -278,6 +278,7 @@ RECORD = {**REPORT, "bench": "record", "part": "groups", "tables": []}
     ("{", "Expecting property name"), ("[]", '"bench" is neither'),
     (json.dumps({**RECORD, "bench": "pair"}), '"bench" is neither'),
     (json.dumps({**RECORD, "cpu": None}), '"cpu" is missing or of another type'),
+    (json.dumps({**RECORD, "verdict": "good"}), '"verdict" is no list of texts'),
     (json.dumps({**RECORD, "part": "clouds"}), "is of the part 'clouds', and docs/benchmarks.md has move, reshape"),
     (json.dumps({**RECORD, "part": "../x"}), "\"part\" is '../x'"),
     (json.dumps({**RECORD, "tables": [{"title": "a"}]}), "a table lacks a part"),
@@ -316,6 +317,25 @@ def test_a_part_that_fails_is_on_the_page_and_the_others_run(tmp_path: Path, mon
     done = subprocess.run([sys.executable, "-B", BENCH / "record_parts.py", "--root", tmp_path, "none"],
                           capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2 and "there is no part none; there are move" in done.stderr
+
+
+FAULTS = [f"rank {rank}: memory grew" for rank in range(12)]
+
+
+@pytest.mark.parametrize(("verdict", "status", "said"), [
+    (FAULTS, 0, "Faults found: rank 0: memory grew; "), (None, 1, "failed: ended with 1."),
+    ([], 1, "failed: ended with 1.")])
+def test_a_part_that_ends_with_an_error_has_a_result_only_with_its_faults(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: list[str] | None, status: int, said: str) -> None:
+    page = tree(tmp_path)
+    program(tmp_path / "run", RUN + "sys.exit(1)\n")
+    path = written(tmp_path, monkeypatch, {(2, "init"): {"shardwire": 2.5}}, record.cpu_name(), verdict=verdict)
+    os.rename(path, tmp_path / "given.json")
+    done = subprocess.run([sys.executable, "-B", BENCH / "record_parts.py", "--root", tmp_path, "groups"],
+                          capture_output=True, text=True, check=False, timeout=60)
+    text = " ".join(page.read_text().split())
+    assert done.returncode == status and said in text and ("| 2 | init | 2.50 |" in text) == bool(verdict), text
+    assert not verdict or "rank 9: memory grew; 2 more." in text
 
 
 def test_the_page_of_this_tree_is_as_its_results_give_it() -> None:
