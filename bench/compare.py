@@ -169,13 +169,13 @@ def head(report):
 
 def main():
     options = parse_arguments()
-    where = record.machine()
     found, missing = find_programs(options)
     results = measure(found, missing, options)
-    report = report_of(results, missing, options, where, "./run bench " + shlex.join(sys.argv[1:]))
+    report = report_of(results, missing, options, record.WHERE, "./run bench " + shlex.join(sys.argv[1:]))
     names = [program.by for program in found if program.by in {cell["by"] for cell in report["cells"]}]
     print("\n".join(head(report) + table.text_table(report["cells"], names)))
     if options.json:
+        record.warn_of_commit()
         pathlib.Path(options.json).write_text(json.dumps(report, indent=1), encoding="utf-8")
     if options.plot:
         print(plot.draw(report["cells"], names, options.plot))

@@ -1,6 +1,6 @@
 """The record of one run of a bench: what `--json FILE` of each part writes, and what bench/write_docs.py shows.
 
-A record is a dict: bench ("record"), part, the place and the day (`machine()`), command, tables, missing (the reason of
+A record is a dict: bench ("record"), part, the place and the day (`WHERE`), command, tables, missing (the reason of
 each contestant that took no part), verdict (the faults that the part found, only of parts that look for faults; empty:
 none), and whatever else the part writes for other readers (bench/pair.py). A table is what
 `table()` makes. bench/compare.py writes a form of its own with the samples of each cell, and has the same place and
@@ -19,6 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOAD_BEFORE = os.getloadavg()[0]  # benches import this file before they begin
+MAINS = ("refs/heads/main", "refs/remotes/*/main")
 PLACE = {"cpu": str, "cores": int, "kernel": str, "load_before": (int, float, type(None)), "date": str, "commit": str,
          "changed": bool}
 
@@ -43,14 +44,28 @@ def cpu_name():
     return facts["model name"] + more
 
 
+def torch_version():
+    return getattr(sys.modules.get("torch"), "__version__", "")
+
+
 def machine():
     """The place and the day, for a page with the figures."""
     return {"cpu": cpu_name(), "cores": os.cpu_count(), "kernel": platform.release(), "load_before": LOAD_BEFORE,
-            "torch": getattr(sys.modules.get("torch"), "__version__", ""), "date": datetime.date.today().isoformat(),
+            "torch": torch_version(), "date": datetime.date.today().isoformat(),
             "commit": git("rev-parse", "--short", "HEAD"),
             # Results of the parts before are no change of what is measured.
             "changed": bool(git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/bench/results",
                                 ":!/docs/benchmarks.md"))}
+
+
+WHERE = machine()  # before the run: an hour later HEAD may be another commit, and the day another day
+
+
+def warn_of_commit():
+    """A commit outside main's history is lost to others when the clone's commits are rebased."""
+    if git("for-each-ref", *MAINS) and not git("for-each-ref", "--contains", WHERE["commit"], *MAINS):
+        print(f"record.py: commit {WHERE['commit']} is not in main's history: push the commit before the result",
+              file=sys.stderr)
 
 
 def table(title, labels, cells, ours=(), peers=(), more_is_better=False):
@@ -78,7 +93,9 @@ def write(path, part, tables, missing=None, called="", verdict=None, **more):
     for option in ("--json", "--program"):  # of the run, not of the measurement
         if option in words:
             del words[words.index(option):words.index(option) + 2]
-    made = {"bench": "record", "part": part, **machine(), "tables": tables, "missing": missing or {},
+    warn_of_commit()
+    made = {"bench": "record", "part": part, **WHERE, "torch": torch_version(), "tables": tables,
+            "missing": missing or {},
             "command": f"./run bench {shlex.join([called or part, *words])}", **more}
     if verdict is not None:
         left_out = len(verdict) - MOST_FAULTS

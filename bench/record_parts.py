@@ -34,9 +34,8 @@ def run(name, words, root):
         return {**found, "part": name, "command": f"./run {words}"}
 
 
-def failed(name, why, root):
-    """The result before, if there is one, with the failure."""
-    place = record.machine()
+def failed(name, why, root, place):
+    """The result before, if there is one, with the failure. `place`: the commit and the day of the run."""
     path = write_docs.path_of(root, place["cpu"], name)
     before = record.read(path) if path.exists() else {"bench": "record", "part": name, **place, "tables": [],
                                                       "missing": {}, "command": f"./run {ALL[name]}"}
@@ -57,12 +56,13 @@ def main():
     failures = 0
     for name in names:
         print(f"--- {name}: ./run {ALL[name]}", flush=True)
+        place = record.machine()
         try:
             found = run(name, ALL[name], options.root)
         except ValueError as why:
             failures += 1
             print(f"{name} failed: {why}", file=sys.stderr, flush=True)
-            found = failed(name, str(why), options.root)
+            found = failed(name, str(why), options.root, place)
         write_docs.store(found, options.root)
         write_docs.write_page(options.root)
     print(f"{len(names) - failures} of {len(names)} parts measured")

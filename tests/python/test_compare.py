@@ -239,10 +239,23 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: dict[tuple[A
     """The path of a record as a bench writes it."""
     path = str(tmp_path / "groups.json")
     monkeypatch.setattr(sys, "argv", ["groups.py", "--rounds", "2", "--json", path])
-    monkeypatch.setattr(record, "cpu_name", lambda: cpu)
+    monkeypatch.setitem(record.WHERE, "cpu", cpu)
     made = record.table("Groups, ms", ["ranks", "call"], cells, ["shardwire"], ["gloo"])
     record.write(path, "groups", [made], missing, verdict=verdict, figures={"2 ranks init": 2.5})
     return path
+
+
+def test_a_record_names_the_commit_of_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    before, asked = record.WHERE["commit"], []
+
+    def git(*words: str) -> str:
+        asked.append(words)
+        return "" if "--contains" in words else "another commit meanwhile"
+    monkeypatch.setattr(record, "git", git)
+    assert record.read(written(tmp_path, monkeypatch, {(2, "init"): {"shardwire": 2.5}}))["commit"] == before
+    assert ("for-each-ref", "--contains", before, *record.MAINS) in asked
+    assert f"commit {before} is not in main's history" in capsys.readouterr().err
 
 
 def test_a_record_comes_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
