@@ -111,7 +111,7 @@ def shardwire_group(me: Rank) -> Any:
 
 
 def pause_once(seed: int, number: int) -> dict[str, Any]:
-    """The outcome: "missed" when the copy was over before the reader stopped, else raised, right, wrong or hung."""
+    """The outcome: "missed" when the copy was over before the reader stopped, or before the owner's timeout, else raised, right, wrong or hung."""
     pause = plan(seed, number)
     with Trial(2, "pause") as trial:
         shared = mmap.mmap(-1, pause.mib * MIB)
@@ -126,22 +126,22 @@ def pause_once(seed: int, number: int) -> dict[str, Any]:
         trial.stop(1)
         time.sleep(0.01)  # the signal is on its way; only the memory's later state counts
         is_missed = shared[last] != BLANK or shared[watched] == BLANK
-        if not is_missed:
-            trial.page.await_all([0], "mark", 1, 20)
+        was_stuck = not is_missed and not trial.page.await_all([0], "mark", 1, 20)
         trial.go_on(1)
         reports = trial.collect([0, 1], time.monotonic() + 20)
-        kind = verdict(reports[1], is_missed)
+        kind = verdict(reports[0], reports[1], is_missed, was_stuck)
         return {**outcome, "kind": kind, "reports": reports}
 
 
-def verdict(reader: dict[str, Any], is_missed: bool) -> str:
-    if "hung" in reader:
-        return "hung"
-    if "broken" in reader or "ended" in reader:
+def verdict(owner: dict[str, Any], reader: dict[str, Any], is_missed: bool, was_stuck: bool) -> str:
+    """`was_stuck`: the owner's call did not end while the reader was stopped."""
+    if any("broken" in report or "ended" in report for report in (owner, reader)):
         return "broken"
+    if was_stuck or "hung" in owner or "hung" in reader:
+        return "hung"
     if reader.get("wrong"):
         return "wrong"
-    if is_missed:
+    if is_missed or "text" not in owner:  # an owner without an error changed its tensor after a whole copy
         return "missed"
     return "raised" if "text" in reader else "right"
 

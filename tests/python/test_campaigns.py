@@ -58,6 +58,19 @@ def test_a_reader_paused_in_a_copy_never_reports_success_with_wrong_bytes() -> N
         outcome for outcome in outcomes if pauses.is_fault(outcome)]
 
 
+@pytest.mark.parametrize(("owner", "reader", "is_missed", "was_stuck", "kind"), [
+    ({"text": "timeout"}, {"text": "timeout"}, False, False, "raised"),
+    ({"text": "timeout"}, {"wrong": 0}, False, False, "right"),
+    ({"text": "timeout"}, {"wrong": 3}, False, False, "wrong"),
+    ({"wrong": 0}, {"wrong": 0}, False, False, "missed"), ({"wrong": 0}, {"wrong": 0}, True, False, "missed"),
+    ({"text": "timeout"}, {"wrong": 0}, False, True, "hung"), ({"hung": True}, {"wrong": 0}, False, False, "hung"),
+    ({"broken": "traceback"}, {"wrong": 0}, False, True, "broken"),
+    ({"text": "timeout", "ended": 11}, {"wrong": 0}, False, False, "broken")])
+def test_the_verdict_on_a_pause_counts_the_owner(owner: dict[str, Any], reader: dict[str, Any], is_missed: bool,
+                                                 was_stuck: bool, kind: str) -> None:
+    assert pauses.verdict(owner, reader, is_missed, was_stuck) == kind
+
+
 # Four parts, so that a failure does not hide other failures. "late" is for campaigns on quiet machines: here only
 # timeouts count.
 @pytest.mark.parametrize("part", range(4))
