@@ -3,9 +3,10 @@ call or the next, at once and not by a timeout.
 
 Columns: raised: every rank that must raise did, in its call or the next; one later: a rank had its part of both, with
 right bytes in the next, before the others knew, and raised in the operation after; late: the error took longer than 3
-s; timed out: some rank's error is a timeout, or a rank never raised at all; silent: some rank saw success in all. Kinds
-in which the call's meaning hides the difference are listed separately, with the reason; with --check full they must
-raise as well. --seed S --trial N repeats a trial.
+s; timed out: some rank's error is a timeout, or a rank never raised at all; silent: some rank saw success in all; wrong:
+the next or the third operation of a rank succeeded with wrong bytes. Kinds in which the call's meaning hides the
+difference are listed separately, with the reason; with --check full they must raise as well. --seed S --trial N repeats
+a trial.
 
   ./run bench mismatches                 # every kind with 2, 3 and 4 ranks, one timing each
   ./run bench mismatches --only root --ways tcp
@@ -37,7 +38,7 @@ SOON, TIMEOUT, DEADLOCK_TIMEOUT = 3.0, 20.0, 2.0
 TIMINGS = ("at once", "the odd rank first", "the odd rank late", "scattered")
 WHO = {"all": lambda rank, odd: True, "odd": lambda rank, odd: rank == odd, "others": lambda rank, odd: rank != odd}
 EXPECTED = {"error": "must raise", "silent": "may succeed", "deadlock": "end by the timeout"}
-VERDICTS = ("raised", "one later", "late", "timed out", "silent", "broken")
+VERDICTS = ("raised", "one later", "late", "timed out", "silent", "wrong", "broken")
 
 
 @dataclass
@@ -95,6 +96,8 @@ def live(me: Rank, planned: Plan) -> None:
             report.update(at=time.monotonic(), step=name, type=type(error).__name__, text=str(error))
             break
         report["steps"].append(name)
+        if what is following and (call.held[-1] != FOLLOWING_RESULT).any():
+            report["wrong"] = f"{name}: {call.held[-1].tolist()}, not {FOLLOWING_RESULT}"
         if call.is_odd and kind.who == "others":
             break
     me.report(report)
@@ -107,6 +110,9 @@ def shorten(call: Call, seconds: float) -> None:
     from shardwire.groups import lookup
     for group in (None, *(made for made in call.made.values() if isinstance(made, dist.ProcessGroup))):
         _C.set_timeout(lookup.resolve_backend(group), timedelta(seconds=seconds))
+
+
+FOLLOWING_RESULT = 1  # rank r gives r + 1
 
 
 def following(call: Call) -> None:
@@ -134,6 +140,8 @@ def judge(outcome: dict[str, Any], checked: bool) -> str:
     if (any("broken" in report or "ended" in report for report in reports)
             or any("text" in report and not is_ours(report) for report in reports)):
         return "broken"
+    if any("wrong" in report for report in reports):
+        return "wrong"
     if (kind.expects == "deadlock" and outcome["planned"].later
             and not any("text" in report or "hung" in report for report in reports)):
         return "silent"  # asynchronous calls of two groups may come in any order: no rank waits in between
@@ -179,7 +187,7 @@ def print_outcome(outcome: dict[str, Any], seed: int, number: int, checked: bool
     print(f"  ranks {planned.size}, odd {planned.odd}, root {planned.root}, {planned.timing}, "
           f"{'async' if planned.later else 'sync'}, in_heap {planned.in_heap}")
     for rank, report in sorted(outcome["reports"].items()):
-        said = (report.get("text") or report.get("broken")
+        said = (report.get("wrong") or report.get("text") or report.get("broken")
                 or ("hung: " + report["stacks"][-700:] if "hung" in report else "no error"))
         print(f"  rank {rank}: {report.get('step', '')} {report.get('type', '')} {said}")
     sys.stdout.flush()

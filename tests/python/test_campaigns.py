@@ -83,6 +83,13 @@ def test_every_kind_of_mismatch_raises_on_every_rank(part: int, capsys: pytest.C
     assert not faults, capsys.readouterr().out
 
 
+def test_wrong_bytes_after_a_mismatch_are_a_fault() -> None:
+    report = {"began": [1.0, 2.0, 3.0], "steps": ["call", "next"], "wrong": "next: [2, 2, 2], not 1", "at": 3.1,
+              "step": "third", "type": "MismatchError", "text": "rank 1 disagrees"}
+    outcome = {"planned": mismatches.plan(SEED, 0), "reports": {0: report}}
+    assert mismatches.judge(outcome, False) == "wrong" and mismatches.is_fault(outcome, False)
+
+
 def left_to_the_collector(rank: int, folder: Path) -> dict[str, Counter[str]]:
     """For each kind of use: the objects that only the collector of cycles would free after some rounds."""
     me, number, found = soak_kinds.Soaked(rank, 2, folder), 0, {}
