@@ -79,7 +79,10 @@ def queues(me: Soaked, number: int) -> None:
     me.queue.put({"from": me.rank, "tensor": torch.full((elements,), float(me.rank))})
     me.queue.put(torch.full((elements,), float(me.rank)))
     taken = [me.queue.get(timeout=me.seconds) for _ in range(2)]
-    assert all((entry["tensor"] if isinstance(entry, dict) else entry).numel() > 0 for entry in taken)
+    for entry in taken:
+        tensor = entry["tensor"] if isinstance(entry, dict) else entry
+        source = entry["from"] if isinstance(entry, dict) else tensor[0].item()
+        assert tensor.numel() > 0 and source in me.everybody and (tensor == source).all(), (source, tensor)
 
 
 def symmetric(me: Soaked, number: int) -> None:
