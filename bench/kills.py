@@ -200,7 +200,7 @@ def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
     or make tensors when the rank dies."""
     verdicts = []
     part, victims, size = outcome["setting"]["part"], outcome["victims"], outcome["setting"]["size"]
-    results = {report.get("again") for report in outcome["reports"].values()}
+    results = {report["again"] for report in outcome["reports"].values() if "again" in report}
     for rank, report in outcome["reports"].items():
         verdict: dict[str, Any] = {"rank": rank, "kind": "raised", "named": False, "wrong": report.get("wrong", [])}
         if "broken" in report or "ended" in report or "broken" in outcome:

@@ -43,6 +43,16 @@ def test_survivors_of_a_kill_raise_and_name_the_dead_rank(way: str, capsys: pyte
     assert not any(kills.is_fault(verdict, way) for verdict in verdicts), capsys.readouterr().out
 
 
+def test_a_hung_survivor_does_not_make_the_others_wrong() -> None:
+    well = {"at": 1.1, "type": "PeerFailedError", "text": "rank 0 (pid 7) died", "part": False, "wrong": [],
+            "again": 3.0, "again_at": 1.2}
+    outcome = {"way": "survive-shm", "setting": {"part": [], "size": 4}, "victims": {0: 7}, "killed": 1.0,
+               "last_killed": 1.0, "reports": {1: {"hung": True}, 2: well, 3: well}}
+    assert [verdict["kind"] for verdict in kills.judge(outcome)] == ["hung", "raised", "raised"]
+    outcome["reports"] = {1: {**well, "again": 2.0}, 2: well, 3: well}
+    assert [verdict["kind"] for verdict in kills.judge(outcome)] == ["wrong"] * 3
+
+
 def test_gloo_runs_beside() -> None:
     outcomes = kills.campaign(SEED, [0, 1], ["gloo"], bound=20)["gloo"]
     assert all("broken" not in outcome for outcome in outcomes), outcomes
