@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import time
 
 import torch.distributed as dist
 
+import processes
 import record
 import shardwire  # noqa: F401: registers the backend
 from shardwire.groups.mpi import tcp_store
@@ -74,27 +76,41 @@ def measure(args: argparse.Namespace, backend: str, size: int, many: int = 0) ->
         # Forked before the server has threads: a thread inside libc's resolver leaves a locked mutex to the children,
         # which no thread unlocks (seen with torch 2.13).
         ports_out, ports_in = os.pipe()
-        children = []
+        children = {}
         for rank in range(size):
             if not (child := os.fork()):
                 try:
+                    processes.end_with_parent()
                     rank_main(rank, args, backend, size, many, int(os.read(ports_out, PORT_CHARACTERS)), report.name)
                 except BaseException as error:  # a rank never comes back into the parent's code
                     print(f"{backend}, rank {rank} of {size}: {error}", file=sys.stderr, flush=True)
                 os._exit(1)
-            children.append(child)
+            children[child] = rank
         server = tcp_store("127.0.0.1", 0, size + 1, True, LIMIT)
         os.write(ports_in, f"{server.port:{PORT_CHARACTERS}d}".encode() * size)
-        failed = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+        failed = first_failure(children)
         os.close(ports_out)
         os.close(ports_in)
-        if failed:
-            raise SystemExit(f"{failed} of {size} ranks of {backend} failed")
+        if failed is not None:
+            raise SystemExit(f"rank {failed} of {size} of {backend} failed")
         found: dict[str, list[float]] = {}
         for line in open(report.name):
             name, value = line.split()
             found.setdefault(name, []).append(float(value))
         return found
+
+
+def first_failure(children: dict[int, int]) -> int | None:
+    """Waits for the children, pid -> rank. When a rank fails, the others are killed: they may wait for this rank."""
+    living, failed = dict(children), None
+    while living:
+        pid, status = os.wait()
+        rank = living.pop(pid, None)
+        if failed is None and rank is not None and status != 0:
+            failed = rank
+            for other in living:
+                os.kill(other, signal.SIGKILL)
+    return failed
 
 
 def main() -> None:

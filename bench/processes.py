@@ -31,7 +31,7 @@ def run(command: Sequence[str], timeout: float | None = None, grace: float = GRA
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
                              "text": True, **options}
     with (_exit_by_signals(),
-          subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent, **given) as process):
+          subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent, **given) as process):
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         finally:
@@ -54,7 +54,8 @@ def _exit_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """In a forked process: SIGTERM when the parent ends."""
     # SIGTERM, since mpirun cannot end its ranks at SIGKILL
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -15,8 +15,10 @@ turns. Each process has one thread of torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -27,6 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+import processes
 import record
 import shardwire
 
@@ -152,11 +155,21 @@ def forked(make: Callable[[int], Any]) -> Start:
         if child == 0:
             code = 1
             try:
+                processes.end_with_parent()
                 body(make(1))
                 code = 0
             except BaseException as error:  # never back into the parent's code
                 print(f"the consumer failed: {error!r}", file=sys.stderr, flush=True)
             os._exit(code)
+
+        def check(*_: object) -> None:
+            with contextlib.suppress(ChildProcessError):  # wait() was before
+                ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is not None and ended.si_status:
+                    raise SystemExit("the consumer failed")
+
+        signal.signal(signal.SIGCHLD, check)  # torch's get() would wait for ever
+        check()
 
         def wait() -> None:
             if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
@@ -214,6 +227,7 @@ def in_child(work: Callable[[], dict[str, float]]) -> dict[str, float]:
     if child == 0:
         code = 1
         try:
+            processes.end_with_parent()
             os.write(writer, repr(work()).encode())
             code = 0
         except BaseException as error:

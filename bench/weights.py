@@ -28,11 +28,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 
+import processes
 import record
 import shardwire
 from shardwire import FusedLayout, Layout, Replicate, Shard
 
 BF16 = torch.bfloat16
+LIMIT_S = 300  # for one iteration of the slowest rank
 
 
 def parse_arguments(arguments=None):
@@ -326,9 +328,14 @@ FILES = {"shardwire.load": "shardwire", "load_file and copy_": "safetensors", "D
 
 
 def child(case, rank, size, options, folder, barrier, pipe):
+    processes.end_with_parent()
     torch.set_num_threads(1)
-    CASES[case][0](Rank(rank, size, options, folder, barrier, pipe))
-    barrier.wait()
+    try:
+        CASES[case][0](Rank(rank, size, options, folder, barrier, pipe))
+        barrier.wait()
+    except BaseException:
+        barrier.abort()  # the other ranks do not wait for this one
+        raise
     pipe.close()
     os._exit(0)
 
@@ -337,19 +344,21 @@ def run(case, options, folder):
     """way -> median seconds of the slowest rank."""
     size = options.ranks * CASES[case][1]
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(size)
-    pipes, processes = [], []
+    barrier = context.Barrier(size, timeout=LIMIT_S)
+    pipes, children = [], []
     for rank in range(size):
         reader, writer = context.Pipe(duplex=False)
-        processes.append(
+        children.append(
             context.Process(target=child, args=(case, rank, size, options, folder, barrier, writer), daemon=True))
-        processes[-1].start()
+        children[-1].start()
         writer.close()
         pipes.append(reader)
     try:
         answers = [pipe.recv() for pipe in pipes]
+    except EOFError:
+        raise SystemExit(f"weights.py: a rank of {case} failed") from None
     finally:
-        for process in processes:
+        for process in children:
             process.join(20)
             process.kill()
     slowest = {}

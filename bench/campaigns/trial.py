@@ -26,6 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import processes
+
 RANKS_ON_PAGE = 64
 _FIELDS = ("pid", "state", "step", "mark")
 _ENTRY = struct.Struct("=4q")
@@ -157,6 +159,7 @@ class Trial:
                    script, *arguments, "--folder", str(self.folder)]
         with open(self.folder / "log.all", "wb") as log:
             self._launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                              preexec_fn=processes.end_with_parent,
                                               env={**os.environ, **(environment or {})})
 
     def _signal(self, rank: int, number: int) -> bool:
