@@ -35,6 +35,8 @@ from campaigns.trial import READY, Rank, Trial, print_table
 START_SECONDS = 180.0
 NEVER = 60.0  # a survivor without an error after this time
 VICTIM = 1
+OPERATIONS = ("all_reduce 4 B", "all_reduce 256 KiB", "barrier", "monitored_barrier", "all_to_all 8 B",
+              "4 async all_reduce 16 B", "async all_reduce, 0.2 ms")
 
 
 def operations() -> dict[str, Callable[[], object]]:
@@ -54,10 +56,9 @@ def operations() -> dict[str, Callable[[], object]]:
             pass
         work.wait()
 
-    return {"all_reduce 4 B": lambda: dist.all_reduce(one), "all_reduce 256 KiB": lambda: dist.all_reduce(many),
-            "barrier": dist.barrier, "monitored_barrier": dist.monitored_barrier,
-            "all_to_all 8 B": lambda: dist.all_to_all_single(received, counts), "4 async all_reduce 16 B": several,
-            "async all_reduce, 0.2 ms": computing}
+    return dict(zip(OPERATIONS, (
+        lambda: dist.all_reduce(one), lambda: dist.all_reduce(many), dist.barrier, dist.monitored_barrier,
+        lambda: dist.all_to_all_single(received, counts), several, computing)))
 
 
 def timed(call: Callable[[], object], iterations: int) -> tuple[float, float, float]:
@@ -110,15 +111,21 @@ def trial(backend: str, ranks: int, iterations: int, only: str, timeout: float) 
             time.sleep(0.2)
             killed = ranks_here.kill(VICTIM)
         reports = ranks_here.collect(survivors, time.monotonic() + NEVER)
+    for rank, report in reports.items():
+        if (only or "noticed") not in report:
+            print(f"beside.py: rank {rank} of {ranks} of {backend} has no figures: {report}", file=sys.stderr, flush=True)
     noticed = [each["waited"] if timeout else each["noticed"] - killed for each in reports.values()
                if "noticed" in each]
-    return {**reports[0], "noticed": max(noticed) * 1e3 if len(noticed) == len(survivors) else float("inf")}
+    # A rank that does not come back has no figures either.
+    names = ([only] if only else OPERATIONS) if iterations else ()
+    return {**{name: reports[0].get(name, (float("inf"),) * 3) for name in names},
+            "noticed": max(noticed) * 1e3 if len(noticed) == len(survivors) else float("inf")}
 
 
 def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], timeouts: list[float],
         timeout: float) -> list[list[str]]:
     rows = []
-    for name in [each for each in outcomes[0] if each not in ("noticed", "waited")]:
+    for name in [each for each in outcomes[0] if each != "noticed"]:
         figures = [statistics.median(outcome[name][part] for outcome in outcomes) for part in range(3)]
         rows.append([str(ranks), str(loops), name, backend, *(f"{figure:.3f}" for figure in figures)])
     if not timeouts:
