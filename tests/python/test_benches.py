@@ -47,3 +47,44 @@ def test_a_bench_runs(name: str) -> None:
     said = run.stdout + run.stderr
     assert run.returncode == 0, said
     assert re.search(r"\d\.\d", run.stdout), f"no figure: {said}"
+
+
+# A rank fails while another rank waits for it.
+FAILURES = {
+    "groups": """
+children = {}
+for rank in range(2):
+    if not (child := os.fork()):
+        time.sleep(0.1 if rank == 1 else 600)
+        os._exit(1)
+    children[child] = rank
+sys.exit(f"rank {groups.first_failure(children)} failed")
+""",
+    "queues": """
+def fail(pair):
+    raise RuntimeError("wrong bytes")
+
+queues.forked(lambda rank: None)(fail)
+time.sleep(600)
+""",
+    "weights": """
+class Rank:
+    def __init__(self, rank, size, options, folder, barrier, pipe):
+        self.rank, self.barrier = rank, barrier
+
+def case(self):
+    assert self.rank != 1, "wrong bytes"
+    self.barrier.wait()
+
+weights.Rank, weights.CASES["sync"] = Rank, (case, 2)
+weights.run("sync", types.SimpleNamespace(ranks=1), "")
+"""}
+SAID = {"groups": "rank 1 failed", "queues": "the consumer failed", "weights": "a rank of sync failed"}
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_bench_ends_when_a_rank_fails(name: str) -> None:
+    head = f"import os, sys, time, types\nsys.path.insert(0, {str(BENCH)!r})\nimport {name}\n"
+    run = run_program([sys.executable, "-B", "-c", head + FAILURES[name]])
+    assert run.returncode == 1 and SAID[name] in run.stderr, run.stdout + run.stderr
