@@ -2,6 +2,8 @@
 shared heap, and torch's fake backend where torch has the fake backend (which does nothing and shows the cost of Python
 and torch). All take turns in one run.
 
+The exit status is 1 when a way of shardwire's is missing or refuses a call.
+
 Tensors are rewritten before every iteration; a time is the median of the slowest rank's; bandwidths as defined by
 nccl-tests. Short calls are timed in rows of twenty. Use an otherwise quiet machine.
 """
@@ -10,6 +12,7 @@ import argparse
 import functools
 import importlib
 import os
+import pathlib
 import resource
 import statistics
 import sys
@@ -219,12 +222,12 @@ def print_row(bench, name, size, medians, options):
     print(f"  {name:<23} {size:>9}{''.join(cells)} {' '.join(compared)}", flush=True)
 
 
-def run_rank(rank, options, store):
+def run_rank(rank, options, folder):
     torch.set_num_threads(1)
     if options.device != "cpu":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=options.ranks)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=options.ranks)
     bench = Bench(rank, options)
     wanted = [name for name in options.only.split(",") if name]
     rows, latency = [], {}
@@ -247,13 +250,23 @@ def run_rank(rank, options, store):
             print(f"# all_reduce of 4 B, {way:<10}: p50 {found['p50_us']:.2f} us, p99 {found['p99_us']:.2f} us{idle}")
         for (name, way), why in bench.refused.items():
             print(f"# {way} has no {name}: {why}")
+        faults = faults_of(bench)
         if options.json:
-            write_record(options, bench.missing, rows, latency)
+            write_record(options, bench.missing, rows, latency, faults)
+        if faults:
+            pathlib.Path(folder, "faults").write_text("; ".join(faults), encoding="utf-8")
     bench.barrier()
     dist.destroy_process_group()
 
 
-def write_record(options, missing, rows, latency):
+def faults_of(bench):
+    """The ways of shardwire's that are missing, and the calls that they refused."""
+    return ([f"{way} is missing: {why}" for way, why in bench.missing.items() if way.startswith("shardwire")]
+            + [f"{way} has no {name}: {why}" for (name, way), why in bench.refused.items()
+               if way.startswith("shardwire")])
+
+
+def write_record(options, missing, rows, latency, faults):
     cells = {(row["collective"], size_words(row["bytes"])): {way: row[way] for way in WAYS if way in row}
              for row in rows}
     tables = [record.table("Median of the slowest rank, us", ["call", "bytes"], cells, WAYS[1:3], WAYS[:1])]
@@ -263,7 +276,7 @@ def write_record(options, missing, rows, latency):
         tables.append(record.table("Single calls of all_reduce of 4 bytes on rank 0, us", [""], singles, WAYS[1:2],
                                    WAYS[:1]))
     record.write(options.json, "torch-collectives" if options.device == "cpu" else options.device, tables, missing,
-                 ranks=options.ranks, rows=rows, latency=latency)
+                 verdict=faults or None, ranks=options.ranks, rows=rows, latency=latency)
 
 
 def main():
@@ -274,7 +287,10 @@ def main():
     if options.device != "cpu":  # the heap is the CPU's, and the fake backend takes its tensors alone
         options.ways = ",".join(way for way in options.ways.split(",") if way in ("gloo", "shardwire"))
     with tempfile.TemporaryDirectory(prefix="shardwire-bench-") as folder:
-        mp.spawn(run_rank, args=(options, os.path.join(folder, "store")), nprocs=options.ranks)
+        mp.spawn(run_rank, args=(options, folder), nprocs=options.ranks)
+        faults = pathlib.Path(folder, "faults")
+        if faults.exists():
+            sys.exit(f"collectives.py: {faults.read_text(encoding='utf-8')}")
     return 0
 
 

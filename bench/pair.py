@@ -3,8 +3,9 @@
 COMMIT is checked out under build/pair. Both trees are built by their own ./run, for the same Python and torch. Then
 both run the same bench in rounds, in the order A B, B A, A B ... Each figure has the median of both and their ratio.
 Figures that are worse by more than 5 % are listed with the ratios of the single rounds: a change is worse in every
-round, noise is worse in some rounds and makes as many figures better. The bench must write JSON, in both trees. Use an
-otherwise quiet machine.
+round, noise is worse in some rounds and makes as many figures better. Figures that a side did not have in every round are
+listed, and the exit status is 1 when the working tree lacks a figure of COMMIT. The bench must write JSON, in both
+trees. Use an otherwise quiet machine.
 """
 
 import argparse
@@ -60,6 +61,12 @@ def compare(rounds):
         middle_a, middle_b = statistics.median(a), statistics.median(b)
         rows.append((name, middle_a, middle_b, ratio(middle_a, middle_b), sorted(map(ratio, a, b))))
     return rows
+
+
+def lost(rounds):
+    """The names that A, and that B, did not have in every round, of the figures that the other had in every round."""
+    in_all = [set.intersection(*(set(both[side]) for both in rounds)) for side in (0, 1)]
+    return sorted(in_all[1] - in_all[0]), sorted(in_all[0] - in_all[1])
 
 
 def verdict(singles):
@@ -163,13 +170,17 @@ def main():
     print(f"./run bench {shlex.join([options.part, *options.more])}, {options.pair_rounds} rounds in turns; medians; "
           "less is better")
     print("\n".join(lines_of(rows, name)))
+    missing = lost(rounds)
+    for side, names in zip((name, "the working tree"), missing):
+        if names:
+            print(f"not in every round of {side}: {', '.join(names)}")
     if options.pair_json:
         written = [{"figure": row[0], name: row[1], "working tree": row[2], "ratio": row[3], "rounds": row[4]}
                    for row in rows]
         pathlib.Path(options.pair_json).write_text(json.dumps({"commit": name, "part": options.part,
                                                                "arguments": options.more, "figures": written},
                                                               indent=1), encoding="utf-8")
-    return 0
+    return int(bool(missing[1]))
 
 
 if __name__ == "__main__":

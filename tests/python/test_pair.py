@@ -76,6 +76,27 @@ def test_the_trees_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                       "rounds": [1.5, 1.5, 1.5]}
 
 
+def test_figures_that_a_side_lost_are_listed() -> None:
+    both = {"a": 1.0, "b": 1.0}
+    assert pair.lost([(both, both), (both, both)]) == ([], [])
+    assert pair.lost([({"a": 1.0, "b": 1.0}, {"a": 1.0, "c": 1.0})]) == (["c"], ["b"])
+    assert pair.lost([(both, both), (both, {"a": 1.0})]) == ([], ["b"])
+    assert pair.lost([(both, both), ({"a": 1.0}, {"a": 1.0})]) == ([], [])  # no side has b in every round
+
+
+def test_a_working_tree_that_lost_a_figure_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("A", "B"):
+        text = BENCH_OF_A_TREE.replace("NAME", repr(name)).replace("TIME", "1.0")
+        program(tmp_path / name / "run", text.replace("heap=", "mpi=") if name == "B" else text)
+    monkeypatch.setattr(pair, "checkout", lambda commit: (tmp_path / "A", commit))
+    monkeypatch.setattr(pair, "ROOT", tmp_path / "B")
+    monkeypatch.setattr(sys, "argv", ["pair.py", "abc1234", "collectives", "--pair-rounds", "1"])
+    assert pair.main() == 1
+    said = capsys.readouterr().out
+    assert "not in every round of abc1234: reduce 4 mpi\nnot in every round of the working tree: reduce 4 heap" in said
+
+
 def test_a_commit_without_json_is_an_error(tmp_path: Path) -> None:
     program(tmp_path / "run", "#!{python}\nprint('usage')\n")
     with pytest.raises(SystemExit, match="of abc1234 has no --json: without JSON no figures can be compared"):
