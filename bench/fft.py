@@ -259,7 +259,7 @@ def run(options, name, shape, ranks):
     if name == "shardwire" and way != "mpi":
         command = [sys.executable, "-m", "shardwire.launch", "-n", str(ranks)]
     else:
-        command = ["mpirun", "--oversubscribe", "-n", str(ranks), sys.executable]
+        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), sys.executable]
     environment = {**os.environ, **({} if way in ("", "auto") else {"SHARDWIRE_TRANSPORTS": way}),
                    "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with tempfile.TemporaryDirectory(prefix="shardwire-fft-") as folder:

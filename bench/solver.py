@@ -210,7 +210,7 @@ def child(options):
 def run(options, name, size, ranks):
     """Numbers of one run by cases: for each repeat the slowest rank's time."""
     command = ([sys.executable, "-m", "shardwire.launch", "-n", str(ranks)] if name == "shardwire"
-               else ["mpirun", "--oversubscribe", "-n", str(ranks), sys.executable])
+               else ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), sys.executable])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with tempfile.TemporaryDirectory(prefix="shardwire-solver-") as folder:
