@@ -171,6 +171,8 @@ def main() -> int:
         unknown = [word for word in given if word not in known]
         if unknown:
             parser.error(f"{', '.join(unknown)}: give some of {', '.join(known)}")
+        if options.write_docs and set(given) != set(known):
+            parser.error("--write-docs writes the whole page: leave out --calls, --faults and --ways")
     cells, wrong, longest = {}, [], dict.fromkeys(faults, 0.0)
     for name in names:
         for fault in faults:

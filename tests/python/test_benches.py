@@ -49,6 +49,12 @@ def test_a_bench_runs(name: str) -> None:
     assert re.search(r"\d\.\d", run.stdout), f"no figure: {said}"
 
 
+@pytest.mark.any_torch
+def test_faults_writes_no_part_of_its_page() -> None:
+    run = run_program([sys.executable, "-B", BENCH / "faults.py", "--write-docs", "--calls", "Run"])
+    assert run.returncode == 2 and "--write-docs writes the whole page" in run.stderr, run.stderr
+
+
 # A rank fails while another rank waits for it.
 FAILURES = {
     "groups": """
