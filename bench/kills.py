@@ -318,17 +318,21 @@ def main() -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 30)
     numbers = [options.trial] if options.trial is not None else list(range(options.trials))
     print(f"seed {seed}; torch {torch.__version__}, {os.cpu_count()} cores", flush=True)
+    tables, faults = [], []
     with busy_loops(options.beside):
         if "pause" in ways:
-            return pauses.main(seed, numbers)
-        results = campaign(seed, numbers, ways, options.bound)
-    rows = table(results)
-    print_table(rows)
-    faults = [f"{way}, rank {verdict['rank']}: {verdict['kind']}{'' if verdict['named'] else ', dead rank not named'} "
-              f"(--ways {way} --seed {seed} --trial {outcome['number']})" for way in ways if way != "gloo"
-              for outcome in results[way] for verdict in judge(outcome) if is_fault(verdict, way)]
+            rows, faults = pauses.campaign(seed, numbers)
+            tables.append(record.printed(f"Pauses, seed {seed}", rows))
+        results = campaign(seed, numbers, [way for way in ways if way != "pause"], options.bound)
+        if results:
+            tables.append(record.printed(f"Seed {seed}", table(results)))
+    for each in tables:
+        print_table([each["columns"], *each["rows"]])
+    faults += [f"{way}, rank {verdict['rank']}: {verdict['kind']}{'' if verdict['named'] else ', dead rank not named'} "
+               f"(--ways {way} --seed {seed} --trial {outcome['number']})" for way in results if way != "gloo"
+               for outcome in results[way] for verdict in judge(outcome) if is_fault(verdict, way)]
     if options.json:
-        record.write(options.json, "kills", [record.printed(f"Seed {seed}", rows)], results=results, verdict=faults)
+        record.write(options.json, "kills", tables, results=results, verdict=faults)
     return int(bool(faults))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import random
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch.distributed as dist
 
 import shardwire
 
-from .trial import READY, Rank, Trial, print_table
+from .trial import READY, Rank, Trial
 
 OWNER_TIMEOUT, READER_TIMEOUT = 0.4, 60.0
 BLANK, GIVEN, SCRIBBLE = 0, 11, 99
@@ -156,9 +155,10 @@ def is_fault(outcome: dict[str, Any]) -> bool:
     return outcome["kind"] in ("wrong", "hung", "broken") or (outcome["kind"] == "raised" and not is_named(outcome))
 
 
-def main(seed: int, numbers: list[int]) -> int:
+def campaign(seed: int, numbers: list[int]) -> tuple[list[list[str]], list[str]]:
+    """The table, and the faults."""
     counts: Counter[tuple[str, str]] = Counter()
-    seen, faults = [], 0
+    seen, faults = [], []
     for number in numbers:
         outcome = pause_once(seed, number)
         pause, kind = outcome["pause"], outcome["kind"]
@@ -167,9 +167,8 @@ def main(seed: int, numbers: list[int]) -> int:
         if kind == "raised" and not is_named(outcome):
             counts[(seen[-1][0], "cause not named")] += 1
         if is_fault(outcome):
-            faults += 1
-            print(f"FAULT {kind}: {pause}; repeat: --ways pause --seed {seed} --trial {number}\n  {outcome['reports']}",
-                  flush=True)
+            faults.append(f"pause: {kind} (--ways pause --seed {seed} --trial {number})")
+            print(f"FAULT {faults[-1]}: {pause}\n  {outcome['reports']}", flush=True)
     columns = ["raised", "right", "wrong", "hung", "broken", "cause not named", "missed"]
     rows = [["paused reader", "trials", *columns]]
     for name in sorted({name for name, _ in counts}):
@@ -177,6 +176,4 @@ def main(seed: int, numbers: list[int]) -> int:
             [name, str(sum(each == name for each, _ in seen)), *(str(counts[(name, column)]) for column in columns)])
     rows.append(["all", str(len(seen)),
                  *(str(sum(counts[(name, column)] for name in {name for name, _ in seen})) for column in columns)])
-    print_table(rows)
-    sys.stdout.flush()
-    return int(faults > 0)
+    return rows, faults

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import elastic
 import kills
 import mismatches
+import record
 import soak
 from campaigns import pauses
 from campaigns import soak_kinds
@@ -79,6 +80,22 @@ def test_a_reader_paused_in_a_copy_never_reports_success_with_wrong_bytes() -> N
 def test_the_verdict_on_a_pause_counts_the_owner(owner: dict[str, Any], reader: dict[str, Any], is_missed: bool,
                                                  was_stuck: bool, kind: str) -> None:
     assert pauses.verdict(owner, reader, is_missed, was_stuck) == kind
+
+
+def test_pauses_and_kills_are_in_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hung = {"way": "shm", "number": 0, "setting": {"part": [], "size": 2}, "victims": {0: 7}, "killed": 1.0,
+            "last_killed": 1.0, "reports": {1: {"hung": True}}}
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(kills, "campaign", lambda seed, numbers, ways, bound: {way: [hung] for way in ways})
+    monkeypatch.setattr(pauses, "pause_once", lambda seed, number: {
+        "number": number, "pause": pauses.plan(seed, number), "kind": "wrong", "reports": {0: {}, 1: {}}})
+    for ways, verdict in (("shm,pause", ["pause: wrong", "shm, rank 1: hung"]), ("pause", ["pause: wrong"])):
+        path = str(tmp_path / "kills.json")
+        monkeypatch.setattr(sys, "argv", ["kills.py", "--ways", ways, "--trials", "1", "--seed", "3", "--json", path])
+        assert kills.main() == 1
+        made = record.read(path)
+        assert len(made["tables"]) == len(verdict)
+        assert [said.split(" (")[0].split(", dead")[0] for said in made["verdict"]] == verdict
 
 
 # Four parts, so that a failure does not hide other failures. "late" is for campaigns on quiet machines: here only
