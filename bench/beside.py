@@ -113,7 +113,8 @@ def trial(backend: str, ranks: int, iterations: int, only: str, timeout: float) 
         reports = ranks_here.collect(survivors, time.monotonic() + NEVER)
     for rank, report in reports.items():
         if (only or "noticed") not in report:
-            print(f"beside.py: rank {rank} of {ranks} of {backend} has no figures: {report}", file=sys.stderr, flush=True)
+            print(f"beside.py: rank {rank} of {ranks} of {backend} has no figures: {report}", file=sys.stderr,
+                  flush=True)
     noticed = [each["waited"] if timeout else each["noticed"] - killed for each in reports.values()
                if "noticed" in each]
     # A rank that does not come back has no figures either.

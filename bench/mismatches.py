@@ -3,8 +3,8 @@ call or the next, at once and not by a timeout.
 
 Columns: raised: every rank that must raise did, in its call or the next; one later: a rank had its part of both, with
 right bytes in the next, before the others knew, and raised in the operation after; late: the error took longer than 3
-s; timed out: some rank's error is a timeout, or a rank never raised at all; silent: some rank saw success in all; wrong:
-the next or the third operation of a rank succeeded with wrong bytes. Kinds in which the call's meaning hides the
+s; timed out: some rank's error is a timeout, or a rank never raised at all; silent: some rank saw success in all;
+wrong: the next or the third operation of a rank succeeded with wrong bytes. Kinds in which the call's meaning hides the
 difference are listed separately, with the reason; with --check full they must raise as well. --seed S --trial N repeats
 a trial.
 

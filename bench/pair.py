@@ -3,8 +3,8 @@
 COMMIT is checked out under build/pair. Both trees are built by their own ./run, for the same Python and torch. Then
 both run the same bench in rounds, in the order A B, B A, A B ... Each figure has the median of both and their ratio.
 Figures that are worse by more than 5 % are listed with the ratios of the single rounds: a change is worse in every
-round, noise is worse in some rounds and makes as many figures better. Figures that a side did not have in every round are
-listed, and the exit status is 1 when the working tree lacks a figure of COMMIT. The bench must write JSON, in both
+round, noise is worse in some rounds and makes as many figures better. Figures that a side did not have in every round
+are listed, and the exit status is 1 when the working tree lacks a figure of COMMIT. The bench must write JSON, in both
 trees. Use an otherwise quiet machine.
 """
 

@@ -2,9 +2,8 @@
 
 A record is a dict: bench ("record"), part, the place and the day (`WHERE`), command, tables, missing (the reason of
 each contestant that took no part), verdict (the faults that the part found, only of parts that look for faults; empty:
-none), and whatever else the part writes for other readers (bench/pair.py). A table is what
-`table()` makes. bench/compare.py writes a form of its own with the samples of each cell, and has the same place and
-day.
+none), and whatever else the part writes for other readers (bench/pair.py). A table is what `table()` makes.
+bench/compare.py writes a form of its own with the samples of each cell, and has the same place and day.
 """
 
 import datetime
@@ -115,7 +114,8 @@ def check(record, path):
         require(isinstance(record.get(name), kind), f'"{name}" is missing or of another type')
     require(re.fullmatch(r"[a-z][a-z0-9-]*", record["part"]), f'"part" is {record["part"]!r}')
     verdict = record.get("verdict", [])
-    require(isinstance(verdict, list) and all(isinstance(each, str) for each in verdict), '"verdict" is no list of texts')
+    require(isinstance(verdict, list) and all(isinstance(each, str) for each in verdict),
+            '"verdict" is no list of texts')
     require(isinstance(record.get("cells" if record["bench"] == "compare" else "tables"), list), "there are no tables")
     for each in record.get("tables", []):
         require(isinstance(each, dict) and {"title", "labels", "columns", "rows", "ours", "peers"} <= each.keys(),

@@ -2,7 +2,8 @@
 
 Each part runs alone, one after the other, as `./run WORDS --json FILE`. Its result replaces
 bench/results/CPU/PART.json, and the page is written anew. A part that fails leaves the result before, with the failure
-beside, and the other parts run. A part that looks for faults and finds some has a result with a verdict. Run it on an otherwise quiet machine, with nothing uncommitted.
+beside, and the other parts run. A part that looks for faults and finds some has a result with a verdict. Run it on an
+otherwise quiet machine, with nothing uncommitted.
 """
 
 import argparse

@@ -20,7 +20,7 @@ import record
 
 HERE = pathlib.Path(__file__).resolve().parent
 YARDSTICK = "local_copy"
-# latency_cases.cc and alltoallw_bench.cc time single calls on each rank, and rank 0 reports its times.
+# latency_cases.cc and alltoallw_bench.cc time single calls on each rank, and rank 0 makes the report.
 TIMES = "Times of the slowest rank (of rerun, barrier, allreduce_4B and mpi_allreduce_4B: of rank 0)"
 # The two cases of each ratio, and the goal for two ranks if there is one.
 RATIOS = (

@@ -142,7 +142,7 @@ def campaign(args: argparse.Namespace) -> bool:
 
 
 def failure_of(report: dict[str, Any]) -> str:
-    """What happened to a rank that did not come to the end."""
+    """How a rank failed."""
     if "broken" in report:
         return f"broke: {report['broken'].strip().splitlines()[-1]}"
     if "ended" in report:

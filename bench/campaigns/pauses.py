@@ -110,7 +110,8 @@ def shardwire_group(me: Rank) -> Any:
 
 
 def pause_once(seed: int, number: int) -> dict[str, Any]:
-    """The outcome: "missed" when the copy was over before the reader stopped, or before the owner's timeout, else raised, right, wrong or hung."""
+    """The outcome: "missed" when the copy was over before the reader stopped, or before the owner's timeout, else
+    raised, right, wrong, hung or broken."""
     pause = plan(seed, number)
     with Trial(2, "pause") as trial:
         shared = mmap.mmap(-1, pause.mib * MIB)
