@@ -134,7 +134,9 @@ def campaign(args: argparse.Namespace) -> bool:
     for rank, report in reports.items():
         what = grown(report["held"], args.settle) if "over" in report else [failure_of(report)]
         verdict += [f"rank {rank}: {each}" for each in what]
-        print(f"rank {rank}: {'; '.join(what) or 'nothing grew'}", report.get("broken") or report.get("stacks") or "")
+        print(f"rank {rank}: {'; '.join(what) or 'nothing grew'}")
+        if "over" not in report:
+            print(report.get("broken") or report.get("stacks") or "")
     if args.json:
         write_record(args.json, "soak", args.settle, reports, "Of each rank a look when caches are full, and the last",
                      verdict)
