@@ -53,6 +53,7 @@ CASES = [
     Case("corrupt", before="corrupt=0.01"),
     # 0.9 MB for each of two ranks take 3.6 s
     Case("slow", job="leaving", before="rate=4"),
+    Case("slower", job="leaving", before="rate=0.8"),
     Case("slow-loss", job="leaving", before="rate=4 loss=0.03"),
     Case("slow-tls-off", job="leaving", before="rate=4", environment={"SHARDWIRE_TCP_TLS": "off"}),
     Case("pulled-5s", later="cut=both", again=5, seconds=8),

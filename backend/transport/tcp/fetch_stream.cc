@@ -45,8 +45,8 @@ void copyInPieces(std::byte* to, const std::byte* from, std::size_t size) {
 
 }  // namespace
 
-void FetchStream::close() {
-  stream_.close();
+void FetchStream::drop() {
+  isDropped_ = true;
   exposed_.concealAll();
   serving_.clear();
   fetches_.clear();

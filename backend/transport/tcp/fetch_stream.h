@@ -40,9 +40,10 @@ class FetchStream {
       : stream_(std::move(stream)), hasChecksums_(hasChecksums) {}
 
   const Fd& socket() const { return stream_.socket(); }
-  bool isOpen() const { return stream_.isOpen(); }
-  // Forgets all fetches, both ways, and closes the socket.
-  void close();
+  bool isOpen() const { return stream_.isOpen() && !isDropped_; }
+  // Forgets all fetches, both ways, for ever. The socket stays open: the peer takes its close for a failure until the
+  // reason has come on the other stream.
+  void drop();
 
   // Owner: the peer may request these bytes until conceal().
   RemoteAddress expose(const void* bytes, std::size_t size) { return exposed_.expose(bytes, size); }
@@ -118,6 +119,7 @@ class FetchStream {
   std::deque<std::uint64_t> requested_;  // with checksums: bytes of each request that are not in a block yet
   bool isBlocked_ = false;
   bool isEnded_ = false;
+  bool isDropped_ = false;
 };
 
 }  // namespace shardwire::internal

@@ -30,7 +30,7 @@ namespace {
 enum NoteKind : std::uint8_t {
   kRequest = 1,  // of a fetch
   kRefusal = 2,  // of a note of the other end, with the reason; the connection is over
-  kStopped = 3,  // the sender has closed its end of the fetches
+  kStopped = 3,  // the sender has dropped its end of the fetches
   kLeaving = 4,  // the sender leaves normally; nothing follows
 };
 
@@ -44,7 +44,7 @@ constexpr Duration kPathLookEvery = std::chrono::milliseconds(250);
 constexpr Duration kSilentFor = std::chrono::seconds(8);
 constexpr int kIdleSeconds = 3;
 constexpr int kNumProbes = 5;
-// A peer that closes its end of the fetches sends kStopped on the other stream, perhaps a little later. No kStopped
+// A peer closes its end of the fetches after kStopped and the leave, which may arrive a little later. No kStopped
 // arrives over a network that loses the packets of one direction: the frames of a peer that receives no acknowledgement
 // wait, but the end of the fetches arrives.
 constexpr Duration kExplainWithin = std::chrono::seconds(2);
@@ -129,8 +129,8 @@ TcpConnection::~TcpConnection() {
   while (!leave()) {
     std::this_thread::sleep_for(kNap);
   }
-  // After the last words: the peer takes an end of this stream for a failure if no reason comes soon.
-  closeFetches();
+  // After the last words: the peer takes an end of the fetches for a failure if no reason comes soon.
+  setEvents(fetchWatch_, fetches_.socket(), 0);
   setEvents(frameWatch_, frames_.socket(), 0);
 }
 
@@ -207,9 +207,10 @@ void TcpConnection::setEvents(Watch& watch, const Fd& socket, std::uint32_t even
 
 void TcpConnection::updateWatches() {
   const std::uint32_t frames = failure_.isOk() ? EPOLLIN | EPOLLRDHUP | (frames_.isBlocked() ? EPOLLOUT : 0U) : 0U;
-  const std::uint32_t fetches = failure_.isOk() && !fetches_.isEnded() && fetchesBrokeAt_ == kNoDeadline
-                                    ? EPOLLIN | EPOLLRDHUP | (fetches_.isBlocked() ? EPOLLOUT : 0U)
-                                    : 0U;
+  const std::uint32_t fetches =
+      failure_.isOk() && fetches_.isOpen() && !fetches_.isEnded() && fetchesBrokeAt_ == kNoDeadline
+          ? EPOLLIN | EPOLLRDHUP | (fetches_.isBlocked() ? EPOLLOUT : 0U)
+          : 0U;
   setEvents(frameWatch_, frames_.socket(), frames);
   setEvents(fetchWatch_, fetches_.socket(), fetches);
 }
@@ -382,14 +383,10 @@ bool TcpConnection::stopFetches() {
     stopped_ = true;
     frames_.sendNote(kStopped, {});
     flushFrames();
-    closeFetches();
+    setEvents(fetchWatch_, fetches_.socket(), 0);
+    fetches_.drop();
   }
   return true;
-}
-
-void TcpConnection::closeFetches() {
-  setEvents(fetchWatch_, fetches_.socket(), 0);
-  fetches_.close();
 }
 
 // No failure yet: the peer may have stopped its fetches, and then sends kStopped on the other stream.

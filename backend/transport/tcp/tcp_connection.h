@@ -91,7 +91,6 @@ class TcpConnection final : public Connection {
   void refuse(const char* stream, const Status& why);
   void endOfFrames(const std::string& how);
   void fetchesBroke(const Status& why);
-  void closeFetches();
   void look();
   Duration silence() const;
 

@@ -175,7 +175,8 @@ TEST(FetchStream, ATurnIsBoundedHoweverFastTheOtherEndIs) {
     ASSERT_TRUE(internal::waitForSocket(one.socket(), isSender ? POLLOUT : POLLIN, soon(), "waiting").isOk());
     bool moved = false;
     EXPECT_TRUE((isSender ? one.send(&moved) : one.receive(&moved)).isOk());
-    one.close();  // a mere shutdown would leave an owner waiting for ever if the peer's window is full
+    // Closes the socket: a mere shutdown would leave an owner waiting for ever if the peer's window is full.
+    static_cast<void>(FetchStream(std::move(one)));
     other.join();
     EXPECT_TRUE(moved);
     EXPECT_EQ(count.pending, 1U);
