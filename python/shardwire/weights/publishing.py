@@ -76,6 +76,9 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
         an error.
     timeout: seconds to wait for ranks that do not call; then TimeoutError.
 
+    **Replicas are not compared.** Ranks that hold one name with different values give the subscribers a mixture of the
+    values of all ranks. To publish rank 0's values only, give None as ``state`` on the other ranks.
+
     An earlier publisher of the same name ends: its commits are errors, and its subscribers get one error and find the
     new publisher.
     """
