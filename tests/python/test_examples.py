@@ -106,6 +106,17 @@ def test_the_two_jobs_of_publish_meet(tmp_path: pathlib.Path, monkeypatch: pytes
     assert said[2].splitlines()[-1] == "serves version 10", said
 
 
+def test_the_first_example_of_survive_goes_on_after_the_death(tmp_path: pathlib.Path) -> None:
+    """The first program of docs/survive.md, by the command of the page."""
+    example = next(each for each in EXAMPLES if each.page == "docs/survive.md")
+    assert "launch -n 3 --survive survive.py" in (ROOT / "docs" / "survive.md").read_text()
+    (tmp_path / "survive.py").write_text(example.code)
+    done = run_program([sys.executable, "-m", "shardwire.launch", "-n", "3", "--survive", str(tmp_path / "survive.py")])
+    assert done.returncode == 0, done.stdout + done.stderr
+    errors = [line for line in done.stdout.splitlines() if "rank 1" in line]
+    assert len(errors) == 2, done.stdout + done.stderr  # of ranks 0 and 2
+
+
 def test_the_examples_of_the_pages_are_found() -> None:
     """The pages from the time when the collector was written are still found."""
     found = {example.page for example in EXAMPLES if example.sizes}
