@@ -738,7 +738,7 @@ def wrong_saves(rank: int, folder: str) -> list[tuple[str, str]]:
             call({"q_proj.weight": torch.ones(2)}, folder, group(), "llama"),
             call({"__metadata__": torch.ones(2)}, folder, group()), call({"w": torch.ones([1] * 17)}, folder, group()),
             call(one, folder, group(), metadata={"a": "b" * 1000}),
-            call(one, folder, group(), metadata={"a": "\ud800"})]
+            call(one, folder, group(), metadata={"a": "\ud800"}), call(one, f"{folder}/file", group())]
 
 
 def test_wrong_saves(tmp_path: Path) -> None:
@@ -757,6 +757,7 @@ def test_wrong_saves(tmp_path: Path) -> None:
     same_on_all(cases[11], "UnsupportedError", "for 1 weights would take 1",
                 "of 1000 that are allowed; save to more files")
     same_on_all(cases[12], "ValueError", "metadata has the text '\\ud800'")
+    same_on_all(cases[13], "CheckpointError", "rank 0: ", "file is a file", "give the path of a folder")
     assert sorted(os.listdir(tmp_path)) == ["0", "file"]
 
 

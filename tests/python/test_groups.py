@@ -203,7 +203,7 @@ def test_resolve_refuses_what_is_no_group(run_ranks):
         raises(TypeError, lambda: shardwire.resolve_backend(3), contains="int")
         raises(ValueError, lambda: shardwire.resolve_backend("none such"), contains="none such")
         gloo = dist.new_group([0, 1], backend="gloo")
-        raises(ValueError, lambda: shardwire.resolve_backend(gloo), contains="not shardwire")
+        raises(ValueError, lambda: shardwire.resolve_backend(gloo), contains="is gloo, not shardwire")
         raises(ValueError, lambda: shardwire.find_process_group(dist.distributed_c10d._get_group_name(gloo))
                                    if hasattr(dist.distributed_c10d, "_get_group_name")
                                    else shardwire.find_process_group("gloo"), contains="no shardwire")

@@ -240,17 +240,26 @@ class CustomOp:
                  timeout: Seconds = None) -> Future:
         """Starts one run. timeout: seconds until the run fails when peers do not take part; None: the group's."""
         seconds = None if timeout is None else as_seconds(timeout)
-        return Future(self._op.run(flat_tensors(self._inputs, input_tensors),
-                                   flat_tensors(self._outputs, output_tensors), seconds))
+        return Future(self._op.run(self._flat(self._inputs, input_tensors), self._flat(self._outputs, output_tensors),
+                                   seconds))
 
     def bind(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *,
              timeout: Seconds = None) -> BoundOp:
         """Checks the tensors once and keeps them: the result is called without arguments and returns a
         :class:`Future`."""
         seconds = None if timeout is None else as_seconds(timeout)
-        bound = self._op.bind(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors),
+        bound = self._op.bind(self._flat(self._inputs, input_tensors), self._flat(self._outputs, output_tensors),
                               seconds)
         return BoundOp(bound, self._summary())
+
+    def _flat(self, side: Side, tensors: Tensors | None) -> list[torch.Tensor]:
+        """:func:`flat_tensors`, whose errors name the op and this rank."""
+        try:
+            return flat_tensors(side, tensors)
+        except (TypeError, ValueError) as error:
+            facts = self.traffic()
+            name = f" '{facts['name']}'" if facts["name"] else ""
+            raise type(error)(f"compile_op{name}: rank {facts['rank']}: {error}") from None
 
     @property
     def has_group(self) -> bool:

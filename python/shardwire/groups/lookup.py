@@ -285,9 +285,19 @@ def resolve_backend(group: Any = None) -> Any:
                         "default group")
     backend = shardwire_behind(group)
     if backend is None:
-        raise ValueError("the group's backend for CPU tensors is not shardwire; make it with backend='shardwire' or "
-                         "'cpu:shardwire,...'")
+        raise ValueError(f"the group's backend for CPU tensors is {_backend_found(group)}, not shardwire; make the "
+                         "group with backend='shardwire' or 'cpu:shardwire,...'")
     return backend
+
+
+def _backend_found(group: Any) -> str:
+    """The name of the backend for CPU tensors in a group without shardwire."""
+    read = getattr(dist, "get_backend_config", dist.get_backend)  # 1.13 has no "cpu:gloo,cuda:nccl"
+    try:
+        config = str(read(group))
+    except (AssertionError, RuntimeError, ValueError):  # a group that torch does not know
+        return f"that of a {type(group).__name__}"
+    return dict(pair.split(":") for pair in config.split(",")).get("cpu", "absent") if ":" in config else config
 
 
 def group_around(backend: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.layout import kind_of
-from ..errors import MismatchError
+from ..errors import CheckpointError, MismatchError
 from ..compiler.agree import Attempt, Meeting
 from .descriptions import Weight, collect, describe
 from .direct_rows import cover, local_rows
@@ -42,17 +42,20 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
     The ranks with a part of ``source`` share the writing on each host; a file is written by ranks of one host.
 
     source, mapping: as for :func:`shardwire.sync`; the mapping's target names are the names in the files. Of tied
-        weights the first name is written; non-persistent buffers are not written.
+        weights the first name is written; non-persistent buffers are not written. None: a rank that gives no weights.
     max_file_bytes: the most bytes of a file with more than one tensor.
     metadata: strings for the header of each file; "format": "pt" is always there.
     progress: how to show the progress. None: rank 0 shows a bar on a terminal, else a line every few seconds; False:
         nothing; else a function called with the finished bytes on this rank and the total.
 
+    **Replicas are not compared.** Where ranks hold one name with different values, the files get a mixture of the
+    values of all ranks. ``save(model if rank == 0 else None, folder)`` writes rank 0's values only.
+
     A reader finds the old checkpoint of the folder, whole, until the new checkpoint is whole on the disk, and from then
     on the new one, even when any rank fails or is killed meanwhile. Jobs that save into one folder at once take turns,
     and the last one's checkpoint stays. When all ranks are killed, hidden files (``.*.shardwire-*.tmp``) may be left.
     Raises the same error on every rank: SystemFailure for errors of the system (a full disk), CheckpointError for a
-    folder that is not shared, and the errors of sync.
+    folder that is a file or is not shared, and the errors of sync.
     """
     meeting = Meeting(group, "save", None)
     blobs = [b"", b"", b""]
@@ -68,7 +71,7 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
         # Of an earlier save, whose space may be needed
         wait_for_removals()
         if meeting.rank == 0:
-            os.makedirs(options["folder"], exist_ok=True)
+            _make_folder(options["folder"])
         facts = {"host": host_name(), "token": secrets.token_hex(4), "has": bool(have.entries), "options": options}
         blobs = [describe(have, renames), b"", json.dumps(facts).encode()]
     everyone = meeting.exchange(blobs, attempt.error)
@@ -86,6 +89,14 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
         raise ValueError("save: no rank has a source with any weights")
     with shown:
         return _save(meeting, ranks, have, sources, targets, found, shown)
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except FileExistsError as failure:
+        raise CheckpointError(f"{folder} is a file, and save writes a folder with the files of the checkpoint; give "
+                              "the path of a folder") from failure
 
 
 def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:

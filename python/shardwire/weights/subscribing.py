@@ -84,10 +84,11 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
     meets_in = dist.PrefixStore(f"shardwire.subscribe/{everyone[0][0].decode()}", own)
     control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S),
                                 f"subscribers of {name}")
-    subscription = Subscription(address, Meeting(control, "fetch", limit + SLACK_S, meeting.global_rank), meets_in,
+    subscription = Subscription(address, Meeting(control, "subscribe", limit + SLACK_S, meeting.global_rank), meets_in,
                                 wanted, limit, progress)
     try:
         subscription._connect(deadline)
+        subscription._control.call = "fetch"  # the call that later errors name
     except BaseException:
         subscription._leave()
         raise
