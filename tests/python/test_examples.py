@@ -113,8 +113,7 @@ def test_the_first_example_of_survive_goes_on_after_the_death(tmp_path: pathlib.
     (tmp_path / "survive.py").write_text(example.code)
     done = run_program([sys.executable, "-m", "shardwire.launch", "-n", "3", "--survive", str(tmp_path / "survive.py")])
     assert done.returncode == 0, done.stdout + done.stderr
-    errors = [line for line in done.stdout.splitlines() if "rank 1" in line]
-    assert len(errors) == 2, done.stdout + done.stderr  # of ranks 0 and 2
+    assert done.stdout.count("rank 1 (pid") >= 2, done.stdout + done.stderr  # the errors of ranks 0 and 2
 
 
 def test_the_examples_of_the_pages_are_found() -> None:
