@@ -80,13 +80,16 @@ std::string encodeOutcome(const std::vector<BlockPart>& parts) {
   return writer.take();
 }
 
-// askers: the ranks that reach this rank's part only by requests.
-Status readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vector<BlockPart>* parts,
-                    std::vector<Rank>* askers) {
+// askers: the ranks that reach this rank's part only by requests. The result, equal on all ranks: whether each rank can
+// address each part.
+Result<bool> readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vector<BlockPart>* parts,
+                          std::vector<Rank>* askers) {
+  bool reachesAll = true;
   for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
     ByteReader reader(blobs[rank]);
     for (std::size_t owner = 0; owner < blobs.size(); ++owner) {
       const auto how = static_cast<Holding>(reader.u8());
+      reachesAll = reachesAll && (rank == owner || how == Holding::kMapped);
       if (owner == static_cast<std::size_t>(self)) {
         (*parts)[rank].holdsMine = how != Holding::kNot;
         (*parts)[rank].asksMine = how == Holding::kByRequests;
@@ -96,10 +99,10 @@ Status readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vecto
       }
     }
     if (!reader.isDone()) {
-      return {StatusCode::kInternal, fmt::format("{}: the message of rank {} cannot be read", kWhat, rank)};
+      return Status{StatusCode::kInternal, fmt::format("{}: the message of rank {} cannot be read", kWhat, rank)};
     }
   }
-  return Status::ok();
+  return reachesAll;
 }
 
 HeapPlace placeOf(const SharedHeap& heap, const void* bytes, std::size_t size) {
@@ -256,10 +259,12 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   }
   SW_RETURN_IF_ERROR(outcomes.status());
   std::vector<Rank> askers;
-  SW_RETURN_IF_ERROR(readOutcomes(*outcomes, engine->facts().rank, &parts, &askers));
+  const auto reachesAll = readOutcomes(*outcomes, engine->facts().rank, &parts, &askers);
+  SW_RETURN_IF_ERROR(reachesAll.status());
   own.release();  // owned by the block now
   serving.keep(std::move(askers));
-  return std::shared_ptr<SymmetricMemory>(std::make_shared<SymmetricBlock>(engine, request, number, std::move(parts)));
+  return std::shared_ptr<SymmetricMemory>(
+      std::make_shared<SymmetricBlock>(engine, request, number, std::move(parts), *reachesAll));
 }
 
 }  // namespace shardwire::internal

@@ -67,7 +67,7 @@ BlockWords SymmetricBlock::wordsOf(std::byte* part, std::size_t bytes, int world
 }
 
 SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request,
-                               std::uint64_t number, std::vector<BlockPart> parts)
+                               std::uint64_t number, std::vector<BlockPart> parts, bool reachesAll)
     : engine_(engine),
       rank_(engine->facts().rank),
       worldSize_(engine->facts().worldSize),
@@ -81,7 +81,7 @@ SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const Symm
       others_(allBut(rank_, worldSize_)),
       name_(fmt::format("symmetric memory #{}", number)),
       barriers_(static_cast<std::size_t>(request.numChannels)) {
-  reachesAll_ = std::ranges::all_of(parts_, [](const BlockPart& part) { return part.bytes != nullptr; });
+  reachesAll_ = reachesAll;
 }
 
 SymmetricBlock::~SymmetricBlock() {
@@ -315,7 +315,10 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
   }
   if (!reachesAll_) {
     const auto missing = std::ranges::find_if(parts_, [](const BlockPart& part) { return part.bytes == nullptr; });
-    return {StatusCode::kUnsupported, missing->whyNot};
+    return {StatusCode::kUnsupported,
+            missing != parts_.end()
+                ? missing->whyNot
+                : fmt::format("{} on {}: another rank cannot address the part of every rank", name_, groupLabel_)};
   }
   const std::uint32_t number = 1 + barriers_[static_cast<std::size_t>(channel)].fetch_add(1, std::memory_order_relaxed);
   // seq_cst: for wake(). Includes release: the earlier stores of this rank are visible to a rank that reads the number.

@@ -33,9 +33,9 @@ struct BlockPart {
 
 class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_from_this<SymmetricBlock> {
  public:
-  // `parts` by rank. Takes over the memory of the own part.
+  // `parts` by rank. Takes over the memory of the own part. reachesAll: the same on all ranks.
   SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request, std::uint64_t number,
-                 std::vector<BlockPart> parts);
+                 std::vector<BlockPart> parts, bool reachesAll);
   ~SymmetricBlock() override;
   SymmetricBlock(const SymmetricBlock&) = delete;
   SymmetricBlock& operator=(const SymmetricBlock&) = delete;

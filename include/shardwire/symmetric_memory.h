@@ -85,6 +85,7 @@ class SHARDWIRE_EXPORT SymmetricMemory {
   // whyNot(). Then this rank must not call wake(), steps or orders for that block.
   virtual std::byte* address(Rank peer) const = 0;
   virtual const std::string& whyNot(Rank peer) const = 0;
+  // Whether each rank can address each part: the same on all ranks.
   bool reachesAll() const { return reachesAll_; }
   // The pages attached by `peer`, as an address of this process; null when `peer` attached none or cannot be reached.
   virtual std::byte* attached(Rank peer) const = 0;
@@ -124,10 +125,10 @@ class SHARDWIRE_EXPORT SymmetricMemory {
   // Barriers of different channels, of the request's many, do not mix.
   virtual int numChannels() const = 0;
   // Waits until all ranks have come. Stores made by any rank before the barrier are visible to all ranks after it. A
-  // timeout fails the group and names the missing ranks. kUnsupported, at once and on all ranks of this host alike,
-  // when not all ranks can be reached. givesWay: kMismatch, and the group stays usable, when a missing rank makes
-  // symmetric memory instead. That rank waits there for this rank, and the channel must not be used again. In groups of
-  // more than 16 ranks the call may end by the timeout instead.
+  // timeout fails the group and names the missing ranks. kUnsupported, at once and on all ranks alike, without
+  // reachesAll(). givesWay: kMismatch, and the group stays usable, when a missing rank makes symmetric memory instead.
+  // That rank waits there for this rank, and the channel must not be used again. In groups of more than 16 ranks the
+  // call may end by the timeout instead.
   virtual Status barrier(int channel, std::optional<Duration> timeout, bool givesWay = false) = 0;
   // Makes a section of this rank exclude the sections of all other ranks of the host until leaveOrder(), for any
   // destination ranks. So stores to many ranks have one order everywhere.

@@ -122,6 +122,15 @@ TEST_P(LimitedAddressSpace, OfOneRankIsReportedToThePeers) {
               std::string::npos)
         << description;
     checkTransfers(*group, rank, 2);
+    const auto block = group->makeSymmetric({.bytes = 64, .text = "one-sided"});
+    ASSERT_TRUE(block.isOk()) << block.status().message();
+    EXPECT_EQ((*block)->address(1 - rank) == nullptr, rank == 1);
+    EXPECT_FALSE((*block)->reachesAll());  // on rank 0 too
+    EXPECT_EQ((*block)->barrier(0, std::nullopt).code(), StatusCode::kUnsupported);
+    for (int i = 0; i < 2; ++i) {  // the first call makes the words
+      const Status met = group->symmetricBarrier();
+      EXPECT_TRUE(met.isOk()) << met.message();
+    }
   });
 }
 

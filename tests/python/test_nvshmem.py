@@ -15,6 +15,7 @@ from ranks import run_ranks
 import shardwire
 import shardwire.nvshmem.core as core
 from shardwire import symm
+from shardwire.nvshmem.core.team_table import _nodes_of
 
 # A program as in the seed document (shared/seeds/004) and NVSHMEM4Py's documentation; only the import and the names of
 # CUDA differ.
@@ -272,6 +273,16 @@ def node_teams_body(rank, store):
 
 def test_teams_of_the_nodes_and_puts_between_them(tmp_path):
     run_ranks(5, node_teams_body, str(tmp_path / "store"), join=False)
+
+
+def test_a_node_has_only_pes_that_address_each_other():
+    def nodes(*missing):
+        return _nodes_of([[int((pe, other) not in missing) for other in range(4)] for pe in range(4)])
+
+    assert nodes() == [[0, 1, 2, 3]]
+    assert nodes((1, 0)) == [[0, 2, 3], [1]]  # PE 1 does not map the memory of PE 0
+    assert nodes(*((pe, other) for pe in (0, 2) for other in (1, 3))) == [[0, 2], [1, 3]]
+    assert nodes((0, 1), (3, 2)) == [[0, 2], [1, 3]]
 
 
 def after_a_death_body(rank, _):

@@ -96,7 +96,7 @@ class MutableEnum:
 class _Teams(MutableEnum):
     """``Teams.TEAM_WORLD``, ``Teams["name"]``: handles, which are numbers.
 
-    Predefined after init(): TEAM_WORLD; TEAM_SHARED and TEAM_NODE, the PEs with memory addressable by this PE;
+    Predefined after init(): TEAM_WORLD; TEAM_SHARED and TEAM_NODE, the PEs that address each other's memory;
     TEAM_SAME_MYPE_NODE, the PEs with this PE's number in the own TEAM_NODE.
     """
 
@@ -172,20 +172,29 @@ Teams = _Teams()
 def _node_teams(everybody: symm.Team) -> tuple[symm.Team, symm.Team]:
     """The PEs that share memory with this PE, and the PEs with this PE's number in their own node. Collective."""
     probe = everybody.zeros(1, dtype=torch.int64)
-    near = [rank for rank in range(everybody.size) if _is_near(probe, rank)]
-    mine = near.index(everybody.rank)
-    if len(near) == everybody.size:
-        node, numbers = everybody, list(range(everybody.size))
-    else:
-        part = everybody._part(near, "node")
-        assert part is not None
-        node = part
-        all_numbers = torch.empty(everybody.size, dtype=torch.int64, device="cpu")
-        everybody.all_gather(all_numbers, torch.tensor([mine], device="cpu"))
-        numbers = all_numbers.tolist()
-    same = everybody._part([rank for rank, number in enumerate(numbers) if number == mine], "mype")
-    assert same is not None
+    size = everybody.size
+    near = torch.tensor([_is_near(probe, rank) for rank in range(size)], dtype=torch.uint8, device="cpu")
+    all_near = torch.empty(size * size, dtype=torch.uint8, device="cpu")
+    everybody.all_gather(all_near, near)  # a PE may address the memory of a PE that cannot address its own
+    nodes = _nodes_of(all_near.view(size, size).tolist())
+    own = next(node for node in nodes if everybody.rank in node)
+    mine = own.index(everybody.rank)
+    node = everybody if len(nodes) == 1 else everybody._part(own, "node")
+    same = everybody._part(sorted(each[mine] for each in nodes if mine < len(each)), "mype")
+    assert node is not None and same is not None
     return node, same
+
+
+def _nodes_of(near: list[list[int]]) -> list[list[int]]:
+    """The PEs in nodes whose PEs all address each other's memory. near[i][j]: PE i addresses the memory of PE j."""
+    nodes: list[list[int]] = []
+    for pe in range(len(near)):
+        node = next((node for node in nodes if all(near[pe][other] and near[other][pe] for other in node)), None)
+        if node is None:
+            nodes.append([pe])
+        else:
+            node.append(pe)
+    return nodes
 
 
 def _is_near(probe: torch.Tensor, rank: int) -> bool:
