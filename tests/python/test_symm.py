@@ -663,6 +663,30 @@ def test_red_keeps_all_parts_equal():
     run_ranks(3, red_body)
 
 
+def values_in_a_part_body(rank):
+    world = symm.team(group())
+    for dtype in (torch.float32, torch.int64):
+        for caller in (0, 1):
+            for values in (lambda t: t, lambda t: symm.get_peer_tensor(t, 0), lambda t: symm.get_peer_tensor(t, 1)):
+                t = world.zeros(6, dtype=dtype)
+                t.fill_(1)
+                world.barrier()
+                if rank == caller:
+                    symm.get_multicast_tensor(t).red("add", values(t))
+                world.barrier()
+                assert t.tolist() == [2] * 6, (dtype, caller)
+    t.copy_(torch.arange(6) + 10 * rank)
+    world.barrier()
+    if rank == 0:
+        symm.get_multicast_tensor(t)[2:].store(t[:4])
+    world.barrier()
+    assert t.tolist() == [10 * rank, 10 * rank + 1, 0, 1, 2, 3]
+
+
+def test_values_in_a_part_that_is_written_are_those_before_the_call():
+    run_ranks(2, values_in_a_part_body)
+
+
 def red_over_teams_body(rank):
     world = symm.team(group())
     back = world.split_strided(1, -1, 2)

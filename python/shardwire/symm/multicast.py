@@ -147,6 +147,8 @@ class MulticastTensor:
     def _expanded(self, values: Any) -> torch.Tensor:
         if not isinstance(values, torch.Tensor):
             values = torch.tensor(values, dtype=self.dtype, device="cpu")
+        elif _C.symm_place(values) is not None:
+            values = values.clone()  # the values may lie in a part that is written, and are read once for each part
         return values.expand(self.shape)
 
 
