@@ -44,13 +44,19 @@ Status CommunicatorImpl::symmetricBarrier(std::optional<Duration> timeout) {
     const MutexLock lock(symmetricMutex_);
     words = barrierWords_ = std::move(*made);
   }
-  SW_RETURN_IF_ERROR(quietAll());
-  if (words->reachesAll()) {
-    return words->barrier(0, timeout);
+  const Status quieted = quietAll(timeout);
+  if (quieted.code() == StatusCode::kInterrupted) {
+    return quieted;
   }
-  const auto work = barrier({.timeout = timeout});
-  SW_RETURN_IF_ERROR(work.status());
-  return (*work)->wait();
+  // After a failure too, which may be another group's: the ranks of this group wait for this rank.
+  if (words->reachesAll()) {
+    SW_RETURN_IF_ERROR(words->barrier(0, timeout));
+  } else {
+    const auto work = barrier({.timeout = timeout});
+    SW_RETURN_IF_ERROR(work.status());
+    SW_RETURN_IF_ERROR((*work)->wait());
+  }
+  return quieted;
 }
 
 Result<std::vector<std::string>> CommunicatorImpl::exchange(const ExchangeRequest& mine,

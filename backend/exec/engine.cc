@@ -258,6 +258,9 @@ void Engine::shutdown() {
     if (const Status& why = state.operations.failure(); !why.isOk() && !state.failure.notice().empty()) {
       peers_.doorbell->leaveWord({why.code(), state.failure.notice()});
     }
+    if (state.operations.failure().isOk()) {
+      state.oneSided.forget();  // the group ends without a failure that quiet() would report
+    }
     state.failure.end({StatusCode::kAborted, "the group was shut down on " + facts_.label});
     state.poll();
   });

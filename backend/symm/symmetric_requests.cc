@@ -185,12 +185,12 @@ bool isAllQuiet() {
   return OneSided::isAllQuiet();
 }
 
-Status quietAll() {
+Status quietAll(std::optional<Duration> timeout) {
   fullFence();
   Status status;
   if (!isAllQuiet()) {
     for (const auto& engine : processEngines()) {
-      const Status each = engine->memory().quiet(std::nullopt);
+      const Status each = engine->memory().quiet(timeout);
       status = status.isOk() ? each : status;
     }
   }

@@ -118,7 +118,8 @@ class SHARDWIRE_EXPORT Communicator {
                                                                  std::optional<Duration> timeout = std::nullopt) = 0;
   // Collective, blocking: a barrier over words of symmetric memory where all ranks reach each other's memory, else the
   // ordinary barrier. Bytes that a rank stored earlier to a peer's memory, or requested of a peer in any group of the
-  // process, are visible there after the barrier.
+  // process, are visible there after the barrier. Where such a request failed, the ranks still meet, and then this rank
+  // gets the request's error.
   virtual Status symmetricBarrier(std::optional<Duration> timeout = std::nullopt) = 0;
   // Collective, blocking: the blobs of all ranks, by rank. Otherwise the same Status on all ranks: kMismatch where the
   // calls or the texts differ, or the error of the lowest rank with an error. The group stays usable.

@@ -741,6 +741,57 @@ def test_death_is_named_where_it_is_asked_by_requests(kind, monkeypatch):
     assert "--- rank 2" in text and "SIGKILL" in text and "--- rank 0" not in text and "--- rank 1" not in text, text
 
 
+def has_ended(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def failed_request_body(rank, store):
+    os.environ["SHARDWIRE_HOST_ID"] = "b" if rank == 2 else "a"
+    world = symm.team(shardwire.create_process_group(dist.FileStore(store, 3), rank, 3, 30))
+    near = world.split_strided(0, 1, 2)
+    t, pids = world.zeros(1000), torch.zeros(3, dtype=torch.int64)
+    world.all_gather(pids, torch.tensor([os.getpid()]))
+    world.barrier()
+    if near is None:
+        threading.Event().wait()
+    near.barrier()
+    if rank == 0:
+        symm.put(t, t, 2)
+        os.kill(int(pids[2]), signal.SIGKILL)
+        while not has_ended(int(pids[2])):
+            time.sleep(0.001)
+        kind, text = raised(near.barrier)
+        assert kind is shardwire.PeerFailedError and "rank 2" in text, text
+    else:
+        near.barrier(timeout=20)  # rank 0 has come all the same
+    near.barrier()
+
+
+def test_a_barrier_meets_where_a_request_of_another_group_failed(tmp_path):
+    run_ranks(3, failed_request_body, str(tmp_path / "store"), join=False, may_die=(2,))
+
+
+def ended_team_body(rank):
+    world = symm.team(group())
+    team = world.split_strided(0, 1, 2)
+    t = team.zeros(8)
+    world.barrier()
+    symm.put(t, torch.ones(8), 1 - rank)
+    world.all_reduce(torch.zeros(1))  # waits for no answer to the put
+    team.destroy()
+    world.barrier()
+    world.barrier()
+
+
+def test_a_barrier_does_not_wait_for_requests_of_an_ended_team(monkeypatch):
+    monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "tcp")
+    run_ranks(2, ended_team_body)
+
+
 def elsewhere_body(rank):
     """The owner's program holds Python's lock and calls nothing: the owner's process serves all the same."""
     world = group()
