@@ -47,7 +47,9 @@ def arrays_body(rank, _):
     with pytest.raises(ValueError, match="rank 0: morder is 'A'"):
         core.array((3,), morder="A" if rank == 0 else "C")
     core.barrier_all()
-    for each in (a, f, b):
+    empty = core.array((0, 3))
+    core.put(a[0:0], a[0:0], other)
+    for each in (a, f, b, empty):
         core.free_array(each)
     with pytest.raises(core.NvshmemInvalid):
         core.free_array(a)
@@ -116,7 +118,7 @@ def register_body(rank, _):
         core.register_external_tensor(torch.zeros(4)[1:] if rank == 0 else torch.zeros(3))
     # A wrong tensor of one PE is an error of all PEs, and nothing has ended
     made = core.tensor((3,))
-    for wrong in (torch.zeros(3), made):
+    for wrong in (torch.zeros(3), made, torch.ones(1).to_sparse()):
         with pytest.raises(core.NvshmemError, match="rank 0: the tensor was not registered"):
             core.unregister_external_tensor(wrong if rank == 0 else symmetric)
     with pytest.raises(core.NvshmemInvalid, match="rank 1: the tensor is registered: end it with unregister"):
@@ -127,6 +129,19 @@ def register_body(rank, _):
     assert ordinary.tolist() == [rank, rank + 1, 77.0, -1.0, rank + 4, rank + 5]
     with pytest.raises(core.NvshmemError, match="was not registered"):
         core.unregister_external_tensor(symmetric)
+    again = core.register_external_tensor(ordinary)  # an ordinary tensor again
+    assert core.get_peer_tensor(again, other)[0] == other and core.type_of(again[2:]) is core.BufferTypes.EXTERNAL
+    core.barrier_all()
+    with pytest.raises(core.NvshmemInvalid, match="rank 0: the tensor is registered"):
+        core.free_tensor(again[2:])
+    core.unregister_external_tensor(again)
+    empties = [core.register_external_tensor(torch.empty(0)) for _ in range(2)]
+    made = core.tensor((0,))
+    assert [core.type_of(each) for each in (*empties, made)] == [core.BufferTypes.EXTERNAL] * 2 + [
+        core.BufferTypes.NORMAL]
+    core.free_tensor(made)
+    for each in empties:
+        core.unregister_external_tensor(each)
     block = core.register_external_buffer(torch.full((8,), rank, dtype=torch.uint8), preferred_address=0)
     assert core.get_peer_buffer(block, other).tolist() == [other] * 8
     core.barrier_all()

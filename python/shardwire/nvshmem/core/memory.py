@@ -27,8 +27,17 @@ class BufferTypes(IntEnum):
     EXTERNAL = 3  # registered
 
 
-# The registered tensors by address, as long as the program holds them.
+# The registered tensors by the address of their memory, as long as the program holds them.
 _external: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """The address of the tensor's storage: the same for all views, and for a tensor without elements too."""
+    return int(untyped(tensor).data_ptr())
+
+
+def _is_registered(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and _C.symm_place(tensor) is not None and _memory_of(tensor) in _external
 
 
 def as_tensor(value: Any) -> torch.Tensor:
@@ -42,8 +51,10 @@ def as_tensor(value: Any) -> torch.Tensor:
     if not isinstance(owner, torch.Tensor):
         return plain
     whole = owner.as_strided((untyped(owner).nbytes() // owner.element_size(),), (1,), 0).view(torch.uint8)
+    if plain.numel() == 0:
+        return whole[:0].view(plain.dtype).as_strided(plain.shape, plain.stride())
     begin = plain.data_ptr() - whole.data_ptr()
-    if plain.numel() == 0 or begin % size:
+    if begin % size:
         return plain
     return whole[:whole.numel() // size * size].view(plain.dtype).as_strided(plain.shape, plain.stride(), begin // size)
 
@@ -57,7 +68,7 @@ def type_of(tensor: Any) -> BufferTypes:
         raise NvshmemInvalid("the tensor was not made by nvshmem.core")
     if place[1] != place[2]:
         return BufferTypes.PEER
-    return BufferTypes.EXTERNAL if tensor.data_ptr() in _external else BufferTypes.NORMAL
+    return BufferTypes.EXTERNAL if _is_registered(tensor) else BufferTypes.NORMAL
 
 
 def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, release: bool = False, morder: str = "C",
@@ -137,7 +148,7 @@ def register_external_tensor(tensor: torch.Tensor) -> torch.Tensor:
     error = ""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
         error = "only a CPU tensor can be registered"
-    elif _C.symm_place(tensor) is not None:
+    elif symm.is_symmetric(tensor):
         error = "the tensor lies in symmetric memory already"
     elif (tensor._is_view() or not tensor.is_contiguous() or tensor.requires_grad
           or untyped(tensor).nbytes() != tensor.numel() * tensor.element_size()):
@@ -149,7 +160,7 @@ def register_external_tensor(tensor: torch.Tensor) -> torch.Tensor:
         raise NvshmemInvalid(str(failure)) from None
     made.copy_(tensor)
     tensor.set_(made)  # type: ignore[call-overload]
-    _external[made.data_ptr()] = made
+    _external[_memory_of(made)] = made
     world().barrier()  # every part has its elements
     return made
 
@@ -159,12 +170,12 @@ def unregister_external_tensor(tensor: torch.Tensor) -> None:
     ordinary tensor. NvshmemError on all PEs where a PE gives another tensor; then nothing has ended."""
     team = world()
     try:
-        if not isinstance(tensor, torch.Tensor) or tensor.data_ptr() not in _external:
+        if not _is_registered(tensor):
             _fail_free(team, "the tensor was not registered: give what register_external_tensor returned")
         symm.free(tensor, group=team)
     except ValueError as error:  # raised on all PEs
         raise NvshmemError(str(error)) from None
-    _external.pop(tensor.data_ptr(), None)
+    _external.pop(_memory_of(tensor), None)
 
 
 def _fail_free(team: symm.Team, text: str) -> NoReturn:
