@@ -9,6 +9,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
+import shardwire
 import shardwire.nvshmem.core as core
 
 
@@ -187,12 +188,59 @@ def collective_body(rank, _):
     team = core.team_init(team_config=config, config_mask=0, npes=2, pe_idx_in_team=1 - rank, new_team_name="PAIR")
     assert core.team_my_pe("PAIR") == 1 - rank and "PAIR" in core.Teams.keys()
     assert core.team_get_config(team).num_contexts == 3 and core.team_get_config(world).num_contexts == 0
+    # A name that one member has already is an error of all PEs
+    if rank == 0:
+        core.Teams.add("MINE", 999)
+        core.Teams.add("GRID_Y", 999)
+    config.uniqueid = 12349
+    for call in (lambda: core.team_split_strided(world, 0, 1, 2, new_team_name="MINE"),
+                 lambda: core.team_split_strided(world, 0, 1, 2, new_team_name=3 if rank == 0 else "NEW"),
+                 lambda: core.team_split_2d(world, 1, new_team_name="GRID"),
+                 lambda: core.team_init(config, 0, 2, rank, new_team_name="MINE")):
+        with pytest.raises(core.NvshmemInvalid, match="rank 0: (there is a team named|new_team_name is a int)"):
+            call()
+    lone = core.team_split_strided(world, 1, 1, 1, new_team_name="MINE")
+    assert (lone is None) == (rank == 0) and "GRID_X" not in core.Teams and "NEW" not in core.Teams
     core.Teams.add("SAME", team)
     assert core.team_n_pes("SAME") == 2
     core.team_destroy("PAIR")
     assert "SAME" not in core.Teams
     assert core.get_team_unique_id().value != core.get_team_unique_id().value
     core.finalize()
+
+
+def unequal_body(rank, _):
+    core.init()
+    world = core.Teams.TEAM_WORLD
+    square = torch.arange(4.0).view(2, 2)
+    core.reduce(world, square, square.t(), "sum")  # two views of one memory
+    assert square.tolist() == [[0.0, 4.0], [2.0, 6.0]]
+    line = torch.arange(6.0)
+    core.broadcast(world, line[1:5], line[2:] + 10 if rank else line[2:], root=0)
+    assert line.tolist() == [0.0, 2.0, 3.0, 4.0, 5.0, 5.0]
+    four = torch.zeros(4)
+    for wrong in (torch.ones(1), torch.ones(4, dtype=torch.float64)):  # of all PEs: nothing is converted or repeated
+        with pytest.raises(core.NvshmemInvalid, match="give two of one shape and dtype"):
+            core.reduce(world, four, wrong, "sum")
+    # A wrong destination of one PE alone: the other PE has its result
+    if rank == 0:
+        with pytest.raises(core.NvshmemInvalid, match="shape .3,., and the source torch.float32 of shape .4,."):
+            core.reduce(world, torch.zeros(3), torch.ones(4), "sum")
+        with pytest.raises(core.NvshmemInvalid, match="give two of one shape and dtype"):
+            core.broadcast(world, torch.zeros(3), torch.ones(4), root=0)
+    else:
+        core.reduce(world, four, torch.ones(4), "sum")
+        assert four.tolist() == [2.0] * 4
+        core.broadcast(world, four, torch.empty(0), root=0)
+        assert four.tolist() == [1.0] * 4
+    core.barrier_all()
+    # A wrong source of one PE alone is an error of all PEs
+    with pytest.raises(shardwire.MismatchError):
+        core.reduce(world, four, torch.ones(3 if rank == 0 else 4), "sum")
+
+
+def test_a_source_that_does_not_fit_keeps_no_pe_waiting():
+    run_ranks(2, unequal_body, None, default_group=True, timeout=20)
 
 
 def test_collectives_over_buffers_and_teams():

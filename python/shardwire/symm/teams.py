@@ -65,12 +65,18 @@ class Team:
         Raises ValueError on all ranks for ranks outside this team, MismatchError on all ranks where the arguments
         differ.
         """
+        return self._split_strided(start, stride, size, None)
+
+    def _split_strided(self, start: int, stride: int, size: int, error_of_member: Exception | None) -> Team | None:
+        """error_of_member: why this rank cannot be in the new team; all ranks raise the error if the rank would be."""
         numbers = (start, stride, size)
-        error = None
+        error: Exception | None = None
         if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
             error = ValueError(f"start, stride and size are {start!r}, {stride!r} and {size!r}; give integers")
         elif size < 1 or stride == 0 or not all(0 <= rank < self.size for rank in (start, start + (size - 1) * stride)):
             error = ValueError(f"start {start}, stride {stride} and size {size} do not fit a team of {self.size} ranks")
+        elif self.rank in range(start, start + size * stride, stride):
+            error = error_of_member
         _C.exchange(self._symm_backend, "split_strided", f"start {start}, stride {stride}, size {size}", error=error)
         return self._part([start + i * stride for i in range(size)], "")
 
@@ -80,8 +86,10 @@ class Team:
 
         The last row may be shorter, and then the last columns are shorter too. Raises as :meth:`split_strided`.
         """
+        return self._split_2d(x_size, None)
+
+    def _split_2d(self, x_size: int, error: Exception | None) -> tuple[Team, Team]:
         is_integer = isinstance(x_size, int) and not isinstance(x_size, bool)
-        error = None
         if not is_integer or x_size < 1:
             error = ValueError(f"the rows' length is {x_size!r}; give an integer from 1 on")
         _C.exchange(self._symm_backend, "split_2d", f"rows of {x_size}", error=error)
@@ -97,20 +105,24 @@ class Team:
         number = self._symm_backend._get_sequence_number_for_group()
         return self._part_by(dist.PrefixStore(f"symm{number}{name}", self._store), ranks)
 
-    def _meet(self, key: str, size: int, place: int) -> Team:
+    def _meet(self, key: str, size: int, place: int, error: str = "") -> Team:
         """The team of ``size`` ranks that give the same key, which no other ranks use, each with its place. Collective
-        over these ranks alone."""
+        over these ranks alone. error: why this rank cannot be in the team; all raise ValueError then."""
         store = dist.PrefixStore(key, self._store)
         if store.add(f"taken{place}", 1) != 1:
             raise ValueError(f"place {place} of the team is another rank's already")
-        store.set(f"rank{place}", str(self.rank))
-        ranks = []
+        store.set(f"rank{place}", f"rank {self.rank}: {error}" if error else str(self.rank))
+        answers: list[bytes] = []
         for index in range(size):
             try:
-                ranks.append(int(store.get(f"rank{index}")))
-            except Exception as error:
+                answers.append(store.get(f"rank{index}"))
+            except Exception as failure:
                 raise TimeoutError(f"nobody came for place {index} of a team of {size}; rank {self.rank} has place "
-                                   f"{place}: {error}") from error
+                                   f"{place}: {failure}") from failure
+        for answer in answers:
+            if not answer.isdigit():
+                raise ValueError(answer.decode())
+        ranks = [int(answer) for answer in answers]
         if len(set(ranks)) != size:
             raise ValueError(f"ranks {ranks} came to one team: a rank has one place")
         team = self._part_by(store, ranks)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...plain.tensor_bytes import reach
 from .all_pes import NvshmemInvalid, world
 from .memory import as_tensor, bytes_of
 from .team_table import Teams
@@ -41,12 +42,12 @@ def sync_all(stream: Any = None) -> None:
 
 def reduce(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, op: str, stream: Any = None) -> None:
     """The reduction of all PEs' ``src_array`` into ``dst_array`` of all. op: sum, min, max, and prod, mean, band, bor,
-    bxor.
+    bxor. Both have one shape and dtype: else NvshmemInvalid on this PE, and MismatchError on all PEs where their
+    ``src_array`` differ.
     """
     found, dst, src = Teams.team_of(team), as_tensor(dst_array), as_tensor(src_array)
-    if dst.data_ptr() != src.data_ptr():
-        dst.copy_(src)
-    found.all_reduce(dst, op)
+    found.all_reduce(_begun(dst, src), op)
+    _require_alike(dst, src)
 
 
 def reducescatter(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, op: str, stream: Any = None) -> None:
@@ -65,11 +66,32 @@ def fcollect(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream
 
 
 def broadcast(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, root: int = 0, stream: Any = None) -> None:
-    """Copies ``src_array`` of ``root`` into ``dst_array`` of all."""
+    """Copies ``src_array`` of ``root`` into ``dst_array`` of all. Both of ``root`` have one shape and dtype: as
+    :func:`reduce`."""
     found, dst = Teams.team_of(team), as_tensor(dst_array)
-    if found.rank == root and dst.data_ptr() != as_tensor(src_array).data_ptr():
-        dst.copy_(as_tensor(src_array))
-    found.broadcast(dst, root)
+    if found.rank != root:
+        found.broadcast(dst, root)
+        return
+    src = as_tensor(src_array)
+    found.broadcast(_begun(dst, src), root)
+    _require_alike(dst, src)
+
+
+def _begun(dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+    """``dst`` with the elements of ``src``. For a ``dst`` of another shape or dtype a copy of ``src``: the other PEs
+    wait for this PE's collective, which compares the tensors of all PEs."""
+    if dst.shape != src.shape or dst.dtype != src.dtype:
+        return src.clone()
+    if dst.data_ptr() != src.data_ptr() or dst.stride() != src.stride():
+        is_apart = dst.data_ptr() + reach(dst) <= src.data_ptr() or src.data_ptr() + reach(src) <= dst.data_ptr()
+        dst.copy_(src if is_apart else src.clone())
+    return dst
+
+
+def _require_alike(dst: torch.Tensor, src: torch.Tensor) -> None:
+    if dst.shape != src.shape or dst.dtype != src.dtype:
+        raise NvshmemInvalid(f"the destination is {dst.dtype} of shape {tuple(dst.shape)}, and the source {src.dtype} "
+                             f"of shape {tuple(src.shape)}: give two of one shape and dtype")
 
 
 def collective_on_buffer(coll: str, team: Any, dest: torch.Tensor, src: torch.Tensor, dtype: str | None = None,

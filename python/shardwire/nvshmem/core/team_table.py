@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
+import threading
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
@@ -112,6 +113,7 @@ class _Teams(MutableEnum):
         self._teams: dict[int, symm.Team] = {}
         self._configs: dict[int, TeamConfig] = {}
         self._next = self._FIRST_OWN
+        self._lock = threading.Lock()
 
     def begin(self, team: symm.Team) -> None:
         """Makes the predefined teams. Collective."""
@@ -129,18 +131,31 @@ class _Teams(MutableEnum):
                 team.destroy()
         self._members, self._teams, self._configs = {}, {}, {}
 
+    def refusal_of(self, *names: str | None) -> str:
+        """Why new teams cannot have these names on this PE; empty: they can. Called before the teams are made, so that
+        the other PEs get the error too."""
+        for name in names:
+            if not (name is None or isinstance(name, str)):
+                return f"new_team_name is a {type(name).__name__}; give a str or None"
+            if name in self._members:
+                return f"there is a team named {name!r} already"
+        return ""
+
     def enter(self, name: str | None, default: str, team: symm.Team, config: TeamConfig | None) -> int:
         """A handle for a new team."""
-        handle = self._next
-        self._next += 1
-        name = f"{default}_{handle}" if name is None else name
-        if name in self._members:
-            raise NvshmemInvalid(f"there is a team named {name!r} already")
-        self.add(name, handle)
-        self._teams[handle] = team
-        if config is not None:
-            self._configs[handle] = copy.copy(config)
-        return handle
+        with self._lock:
+            while name is None and f"{default}_{self._next}" in self._members:
+                self._next += 1
+            handle = self._next
+            self._next += 1
+            name = f"{default}_{handle}" if name is None else name
+            if name in self._members:  # another thread's, since refusal_of()
+                raise NvshmemInvalid(f"there is a team named {name!r} already")
+            self.add(name, handle)
+            self._teams[handle] = team
+            if config is not None:
+                self._configs[handle] = copy.copy(config)
+            return handle
 
     def take(self, team: int | str) -> symm.Team:
         """Takes a team out, with all its names."""
@@ -227,8 +242,9 @@ def team_init(team_config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_i
     """A team of any PEs: each of the ``npes`` members calls this with its place in the team and the same
     ``team_config.uniqueid``. Other PEs do not call.
 
-    Returns the team's handle. Raises NvshmemInvalid for a place that does not exist or is taken, TimeoutError
-    on the members when a member is missing.
+    Returns the team's handle. Raises NvshmemInvalid for a place that does not exist or is taken, and on all members
+    for a name that a member has already; TimeoutError on the members when a member is missing. After an error the
+    members need another uniqueid.
     """
     everybody = world()
     uid = team_config.uniqueid.value if isinstance(team_config.uniqueid, TeamUniqueId) else team_config.uniqueid
@@ -238,7 +254,7 @@ def team_init(team_config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_i
         raise NvshmemInvalid(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid "
                              f"{uid!r}; give integers, 0 <= place < npes <= {everybody.size}")
     try:
-        team = everybody._meet(f"nvshmem_team{uid}", npes, pe_idx_in_team)
+        team = everybody._meet(f"nvshmem_team{uid}", npes, pe_idx_in_team, Teams.refusal_of(new_team_name))
     except ValueError as error:
         raise NvshmemInvalid(str(error)) from error
     return Teams.enter(new_team_name, "TEAM", team, team_config)
@@ -254,20 +270,32 @@ def team_n_pes(team: Any) -> int:
     return Teams.team_of(team).size
 
 
+def _name_error(*names: str | None) -> Exception | None:
+    refusal = Teams.refusal_of(*names)
+    return NvshmemInvalid(refusal) if refusal else None
+
+
 def team_split_strided(parent_team: Any, start: int, stride: int, size: int, config: TeamConfig | None = None,
                        config_mask: int = 0, new_team_name: str | None = None) -> int | None:
     """:meth:`shardwire.symm.Team.split_strided`: the new team's handle, None on PEs outside the new team. Collective
-    over the parent."""
-    team = Teams.team_of(parent_team).split_strided(start, stride, size)
+    over the parent. NvshmemInvalid on all PEs where a member has a team of this name already."""
+    try:
+        team = Teams.team_of(parent_team)._split_strided(start, stride, size, _name_error(new_team_name))
+    except ValueError as error:
+        raise NvshmemInvalid(str(error)) from None
     return None if team is None else Teams.enter(new_team_name, "TEAM", team, config)
 
 
 def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None = None, xaxis_mask: int = 0,
                   yaxis_config: TeamConfig | None = None, yaxis_mask: int = 0,
                   new_team_name: str | None = None) -> tuple[int, int]:
-    """:meth:`shardwire.symm.Team.split_2d`: the handles of this PE's row and column. Collective over the parent."""
-    across, down = Teams.team_of(parent_team).split_2d(xrange)
+    """:meth:`shardwire.symm.Team.split_2d`: the handles of this PE's row and column. Collective over the parent. Raises
+    as :func:`team_split_strided`."""
     names = (None, None) if new_team_name is None else (f"{new_team_name}_X", f"{new_team_name}_Y")
+    try:
+        across, down = Teams.team_of(parent_team)._split_2d(xrange, _name_error(*names))
+    except ValueError as error:
+        raise NvshmemInvalid(str(error)) from None
     return (Teams.enter(names[0], "TEAM_X", across, xaxis_config),
             Teams.enter(names[1], "TEAM_Y", down, yaxis_config))
 
