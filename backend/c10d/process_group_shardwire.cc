@@ -295,7 +295,7 @@ at::Tensor ProcessGroupShardwire::allocateTensor(long size, at::TensorOptions op
 
 #if SW_TORCH_HAS_WINDOW
 c10::intrusive_ptr<::c10d::Window> ProcessGroupShardwire::new_window(const std::optional<at::Tensor>& tensor) {
-  auto window = internal::WindowShardwire::create(communicator());
+  auto window = internal::WindowShardwire::create(communicator(), globalRanks());
   if (tensor.has_value()) {
     window->tensor_register(*tensor, true);
   }

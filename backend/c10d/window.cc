@@ -52,8 +52,8 @@ WindowShardwire::TorchWork doneWork(const Communicator& communicator) {
   return c10::make_intrusive<WindowWork>(communicator.rank(), nullptr, nullptr);
 }
 
-// Equal on all ranks.
-Result<std::string> placeText(const at::Tensor& tensor) {
+// Equal on all ranks. members: the job's ranks of the window's group.
+Result<std::string> placeText(const at::Tensor& tensor, const std::vector<std::int64_t>& members) {
   const auto place = symmetricPlaceOf(tensor);
   if (!place.has_value() || place->block->isFreed()) {
     return Status{
@@ -64,19 +64,30 @@ Result<std::string> placeText(const at::Tensor& tensor) {
     return Status{StatusCode::kInvalidArgument,
                   "window: the tensor must be contiguous, and lie in this rank's own part"};
   }
-  return fmt::format("block {}: {} [{}] at element {}", place->block->number(), c10::toString(tensor.scalar_type()),
-                     fmt::join(tensor.sizes(), ", "), tensor.storage_offset());
+  const std::vector<std::int64_t>& owners = place->block->jobRanks();
+  if (owners != members) {
+    return Status{
+        StatusCode::kInvalidArgument,
+        fmt::format("window: the tensor was made by a group of the job's ranks {}, and the window's group has "
+                    "the ranks {}",
+                    fmt::join(owners, ", "), fmt::join(members, ", "))};
+  }
+  return fmt::format("block {} of the job's ranks {}: {} [{}] at element {}", place->block->number(),
+                     fmt::join(owners, ", "), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                     tensor.storage_offset());
 }
 
 }  // namespace
 
-c10::intrusive_ptr<WindowShardwire> WindowShardwire::create(std::shared_ptr<Communicator> communicator) {
+c10::intrusive_ptr<WindowShardwire> WindowShardwire::create(std::shared_ptr<Communicator> communicator,
+                                                            std::vector<std::int64_t> jobRanks) {
   const WithoutPython released;
   const auto size = static_cast<std::size_t>(communicator->worldSize());
   SymmetricRequest request;
   request.bytes = size * sizeof(std::int64_t);
   request.text = "the counters of a window";
   request.isZeroed = true;
+  request.jobRanks = std::move(jobRanks);
   auto block = valueOrThrow(communicator->makeSymmetric(request));
   at::Tensor counters =
       symmetricTensor(std::move(block), communicator->rank(), {communicator->worldSize()}, c10::ScalarType::Long);
@@ -112,7 +123,7 @@ at::Tensor WindowShardwire::registered(const char* call) const {
 
 void WindowShardwire::tensor_register(const at::Tensor& tensor, bool owning) {
   const WithoutPython released;
-  const auto text = placeText(tensor);
+  const auto text = placeText(tensor, symmetricPlaceOf(counters_)->block->jobRanks());
   throwUnlessOk(
       communicator_
           ->exchange(

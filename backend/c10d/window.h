@@ -20,13 +20,14 @@ class WindowShardwire final : public ::c10d::Window {
  public:
   using TorchWork = c10::intrusive_ptr<::c10d::Work>;
 
-  // Collective, blocking.
-  static c10::intrusive_ptr<WindowShardwire> create(std::shared_ptr<Communicator> communicator);
-  // Use create(). counters: int64, one for each rank, symmetric.
+  // Collective, blocking. jobRanks: the job's rank of each member of the group.
+  static c10::intrusive_ptr<WindowShardwire> create(std::shared_ptr<Communicator> communicator,
+                                                    std::vector<std::int64_t> jobRanks);
+  // Use create(). counters: int64, one for each rank, symmetric, with the job's ranks.
   WindowShardwire(std::shared_ptr<Communicator> communicator, at::Tensor counters);
 
-  // Collective, blocking. The tensor is contiguous, and the same part of one symmetric block on all ranks; otherwise
-  // all ranks get an error. owning: the window keeps the memory.
+  // Collective, blocking. The tensor is contiguous, and the same part of one symmetric block on all ranks, made by a
+  // group of the same ranks in the same order; otherwise all ranks get an error. owning: the window keeps the memory.
   void tensor_register(const at::Tensor& tensor, bool owning) override;
   // Collective, blocking. All puts of all ranks have arrived.
   void tensor_deregister() override;

@@ -104,6 +104,9 @@ def _refusals(rank, size):
     raises((shardwire.MismatchError, ValueError), window.tensor_register, mine if rank == 0 else mine[:2])
     raises(ValueError, window.tensor_register, mine if rank == 0 else shardwire.symm.get_peer_tensor(mine, 0),
            contains="own part")
+    # A block of other ranks: its rank 0 is this group's rank 1, so a put would go to another rank's memory.
+    back = shardwire.symm.split_strided(None, 1, -1, 2)
+    raises(ValueError, window.tensor_register, back.zeros(4), contains="was made by a group of the job's ranks 1, 0")
     window.tensor_register(mine, owning=False)
     for arguments in ((torch.ones(2), 0, 3), (torch.ones(1), 0, -1), (torch.ones(1), size, 0)):
         raises(ValueError, window.put, *arguments, False)
