@@ -51,7 +51,8 @@ SHARDWIRE_EXPORT std::uint64_t waitOn(const at::Tensor& word, Comparison compari
 SHARDWIRE_EXPORT void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp op,
                                   const at::Tensor& out);
 SHARDWIRE_EXPORT void storeToParts(const at::Tensor& tensor, std::span<const Rank> ranks, const at::Tensor& values);
-// Each element atomically; the elements of all calls get one order in all parts, so the parts stay equal.
+// Each element atomically; the elements of all calls get one order in all parts, so the parts stay equal. Calls with
+// different ops have this order only on types whose operations do not commute.
 SHARDWIRE_EXPORT void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, WordOp op,
                                       const at::Tensor& values);
 

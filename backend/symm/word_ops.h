@@ -23,7 +23,8 @@ SHARDWIRE_EXPORT std::optional<WordOp> wordOpOf(ReduceOp op);
 
 // Elements of up to 8 bytes; arithmetic where supportsReduction() has it.
 SHARDWIRE_EXPORT bool supportsWordOp(DType dtype, WordOp op);
-// Whether several operations give the same result in any order: on integers, all but stores.
+// Whether several operations `op` give the same result in any order: on integers and bool, all but stores. Different
+// operations have no common result.
 SHARDWIRE_EXPORT bool commutes(DType dtype, WordOp op);
 // Returns the value before the operation. Sequentially consistent. kCompareSwap stores `operand` where the element's
 // bytes equal `expected`. Precondition: supportsWordOp(); `at` is a multiple of the element's size.

@@ -138,9 +138,11 @@ class MulticastTensor:
         """Each element of all parts becomes itself ``op`` the element of ``values``, atomically. Wakes the threads that
         wait for an element.
 
-        The calls of all ranks take effect in one order in all parts, so equal parts stay equal, floats too. On integers
-        this needs no agreement; for other dtypes the callers take turns, and the wait for a turn ends as
-        :func:`signal_wait` does. Elements of up to 8 bytes.
+        The calls of all ranks with one ``op`` take effect in one order in all parts, so equal parts stay equal, floats
+        too. On integers and bool this needs no agreement; for other dtypes the callers take turns, also with different
+        ops, and the wait for a turn ends as :func:`signal_wait` does. On integers and bool calls with different ops
+        ("add" and "mul") may come in another order in each part: put a barrier between these calls. Elements of up to 8
+        bytes.
         """
         _C.symm_red(self._tensor, self._ranks, _op_of(op), self._expanded(values))
 
