@@ -2,9 +2,9 @@
 
 Between ranks of one host each call is a copy by the processor or an atomic operation, and is complete when the call
 returns. Between hosts each call is a request, which the peer's process serves in the background. Requests of this rank
-to one peer are served in the order of the calls, so a signal arrives after the bytes. ``put``, ``signal_op`` and the
-atomics without a result return when the request is on its way; ``get`` and the fetching atomics wait for the answer;
-``quiet`` and barriers wait until all requests are served.
+to one peer within one group are served in the order of the calls, so a signal arrives after the bytes. ``put``,
+``signal_op`` and the atomics without a result return when the request is on its way; ``get`` and the fetching atomics
+wait for the answer; ``quiet`` and barriers wait until all requests are served.
 
 Every wait ends when the peer is gone (PeerFailedError) or does not answer within the group's timeout (TimeoutError):
 the error names the peer, and the group has failed.
@@ -54,7 +54,9 @@ def get_nbi(dst: torch.Tensor, src: torch.Tensor, rank: int) -> None:
 
 def put_signal(dst: torch.Tensor, src: torch.Tensor, signal: torch.Tensor, value: int, rank: int,
                op: str = "set") -> None:
-    """:func:`put`, then :func:`signal_op`: a thread that sees the signal sees the bytes."""
+    """:func:`put`, then :func:`signal_op`: a thread that sees the signal sees the bytes. Between hosts ``dst`` and
+    ``signal`` must be tensors of one group, since requests of different groups have no order; for others call
+    :func:`put`, :func:`quiet` and :func:`signal_op`."""
     name = _signal_op_of(op)
     _C.symm_put(dst, src, rank)
     _C.symm_atomic(signal, name, rank, value, fetches=False)
@@ -64,7 +66,7 @@ def signal_op(signal: torch.Tensor, value: int, rank: int, op: str = "set") -> N
     """Sets the signal of ``rank`` to ``value`` (op="set"), or adds ``value`` (op="add"), and wakes the waiting threads.
 
     signal: one element of a symmetric integer tensor, such as ``s[3]``. A thread that sees the signal sees all earlier
-        writes of the calling thread.
+        writes of the calling thread; between hosts those within the signal's group.
     """
     _C.symm_atomic(signal, _signal_op_of(op), rank, value, fetches=False)
 
@@ -103,7 +105,8 @@ def quiet() -> None:
 
 def fence() -> None:
     """Orders the writes of this thread to a peer: later writes are seen there after earlier writes. Between hosts this
-    order always holds, and the call waits for nothing."""
+    order always holds within one group, and the call waits for nothing. There writes to tensors of different groups,
+    such as those of two teams, are ordered by :func:`quiet` alone."""
     _C.symm_fence()
 
 
