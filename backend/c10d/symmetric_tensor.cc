@@ -123,6 +123,15 @@ TensorView oneElement(const at::Tensor& word, std::string_view what) {
   return view;
 }
 
+TensorView wordOf(const SymmetricPlace& place, const at::Tensor& word, WordOp op, Rank rank) {
+  requireRank(place, rank, "atomic");
+  const TensorView view = oneElement(word, "atomic: the tensor");
+  if (!supportsWordOp(view.dtype, op)) {
+    refuseCall(StatusCode::kTypeError, "atomic {} is not defined on {}", wordOpName(op), dtypeName(view.dtype));
+  }
+  return view;
+}
+
 // Holds this rank's turn for writes with one order in all parts. Throws when the turn does not come.
 class OrderedTurn {
  public:
@@ -188,14 +197,14 @@ void getFrom(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNon
   bumpVersions(to);
 }
 
+void requireWord(const at::Tensor& word, WordOp op, Rank rank) {
+  (void)wordOf(requirePlace(word, "atomic: the tensor"), word, op, rank);
+}
+
 std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected,
                        bool fetches) {
   const SymmetricPlace place = requirePlace(word, "atomic: the tensor");
-  requireRank(place, rank, "atomic");
-  const TensorView view = oneElement(word, "atomic: the tensor");
-  if (!supportsWordOp(view.dtype, op)) {
-    refuseCall(StatusCode::kTypeError, "atomic {} is not defined on {}", wordOpName(op), dtypeName(view.dtype));
-  }
+  const TensorView view = wordOf(place, word, op, rank);
   return valueOrThrow(
       place.block->atomic(rank, partView(view, place).offset, view.dtype, op, operand, expected, fetches));
 }

@@ -40,6 +40,8 @@ SHARDWIRE_EXPORT void getFrom(const at::Tensor& to, const at::Tensor& from, Rank
 // value before the change, otherwise any value.
 SHARDWIRE_EXPORT std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand,
                                         std::uint64_t expected, bool fetches);
+// Refuses what atomicOn() refuses, and changes nothing.
+SHARDWIRE_EXPORT void requireWord(const at::Tensor& word, WordOp op, Rank rank);
 // Whether such a call on the part of `rank` waits for no other rank: the part is addressed here, or the call is
 // refused.
 SHARDWIRE_EXPORT bool isDirect(const at::Tensor& tensor, Rank rank);

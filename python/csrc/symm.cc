@@ -98,7 +98,7 @@ std::uint64_t integerBits(const py::handle& value, DType dtype) {
 std::uint64_t bitsOf(const py::handle& value, c10::ScalarType type) {
   const DType dtype = internal::dtypeOf(type);
   if (value.is_none()) {
-    return 0;
+    throw py::type_error("the value is None; give a number");
   }
   if (internal::isInteger(dtype)) {
     return integerBits(value, dtype);
@@ -169,15 +169,21 @@ std::shared_ptr<SymmetricMemory> blockOf(const at::Tensor& tensor, const char* w
   return place->block;
 }
 
-py::object atomic(const at::Tensor& word, const std::string& op, Rank rank, const py::object& value,
-                  const py::object& expected, bool fetches) {
-  const WordOp wordOp = wordOpOf(op);
+// The type of an element on which atomics work.
+c10::ScalarType wordTypeOf(const at::Tensor& word) {
   const c10::ScalarType type = word.scalar_type();
   if (c10::elementSize(type) > 8) {
     throw py::type_error(std::string("atomics are on elements of up to 8 bytes, not on ") + c10::toString(type));
   }
-  const std::uint64_t operand = bitsOf(value, type);
-  const std::uint64_t condition = bitsOf(expected, type);
+  return type;
+}
+
+py::object atomic(const at::Tensor& word, const std::string& op, Rank rank, const py::object& value,
+                  const py::object& expected, bool fetches) {
+  const WordOp wordOp = wordOpOf(op);
+  const c10::ScalarType type = wordTypeOf(word);
+  const std::uint64_t operand = wordOp == WordOp::kFetch ? 0 : bitsOf(value, type);
+  const std::uint64_t condition = wordOp == WordOp::kCompareSwap ? bitsOf(expected, type) : 0;
   std::uint64_t before = 0;
   if (internal::isDirect(word, rank)) {
     before = internal::atomicOn(word, wordOp, rank, operand, condition, fetches);
@@ -186,6 +192,12 @@ py::object atomic(const at::Tensor& word, const std::string& op, Rank rank, cons
     before = internal::atomicOn(word, wordOp, rank, operand, condition, fetches);
   }
   return fetches ? numberOf(before, type) : py::object(py::none());
+}
+
+// Raises what atomic() would raise for these arguments, and changes nothing.
+void checkAtomic(const at::Tensor& word, const std::string& op, Rank rank, const py::object& value) {
+  (void)bitsOf(value, wordTypeOf(word));
+  internal::requireWord(word, wordOpOf(op), rank);
 }
 
 py::object wait(const at::Tensor& word, const std::string& cmp, const py::object& value, Seconds timeout,
@@ -244,6 +256,7 @@ void bindMemory(py::module_& module) {
 void bindWords(py::module_& module) {
   module.def("symm_atomic", &atomic, py::arg("word"), py::arg("op"), py::arg("rank"), py::arg("value") = py::none(),
              py::arg("expected") = py::none(), py::arg("fetches") = true, "The value before; None without `fetches`.");
+  module.def("symm_check_atomic", &checkAtomic, py::arg("word"), py::arg("op"), py::arg("rank"), py::arg("value"));
   module.def("symm_wait", &wait, py::arg("word"), py::arg("cmp"), py::arg("value"), py::arg("timeout"),
              py::arg("sources"));
   module.def("symm_fence", &internal::fullFence);

@@ -109,6 +109,7 @@ def unequal_body(rank):
              raised(symm.empty, (2, 1.5) if rank == 0 else (2, 1), group=world),
              raised(symm.zeros if rank else symm.empty, 3, group=world),
              raised(symm.empty, 1 << 62 if rank == 1 else 1, group=world),
+             raised(symm.empty, 0, 1 << 70 if rank == 1 else 1, group=world),
              raised(symm.team(world).split_strided, 0, 1, 9 if rank else 2), raised(symm.split_2d, world, 0),
              raised(symm.team(world).split_strided, rank, 1, 1),
              raised(symm.empty, 3, timeout=-1 if rank == 2 else None, group=world),
@@ -123,12 +124,13 @@ def test_what_differs_or_is_wrong_on_one_rank_is_the_same_error_on_all(links):
     assert results[0] == results[1] == results[2]
     mismatch, value = shardwire.errors.MismatchError, ValueError
     assert [kind for kind, _ in results[0]] == [mismatch, mismatch, value, value, value, mismatch, value, value, value,
-                                                mismatch, value, value]
+                                                value, mismatch, value, value]
     assert "ranks 0, 2 gave Float[4, 5], rank 1 gave Float[4, 6]" in results[0][0][1]
     assert "rank 2: shape (4, -1) has a negative extent" in results[0][2][1]
     assert "rank 1: dtype is a str; give a torch.dtype" in results[0][3][1]
     assert "rank 0: shape has a float in it" in results[0][4][1]
-    assert "rank 2: timeout is -1" in results[0][10][1] and "rank 1: timeout is a str" in results[0][11][1]
+    assert "rank 1: shape (0, 1180591620717411303424) is larger than any memory" in results[0][7][1]
+    assert "rank 2: timeout is -1" in results[0][11][1] and "rank 1: timeout is a str" in results[0][12][1]
 
 
 def full_heap_body(rank):
@@ -263,7 +265,7 @@ def test_puts_and_gets_of_random_views_against_a_model(links):
 def refused_body(rank):
     world = group()
     t = symm.zeros(4, group=world)
-    plain = torch.zeros(4)
+    plain, ones = torch.zeros(4), torch.ones(4)
     value = [lambda: symm.put(plain, t, 0), lambda: symm.get(plain, plain, 0), lambda: symm.get_peer_tensor(plain, 0),
              lambda: symm.put(t, torch.zeros(5), 0), lambda: symm.put(t, plain, 2), lambda: symm.get_peer_tensor(t, -1),
              lambda: symm.put(t[:1].expand(4), plain, 0), lambda: symm.atomic_add(t, 1, 0),
@@ -274,11 +276,18 @@ def refused_body(rank):
              lambda: symm.signal_wait(symm_int[0], "ge", 1, source=5),
              lambda: symm.team(world).translate(3, symm.team(world)),
              lambda: symm.team(world).all_reduce(t, op="median"), lambda: symm.get_multicast_tensor(plain),
-             lambda: symm.get_peer_tensor(wide.conj(), 0), lambda: symm.get_multicast_tensor(wide.conj())]
+             lambda: symm.get_peer_tensor(wide.conj(), 0), lambda: symm.get_multicast_tensor(wide.conj()),
+             lambda: symm.put_signal(t, ones, plain[0], 1, 1 - rank),
+             lambda: symm.put_signal(t, ones, symm_int, 1, 1 - rank),
+             lambda: symm.put_signal(t, ones, symm_int[0], 1 << 40, 1 - rank)]
     kind = [lambda: symm.put(t, torch.zeros(4, dtype=torch.int32), 0), lambda: symm.atomic_and(t[0], 1, 0),
             lambda: symm.signal_wait(t[0], "ge", 1), lambda: symm.signal_wait(symm_int[0], "ge", 1, timeout="1"),
             lambda: symm.signal_wait(symm_int[0], "ge", 1, source="x"),
-            lambda: symm.get_multicast_tensor(3), lambda: symm.empty(3, group=17)]
+            lambda: symm.get_multicast_tensor(3), lambda: symm.empty(3, group=17),
+            lambda: symm.atomic_set(symm_int[0], None, 0), lambda: symm.atomic_set(t[0], None, 0),
+            lambda: symm.signal_op(symm_int[0], None, 0), lambda: symm.atomic_compare_swap(symm_int[0], None, 1, 0),
+            lambda: symm.atomic_compare_swap(symm_int[0], 0, None, 0),
+            lambda: symm.put_signal(t, ones, symm_int[0], None, 1 - rank)]
     symm_int = symm.zeros(2, dtype=torch.int32, group=world)
     wide = symm.zeros(1, dtype=torch.complex128, group=world)
     for call in value:
@@ -287,6 +296,7 @@ def refused_body(rank):
         assert raised(call)[0] is TypeError, raised(call)
     assert raised(kind[4])[1] == "signal_wait: source is 'x'; give a rank, a sequence of ranks, or None"
     symm.barrier(world)
+    assert t.tolist() == [0.0] * 4 and symm_int.tolist() == [0, 0]  # no refused call wrote anything
     return True
 
 

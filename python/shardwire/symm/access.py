@@ -57,9 +57,7 @@ def put_signal(dst: torch.Tensor, src: torch.Tensor, signal: torch.Tensor, value
     """:func:`put`, then :func:`signal_op`: a thread that sees the signal sees the bytes. Between hosts ``dst`` and
     ``signal`` must be tensors of one group, since requests of different groups have no order; for others call
     :func:`put`, :func:`quiet` and :func:`signal_op`."""
-    name = _signal_op_of(op)
-    _C.symm_put(dst, src, rank)
-    _C.symm_atomic(signal, name, rank, value, fetches=False)
+    put_then_signal(dst, src, signal, value, rank, op, False)
 
 
 def signal_op(signal: torch.Tensor, value: int, rank: int, op: str = "set") -> None:
@@ -108,6 +106,15 @@ def fence() -> None:
     order always holds within one group, and the call waits for nothing. There writes to tensors of different groups,
     such as those of two teams, are ordered by :func:`quiet` alone."""
     _C.symm_fence()
+
+
+def put_then_signal(dst: torch.Tensor, src: torch.Tensor, signal: torch.Tensor, value: int, rank: int, op: str,
+                    non_blocking: bool) -> None:
+    """:func:`put_signal`, or with ``non_blocking`` :func:`put_nbi` in place of :func:`put`."""
+    name = _signal_op_of(op)
+    _C.symm_check_atomic(signal, name, rank, value)  # before any bytes are written
+    _C.symm_put(dst, src, rank, non_blocking)
+    _C.symm_atomic(signal, name, rank, value, fetches=False)
 
 
 def _signal_op_of(op: str) -> str:

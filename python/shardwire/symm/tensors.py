@@ -77,10 +77,10 @@ def _what_is_wrong(shape: Any, dtype: Any) -> str:
             return f"shape has a {type(extent).__name__} in it; give integers"
         if extent < 0:
             return f"shape {tuple(extents)} has a negative extent"
-        count *= extent
+        count *= max(extent, 1)  # without elements too: the strides are numbers of 64 bits
     if len(extents) > _MOST_DIMS:
         return f"shape has {len(extents)} dimensions; at most {_MOST_DIMS} are supported"
-    return f"shape {tuple(extents)} has more bytes than any memory" if count >= _MOST_BYTES else ""
+    return f"shape {tuple(extents)} is larger than any memory" if count >= _MOST_BYTES else ""
 
 
 def get_peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ... import _C, symm
+from ...symm.access import put_then_signal
 from .all_pes import NvshmemInvalid, world
 from .memory import _pe, as_tensor
 
@@ -60,8 +61,7 @@ def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, s
     """:func:`put`, then the signal."""
     name = _signal_name(signal_op)
     word = _word(signal_var)
-    symm.put(*_alike(dst, src), _pe(remote_pe))
-    symm.signal_op(word, signal_val, remote_pe, op=name)
+    put_then_signal(*_alike(dst, src), word, signal_val, _pe(remote_pe), name, False)
 
 
 def put_signal_nbi(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, signal_val: int,
@@ -69,8 +69,7 @@ def put_signal_nbi(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tenso
     """:func:`put_nbi`, then the signal: who sees the signal sees the bytes."""
     name = _signal_name(signal_op)
     word = _word(signal_var)
-    symm.put_nbi(*_alike(dst, src), _pe(remote_pe))
-    symm.signal_op(word, signal_val, remote_pe, op=name)
+    put_then_signal(*_alike(dst, src), word, signal_val, _pe(remote_pe), name, True)
 
 
 def signal_op(signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp, remote_pe: int = -1,
