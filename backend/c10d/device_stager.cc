@@ -201,7 +201,7 @@ void DeviceStager::run() {
   changed_.notifyAll();
 }
 
-// Every change but that of an event comes with a kick.
+// Every change comes with a kick, except the end of an event and a slot that another operation gives back.
 void DeviceStager::waitForNews(Clock::time_point moved) {
   if (!std::ranges::any_of(operations_, [](const Operation& operation) { return operation.awaitsEvents(); })) {
     while (!kicked_ && !stopping_) {
@@ -258,6 +258,7 @@ bool DeviceStager::stepAll() {
 }
 
 bool DeviceStager::step(Operation& operation) {
+  operation.wantsSlot = false;
   const WorkPtr& transport = operation.work->transport();
   // Parts of a refused operation may have been issued: these parts get their tensors.
   const bool isLoaded = operation.loadTwin == operation.drained.size() && operation.loading.empty();
@@ -328,7 +329,8 @@ bool DeviceStager::queueLoad(Operation& operation) {
     if (!twin.direct && twin.pieceBytes(segment) <= kDeviceSegment) {
       slot = takeSlot();
       if (slot == nullptr && !slots_.empty()) {
-        return false;  // all in use
+        operation.wantsSlot = true;  // all in use
+        return false;
       }
     }
     const c10::Stream stream = streamsOf(twin.device.device()).load;
@@ -369,6 +371,7 @@ bool DeviceStager::queueDrain(Operation& operation, std::size_t index, std::size
   if (!twin.direct && twin.pieceBytes(segment) <= kDeviceSegment) {
     slot = takeSlot();
     if (slot == nullptr && !slots_.empty()) {
+      operation.wantsSlot = true;
       return false;
     }
   }

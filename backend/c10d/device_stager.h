@@ -75,8 +75,9 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
     std::vector<std::vector<bool>> drained;  // by twin and segment: queued
     std::size_t drainTwin = 0;               // all twins before this one are queued
     bool completed = false;
+    bool wantsSlot = false;  // a copy waits for pinned memory, which no kick announces
     bool isIdle() const { return loading.empty() && draining.empty(); }
-    bool awaitsEvents() const { return (!completed && !before.empty()) || !isIdle(); }
+    bool awaitsEvents() const { return (!completed && !before.empty()) || wantsSlot || !isIdle(); }
   };
 
   DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail);

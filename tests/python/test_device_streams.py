@@ -421,6 +421,51 @@ def test_tensors_longer_than_the_pool(device: Any, monkeypatch: pytest.MonkeyPat
         assert 0 < min(blocks) and max(blocks) <= 8, blocks
 
 
+def slots_taken(rank: int, module: Any, way: str) -> None:
+    """An operation finds all pinned memory in use by a later operation, whose copies all end at once."""
+    place = on_device if rank == 0 else torch.clone
+    backend = shardwire.resolve_backend(group())
+    is_load = way == "to_host"
+    module.take_trace()
+    dist.all_reduce(place(torch.ones(2 << 20)))  # fills the pool with the memory for pieces
+    streams = {kind: stream for kind, stream, _, _, size in module.take_trace() if size == 1 << 20}
+    for _ in range(4):
+        tensor, *four = [place(torch.full((5,), rank + 1.0)) for _ in range(5)]
+        module.synchronize()
+        dist.barrier()
+        # Nothing shows that the thread of the copies has looked: with shorter pauses the test would find less, and
+        # would not fail.
+        if rank == 0:
+            module.set_stream(7)
+            holds = [module.hold()] if is_load else []  # the first operation starts late, or has nothing to load
+            works = [dist.all_reduce(tensor, async_op=True) if is_load else dist.irecv(tensor, 1)]
+            module.set_stream(streams[way])
+            holds.append(module.hold())
+            module.set_stream(0)
+            works.append(backend.allreduce_coalesced(four))
+            for hold in holds:
+                time.sleep(0.1)
+                hold.release()
+        elif is_load:
+            works = [dist.all_reduce(tensor, async_op=True), backend.allreduce_coalesced(four)]
+        else:
+            works = [backend.allreduce_coalesced(four)]
+            works[0].wait()
+            time.sleep(0.03)
+            works.append(dist.isend(tensor, 0))
+        for work in works:
+            work.wait()
+        assert tensor.cpu().tolist() == [3.0 if is_load else 2.0] * 5
+        assert all(each.cpu().tolist() == [3.0] * 5 for each in four)
+
+
+@pytest.mark.skipif(IS_CUDA, reason="CUDA gives no trace of its copies, and its streams cannot be named")
+@pytest.mark.parametrize("way", ["to_host", "to_device"])
+def test_operations_that_wait_for_pinned_memory_go_on(device: Any, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setenv("SHARDWIRE_STAGING_BYTES", "4M")
+    run(device, 2, slots_taken, way, gates="none")
+
+
 def pipeline(rank: int, module: Any) -> list[Any]:
     """The traces of three broadcasts of 16 segments."""
     traces = []
