@@ -114,6 +114,17 @@ std::shared_ptr<std::byte> DeviceStager::takeMemory(std::size_t bytes, bool* dir
 
 std::shared_ptr<StagedWork> DeviceStager::begin(std::shared_ptr<StagedTensors> tensors, WorkPtr transport,
                                                 bool hasHostTensors, std::shared_ptr<void> keepAlive) {
+  try {
+    return enqueue(std::move(tensors), std::move(transport), hasHostTensors, std::move(keepAlive));
+  } catch (const std::exception& error) {
+    // The operation is in flight already: peers would wait for bytes that no copy brings.
+    fail_(fmt::format("the copies of an operation between a device and the host could not start: {}", error.what()));
+    throw;
+  }
+}
+
+std::shared_ptr<StagedWork> DeviceStager::enqueue(std::shared_ptr<StagedTensors> tensors, WorkPtr transport,
+                                                  bool hasHostTensors, std::shared_ptr<void> keepAlive) {
   Operation operation;
   std::vector<c10::Stream> streams;
   for (const c10::Device& device : tensors->devices()) {
@@ -143,8 +154,8 @@ std::shared_ptr<StagedWork> DeviceStager::begin(std::shared_ptr<StagedTensors> t
     refused = stopping_;
     if (!refused) {
       if (!thread_.joinable()) {
-        running_ = true;
         thread_ = std::thread([self = shared_from_this()] { self->run(); });
+        running_ = true;
       }
       arrived_.push_back(std::move(operation));
       recent_.push_back(work);

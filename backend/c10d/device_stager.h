@@ -28,7 +28,7 @@ namespace shardwire::internal {
 
 class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
  public:
-  // `fail` poisons the group: called when a device refuses a copy.
+  // `fail` poisons the group: called when a device refuses a copy or an event.
   static std::shared_ptr<DeviceStager> create(std::size_t stagingBytes, std::function<void(const std::string&)> fail);
   ~DeviceStager();
 
@@ -37,7 +37,8 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   std::shared_ptr<std::byte> takeMemory(std::size_t bytes, bool* direct);
   // kUnsupported when the device cannot take part: no streams of its own, or its current stream is being captured.
   Status checkDevice(const c10::Device& device);
-  // Starts to move the tensors of an operation issued on this thread.
+  // Starts to move the tensors of an operation issued on this thread. Throws, and the group fails, when an event or the
+  // thread cannot be made.
   std::shared_ptr<StagedWork> begin(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
                                     std::shared_ptr<void> keepAlive);
   // Waits for the operations that streams already wait for: the code that queued a gate relies on the end of the
@@ -81,6 +82,8 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   };
 
   DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail);
+  std::shared_ptr<StagedWork> enqueue(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
+                                      std::shared_ptr<void> keepAlive);
   void kick();
   void waitForNews(Clock::time_point moved) SW_REQUIRES(mutex_);
   void takeArrived() SW_REQUIRES(mutex_);

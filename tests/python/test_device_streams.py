@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerator import IS_CUDA, TORCH, on_device, pinned
-from ranks import group, run_ranks
+from ranks import group, raised, run_ranks
 
 import shardwire
 
@@ -292,6 +292,25 @@ def aborted(rank: int, module: Any) -> None:
 @needs_gates
 def test_no_stream_hangs_after_an_abort(device: Any) -> None:
     run(device, 2, aborted)
+
+
+def not_started(rank: int, module: Any) -> list[str]:
+    own = dist.new_group([0, 1])
+    tensor = on_device(torch.ones(4))
+    module.refuse_records(rank == 0)
+    first = raised(dist.all_reduce, tensor, group=own)
+    module.refuse_records(False)
+    second = raised(dist.all_reduce, tensor, group=own)
+    dist.barrier()
+    assert issubclass(first[0], RuntimeError) and issubclass(second[0], RuntimeError), (first, second)
+    return [first[1], second[1]]
+
+
+@pytest.mark.skipif(IS_CUDA, reason="CUDA records events as long as the process lives")
+def test_every_rank_fails_when_the_copies_cannot_start(device: Any) -> None:
+    mine, peers = run(device, 2, not_started)
+    assert "records no events" in mine[0]
+    assert all("could not start" in text for text in (mine[1], *peers)), (mine, peers)
 
 
 # ---- where tensors lie

@@ -38,6 +38,7 @@ const c10::Device kDevice(kType, 0);
 thread_local std::int64_t currentStream = 0;
 std::atomic<int> copyMicroseconds{0};  // the least duration of every copy
 std::atomic<bool> capturing{false};
+std::atomic<bool> refusesRecords{false};
 std::atomic<int> usesAfterFree{0};
 std::atomic<int> pinnedBlocks{0};
 std::atomic<int> gatesMade{0};
@@ -111,6 +112,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     delete static_cast<EventState*>(event);
   }
   void record(void** event, const c10::Stream& on, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (refusesRecords) {
+      throw std::runtime_error("the test device records no events");
+    }
     if (*event == nullptr) {
       *event = new EventState;
     }
@@ -387,6 +391,7 @@ PYBIND11_MODULE(shardwire_test_device, m) {
   });
   m.def("set_copy_microseconds", [](int microseconds) { copyMicroseconds = microseconds; });
   m.def("set_capturing", [](bool value) { capturing = value; });
+  m.def("refuse_records", [](bool value) { refusesRecords = value; });
   m.def("set_stream", [](std::int64_t id) { return std::exchange(currentStream, id); });
   m.def(
       "synchronize", [] { current().synchronize(); }, py::call_guard<py::gil_scoped_release>());
