@@ -250,10 +250,14 @@ bool DeviceStager::stepAll() {
       moved |= step(operation);
     } catch (const std::exception& error) {
       const std::string reason = fmt::format("a copy between a device and the host failed: {}", error.what());
-      complete(operation, {StatusCode::kInternal, reason});
-      fail_(reason);
-      operation.loading.clear();
-      operation.draining.clear();
+      if (operation.failure.isOk()) {
+        operation.failure = Status(StatusCode::kInternal, reason);
+        fail_(reason);
+      } else {
+        // A failed operation only queries its events, and this device answers no more.
+        operation.loading.clear();
+        operation.draining.clear();
+      }
     }
     const WorkPtr& transport = operation.work->transport();
     if (operation.completed && operation.isIdle() && (transport == nullptr || transport->isDone())) {
@@ -274,21 +278,18 @@ bool DeviceStager::step(Operation& operation) {
   // Parts of a refused operation may have been issued: these parts get their tensors.
   const bool isLoaded = operation.loadTwin == operation.drained.size() && operation.loading.empty();
   const bool isOver = transport == nullptr ? isLoaded : transport->isDone();
-  if (isOver && !operation.completed) {
-    Status status =
+  if (isOver && !operation.isEnding()) {
+    operation.failure =
         transport == nullptr ? Status(StatusCode::kAborted, "the operation was refused") : transport->status();
-    if (!status.isOk()) {
-      complete(operation, std::move(status));
-    }
   }
   const auto isReached = [](const c10::Event& event) { return event.query(); };
-  if (!operation.completed && !operation.before.empty()) {
+  if (!operation.isEnding() && !operation.before.empty()) {
     if (!std::all_of(operation.before.begin(), operation.before.end(), isReached)) {
       return false;
     }
     operation.before.clear();
   }
-  if (!operation.completed && !operation.earlier.empty()) {
+  if (!operation.isEnding() && !operation.earlier.empty()) {
     std::erase_if(operation.earlier, [](const auto& earlier) {
       const auto work = earlier.lock();
       return work == nullptr || work->isDone();
@@ -299,8 +300,9 @@ bool DeviceStager::step(Operation& operation) {
   }
   bool moved = stepLoads(operation);
   moved |= stepDrains(operation, isOver);
-  if (!operation.completed && isOver && operation.isIdle() && operation.drainTwin == operation.drained.size()) {
-    complete(operation, Status::ok());
+  const bool isWhole = isOver && operation.drainTwin == operation.drained.size();
+  if (!operation.completed && operation.isIdle() && (isWhole || !operation.failure.isOk())) {
+    complete(operation, operation.failure);
     moved = true;
   }
   return moved;
@@ -370,7 +372,7 @@ bool DeviceStager::stepLoads(Operation& operation) {
     operation.loading.pop_front();
     moved = true;
   }
-  while (!operation.completed && operation.loading.size() < kCopiesInFlight && queueLoad(operation)) {
+  while (!operation.isEnding() && operation.loading.size() < kCopiesInFlight && queueLoad(operation)) {
     moved = true;
   }
   return moved;
@@ -407,7 +409,7 @@ bool DeviceStager::stepDrains(Operation& operation, bool isOver) {
     operation.draining.pop_front();
     moved = true;
   }
-  if (operation.completed) {
+  if (operation.isEnding()) {
     return moved;
   }
   StagedTensors& tensors = operation.work->tensors();

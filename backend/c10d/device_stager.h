@@ -75,10 +75,14 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
     std::size_t loadSegment = 0;
     std::vector<std::vector<bool>> drained;  // by twin and segment: queued
     std::size_t drainTwin = 0;               // all twins before this one are queued
+    // Not ok: nothing more is queued, and the work ends with this error when the queued copies are over. Until then
+    // they read and write the caller's tensors.
+    Status failure;
     bool completed = false;
     bool wantsSlot = false;  // a copy waits for pinned memory, which no kick announces
     bool isIdle() const { return loading.empty() && draining.empty(); }
-    bool awaitsEvents() const { return (!completed && !before.empty()) || wantsSlot || !isIdle(); }
+    bool isEnding() const { return completed || !failure.isOk(); }
+    bool awaitsEvents() const { return (!completed && (!before.empty() || !failure.isOk())) || wantsSlot || !isIdle(); }
   };
 
   DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail);

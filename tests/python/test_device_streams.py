@@ -313,6 +313,64 @@ def test_every_rank_fails_when_the_copies_cannot_start(device: Any) -> None:
     assert all("could not start" in text for text in (mine[1], *peers)), (mine, peers)
 
 
+def copy_refused(rank: int, module: Any) -> str:
+    own = dist.new_group([0, 1])
+    tensor, hold = held(module, torch.ones(4))
+    work = dist.all_reduce(tensor, group=own, async_op=True)
+    module.refuse_records(rank == 0)
+    hold.release()
+    text = raised(work.wait)[1]
+    module.refuse_records(False)
+    dist.barrier()
+    return text
+
+
+@pytest.mark.skipif(IS_CUDA, reason="CUDA records events as long as the process lives")
+def test_every_rank_fails_when_a_copy_is_refused(device: Any) -> None:
+    for text in run(device, 2, copy_refused, gates="none"):
+        assert "a copy between a device and the host failed" in text and "records no events" in text, text
+
+
+def failed_early(rank: int, module: Any) -> None:
+    own = dist.new_group([0, 1, 2])
+    elems = 1 << 20
+    module.take_trace()
+    dist.all_reduce(on_device(torch.ones(4)), group=own)
+    engine = next(stream for kind, stream, *_ in module.take_trace() if kind == "to_device" and stream != 0)
+    outputs, mine = [on_device(torch.zeros(elems)) for _ in range(3)], on_device(torch.ones(elems))
+    module.synchronize()
+    module.set_stream(engine)
+    hold = module.hold()  # copies to the device take their time
+    module.set_stream(0)
+    if rank < 2:
+        work = dist.all_gather(outputs, mine, group=own, async_op=True)
+        time.sleep(0.1)  # nothing shows that copies back are queued: a shorter pause would find less, and not fail
+    dist.barrier()
+    if rank == 2:
+        shardwire.resolve_backend(own).abort()
+    else:
+        until = time.monotonic() + 0.5
+        while not work.is_completed() and time.monotonic() < until:
+            time.sleep(0.001)
+        if not work.is_completed():
+            hold.release()
+        assert "abort" in raised(work.wait)[1]
+    for output in outputs:
+        output.fill_(7)  # the program has its tensors back
+    module.synchronize()
+    hold.release()
+    module.set_stream(engine)
+    module.synchronize()
+    module.set_stream(0)
+    assert all(torch.equal(output.cpu(), torch.full((elems,), 7.0)) for output in outputs), "written after the error"
+    dist.barrier()
+
+
+@pytest.mark.skipif(IS_CUDA, reason="CUDA gives no trace of its copies, and its streams cannot be named")
+def test_nothing_is_written_after_the_error(device: Any) -> None:
+    run(device, 3, failed_early, gates="none")
+
+
 # ---- where tensors lie
 
 
