@@ -7,6 +7,9 @@ namespace {
 
 // cuStreamIsCapturing; 0 is success.
 using IsStreamCapturing = int (*)(void* stream, int* status);
+// cuThreadExchangeStreamCaptureMode; the argument is a CUstreamCaptureMode, and becomes the mode before.
+using ExchangeCaptureMode = int (*)(int* mode);
+constexpr int kCaptureModeThreadLocal = 1;
 // c10::cuda::CUDAStream::stream() const; a CUDAStream has one member, the c10::Stream.
 using StreamOfTorch = void* (*)(const c10::Stream* stream);
 
@@ -26,6 +29,14 @@ bool isCudaCapturing(const c10::Stream& stream) {
   int status = 0;
   return isCapturing != nullptr && streamOfTorch != nullptr && isCapturing(streamOfTorch(&stream), &status) == 0 &&
          status != 0;
+}
+
+void keepCudaCapturesOfOthers() {
+  static const auto exchange = loadedFunction<ExchangeCaptureMode>("libcuda.so.1", "cuThreadExchangeStreamCaptureMode");
+  if (exchange != nullptr) {
+    int mode = kCaptureModeThreadLocal;
+    exchange(&mode);
+  }
 }
 
 }  // namespace shardwire::internal

@@ -9,5 +9,8 @@ namespace shardwire::internal {
 
 // Whether this stream of CUDA is being captured into a graph; false where the driver cannot be asked.
 bool isCudaCapturing(const c10::Stream& stream);
+// From now on the calling thread's queries and allocations end no graph capture of other threads, torch.cuda.graph's
+// with its mode "global" included. For a thread that captures nothing. Does nothing without CUDA.
+void keepCudaCapturesOfOthers();
 
 }  // namespace shardwire::internal

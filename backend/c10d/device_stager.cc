@@ -181,6 +181,7 @@ void DeviceStager::kick() {
 
 void DeviceStager::run() {
   ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; by default each sleep of this thread takes 50 us more
+  keepCudaCapturesOfOthers();
   const at::AutoDispatchBelowADInplaceOrView noGradients;
   Clock::time_point moved = Clock::now();
   for (;;) {

@@ -60,7 +60,7 @@ def delay(milliseconds: int) -> None:
 def set_capturing(value: bool) -> None:
     """Captures the current work into a graph, or ends the capture."""
     if value:
-        capture = torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local")
+        capture = torch.cuda.graph(torch.cuda.CUDAGraph())
         capture.__enter__()
         _capture.append(capture)
     else:

@@ -456,22 +456,33 @@ def test_lists_that_share_memory(device: Any) -> None:
     run(device, 2, shared_lists)
 
 
-def capture(rank: int, module: Any) -> None:
+def capture(rank: int, module: Any, store: Any) -> None:
+    """Rank 0 captures while the bytes of an operation that was called before come and go to the device."""
     tensor = on_device(torch.ones(4))
-    module.set_capturing(True)
-    try:
+    module.synchronize()
+    work = dist.all_reduce(tensor, async_op=True) if rank == 0 else None
+    if work is not None:
+        module.set_capturing(True)
+        try:
+            dist.all_reduce(tensor)
+            raise AssertionError("a captured stream must be refused")
+        except NotImplementedError as error:
+            assert "captured into a graph" in str(error)
+        store.set("capturing", "")
+        while not work.is_completed():
+            time.sleep(0.001)
+        module.set_capturing(False)  # raises when a call of another thread has ended the capture
+        work.wait()
+    else:
+        store.wait(["capturing"])
         dist.all_reduce(tensor)
-        raise AssertionError("a captured stream must be refused")
-    except NotImplementedError as error:
-        assert "captured into a graph" in str(error)
-    module.set_capturing(False)
     dist.all_reduce(tensor)
-    assert tensor.cpu().tolist() == [2] * 4
+    assert tensor.cpu().tolist() == [4] * 4
 
 
 @pytest.mark.skipif(TORCH < (2, 13) and not IS_CUDA, reason="this torch's guard does not know what is captured")
-def test_graph_capture_is_refused(device: Any) -> None:
-    run(device, 2, capture)
+def test_graph_capture_is_refused_and_operations_in_flight_leave_it_alone(device: Any, tmp_path: Any) -> None:
+    run(device, 2, capture, dist.FileStore(str(tmp_path / "store"), 2))
 
 
 # ---- the staged path
