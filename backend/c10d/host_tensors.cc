@@ -9,6 +9,22 @@
 
 namespace shardwire::internal {
 
+namespace {
+
+// Of all elements, of which an expanded tensor may have any number.
+std::size_t bytesOf(const at::Tensor& tensor, std::string_view what) {
+  auto bytes = static_cast<std::int64_t>(tensor.element_size());
+  for (const std::int64_t extent : tensor.sizes()) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) {
+      refuseCall(StatusCode::kInvalidArgument, "{}: a tensor of shape {} has more bytes than any memory has", what,
+                 shapeText(tensor));
+    }
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+}  // namespace
+
 at::Tensor HostTensors::see(const at::Tensor& tensor, StagedTensors::Role role, std::string_view what) {
   if (!tensor.defined() || tensor.device().is_cpu()) {
     hasHostTensors_ = hasHostTensors_ || (tensor.defined() && tensor.numel() > 0);
@@ -40,8 +56,7 @@ at::Tensor HostTensors::copyOf(const at::Tensor& tensor, StagedTensors::Role rol
     return at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
   }
   bool direct = false;
-  std::shared_ptr<std::byte> memory =
-      stager_->takeMemory(static_cast<std::size_t>(tensor.numel()) * tensor.element_size(), &direct);
+  std::shared_ptr<std::byte> memory = stager_->takeMemory(bytesOf(tensor, what), &direct);
   return staged_->add(tensor, role, std::move(memory), direct);
 }
 

@@ -456,6 +456,18 @@ def test_lists_that_share_memory(device: Any) -> None:
     run(device, 2, shared_lists)
 
 
+def too_long(rank: int, module: Any) -> None:
+    with pytest.raises(ValueError, match="more bytes than any memory has"):
+        dist.broadcast(on_device(torch.zeros(1, dtype=torch.float64)).expand(2**61), 0)
+    tensor = on_device(torch.ones(4))
+    dist.all_reduce(tensor)
+    assert tensor.cpu().tolist() == [2] * 4
+
+
+def test_expanded_tensors_of_more_bytes_than_any_memory(device: Any) -> None:
+    run(device, 2, too_long)
+
+
 def capture(rank: int, module: Any, store: Any) -> None:
     """Rank 0 captures while the bytes of an operation that was called before come and go to the device."""
     tensor = on_device(torch.ones(4))
