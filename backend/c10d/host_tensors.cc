@@ -1,5 +1,6 @@
 #include "backend/c10d/host_tensors.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -39,8 +40,10 @@ at::Tensor HostTensors::see(const at::Tensor& tensor, StagedTensors::Role role, 
 HostTensors::List HostTensors::see(const List& tensors, StagedTensors::Role role, std::string_view what) {
   List seen;
   seen.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) {
-    seen.push_back(see(tensor, role, what));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    // The name with its index is built only for tensors that may need the name.
+    const bool isHost = !tensors[i].defined() || tensors[i].device().is_cpu();
+    seen.push_back(isHost ? see(tensors[i], role, what) : see(tensors[i], role, fmt::format("{}[{}]", what, i)));
   }
   return seen;
 }
@@ -55,8 +58,15 @@ at::Tensor HostTensors::copyOf(const at::Tensor& tensor, StagedTensors::Role rol
   if (tensor.numel() == 0) {
     return at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
   }
+  const std::size_t bytes = bytesOf(tensor, what);
+  // torch copies nothing to such a tensor, and would refuse the copy while the operation is in flight.
+  if (role != StagedTensors::Role::kIn && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    refuseCall(StatusCode::kInvalidArgument,
+               "{} is an expanded tensor of shape {}, whose elements share memory; pass a tensor of its own", what,
+               shapeText(tensor));
+  }
   bool direct = false;
-  std::shared_ptr<std::byte> memory = stager_->takeMemory(bytesOf(tensor, what), &direct);
+  std::shared_ptr<std::byte> memory = stager_->takeMemory(bytes, &direct);
   return staged_->add(tensor, role, std::move(memory), direct);
 }
 

@@ -468,6 +468,21 @@ def test_expanded_tensors_of_more_bytes_than_any_memory(device: Any) -> None:
     run(device, 2, too_long)
 
 
+def expanded(rank: int, module: Any) -> None:
+    short, tensor = on_device(torch.ones(1)), on_device(torch.ones(4))
+    with pytest.raises(ValueError, match="all_reduce: tensor.* share memory"):
+        dist.all_reduce(short.expand(4))
+    with pytest.raises(ValueError, match=r"output\[1\].* share memory"):
+        dist.all_gather([on_device(torch.zeros(4)), short.expand(4)], tensor)
+    dist.broadcast(short.expand(4) if rank == 0 else tensor, 0)  # an input may repeat elements
+    dist.all_reduce(tensor)
+    assert tensor.cpu().tolist() == [2] * 4
+
+
+def test_expanded_outputs_are_refused(device: Any) -> None:
+    run(device, 2, expanded)
+
+
 def capture(rank: int, module: Any, store: Any) -> None:
     """Rank 0 captures while the bytes of an operation that was called before come and go to the device."""
     tensor = on_device(torch.ones(4))
