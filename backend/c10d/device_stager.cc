@@ -276,12 +276,9 @@ bool DeviceStager::stepAll() {
 bool DeviceStager::step(Operation& operation) {
   operation.wantsSlot = false;
   const WorkPtr& transport = operation.work->transport();
-  // Parts of a refused operation may have been issued: these parts get their tensors.
-  const bool isLoaded = operation.loadTwin == operation.drained.size() && operation.loading.empty();
-  const bool isOver = transport == nullptr ? isLoaded : transport->isDone();
+  const bool isOver = transport != nullptr && transport->isDone();
   if (isOver && !operation.isEnding()) {
-    operation.failure =
-        transport == nullptr ? Status(StatusCode::kAborted, "the operation was refused") : transport->status();
+    operation.failure = transport->status();
   }
   const auto isReached = [](const c10::Event& event) { return event.query(); };
   if (!operation.isEnding() && !operation.before.empty()) {
@@ -301,6 +298,12 @@ bool DeviceStager::step(Operation& operation) {
   }
   bool moved = stepLoads(operation);
   moved |= stepDrains(operation, isOver);
+  // Parts of a refused operation may have been issued: these parts get their tensors. Looked at behind the copies,
+  // since no kick comes after the last one.
+  const bool isLoaded = operation.loadTwin == operation.drained.size() && operation.loading.empty();
+  if (transport == nullptr && isLoaded && !operation.isEnding()) {
+    operation.failure = Status(StatusCode::kAborted, "the operation was refused");
+  }
   const bool isWhole = isOver && operation.drainTwin == operation.drained.size();
   if (!operation.completed && operation.isIdle() && (isWhole || !operation.failure.isOk())) {
     complete(operation, operation.failure);

@@ -253,6 +253,23 @@ def test_tensors_live_until_the_transfer_ends_and_no_longer(device: Any) -> None
     run(device, 2, dropped)
 
 
+def refused(rank: int, module: Any) -> None:
+    backend = shardwire.resolve_backend(group())
+    module.synchronize()
+    before = module.live_blocks()
+    tensors = [on_device(torch.ones(1 << 20))]
+    assert "itself" in raised(backend.send, tensors, rank, 0)[1]
+    tensors.clear()
+    deadline = time.monotonic() + 10
+    while module.live_blocks() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert module.live_blocks() == before, "a refused call keeps its tensors"
+
+
+def test_a_refused_call_releases_its_tensors(device: Any) -> None:
+    run(device, 2, refused, gates="none")
+
+
 def destroyed(rank: int, module: Any) -> None:
     own = dist.new_group([0, 1])
     tensor = late(module, torch.ones(10))
