@@ -1,6 +1,9 @@
 #include "backend/c10d/callback_threads.h"
 
+#include <system_error>
 #include <thread>
+
+#include "backend/base/log.h"
 
 namespace shardwire::internal {
 
@@ -18,7 +21,12 @@ void CallbackThreads::post(std::function<void()> callback, std::function<void()>
     start = state_->idle < static_cast<int>(state_->posted.size());
   }
   if (start) {
-    std::thread([state = state_] { run(state); }).detach();
+    try {
+      std::thread([state = state_] { run(state); }).detach();
+    } catch (const std::system_error& error) {
+      logWarn("no thread starts for a callback, which waits for another thread or for the next callback: {}",
+              error.what());
+    }
   } else {
     state_->changed.notifyOne();
   }

@@ -20,7 +20,8 @@ class CallbackThreads {
   CallbackThreads& operator=(const CallbackThreads&) = delete;
 
   // `reply` runs after `callback`, when the thread counts as free already. So a caller posting again because of the
-  // reply starts no further thread.
+  // reply starts no further thread. When no thread can start, the callback waits for a thread that is free, or for the
+  // next post.
   void post(std::function<void()> callback, std::function<void()> reply = nullptr);
 
  private:

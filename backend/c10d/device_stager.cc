@@ -47,6 +47,15 @@ bool isCapturing(const Guard& guard, const c10::Stream& stream) {
   }
 }
 
+// True also where the memory cannot be compared: a storage may be freed under its tensor.
+bool mayConflict(const StagedTensors& one, const StagedTensors& other) {
+  try {
+    return one.conflictsWith(other);
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
 }  // namespace
 
 DeviceStager::DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail)
@@ -235,7 +244,7 @@ void DeviceStager::takeArrived() {
   while (!arrived_.empty()) {
     Operation& arrived = arrived_.front();
     for (const Operation& operation : operations_) {
-      if (!operation.completed && operation.work->tensors().conflictsWith(arrived.work->tensors())) {
+      if (!operation.completed && mayConflict(operation.work->tensors(), arrived.work->tensors())) {
         arrived.earlier.push_back(operation.work);
       }
     }
