@@ -788,6 +788,8 @@ def test_a_barrier_meets_where_a_request_of_another_group_failed(tmp_path):
 def ended_team_body(rank):
     world = symm.team(group())
     team = world.split_strided(0, 1, 2)
+    op = shardwire.compile_op(team.group, shape=(2,), dtype=torch.float32, inputs=[{"offset": (rank,), "shape": (1,)}],
+                              outputs=[{"offset": (0,), "shape": (2,)}])
     t = team.zeros(8)
     world.barrier()
     symm.put(t, torch.ones(8), 1 - rank)
@@ -795,6 +797,7 @@ def ended_team_body(rank):
     team.destroy()
     world.barrier()
     world.barrier()
+    del op  # kept the team's engine
 
 
 def test_a_barrier_does_not_wait_for_requests_of_an_ended_team(monkeypatch):
