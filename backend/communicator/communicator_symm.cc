@@ -49,14 +49,15 @@ Status CommunicatorImpl::symmetricBarrier(std::optional<Duration> timeout) {
     return quieted;
   }
   // After a failure too, which may be another group's: the ranks of this group wait for this rank.
+  Status met;
   if (words->reachesAll()) {
-    SW_RETURN_IF_ERROR(words->barrier(0, timeout));
+    met = words->barrier(0, timeout);
   } else {
     const auto work = barrier({.timeout = timeout});
-    SW_RETURN_IF_ERROR(work.status());
-    SW_RETURN_IF_ERROR((*work)->wait());
+    met = work.isOk() ? (*work)->wait() : work.status();
   }
-  return quieted;
+  // The failure of quietAll() is reported once. The failure of this group stays.
+  return quieted.isOk() || met.code() == StatusCode::kInterrupted ? met : quieted;
 }
 
 Result<std::vector<std::string>> CommunicatorImpl::exchange(const ExchangeRequest& mine,
