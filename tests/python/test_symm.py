@@ -751,12 +751,16 @@ def test_death_is_named_where_it_is_asked_by_requests(kind, monkeypatch):
     assert "--- rank 2" in text and "SIGKILL" in text and "--- rank 0" not in text and "--- rank 1" not in text, text
 
 
-def has_ended(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
+def await_state(pid, states):
+    """Z: the process has ended; T: the process is stopped."""
+    while True:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] in states:
+                    return
+        except FileNotFoundError:
+            return
+        time.sleep(0.001)
 
 
 def failed_request_body(rank, store):
@@ -772,8 +776,7 @@ def failed_request_body(rank, store):
     if rank == 0:
         symm.put(t, t, 2)
         os.kill(int(pids[2]), signal.SIGKILL)
-        while not has_ended(int(pids[2])):
-            time.sleep(0.001)
+        await_state(int(pids[2]), "ZX")
         kind, text = raised(near.barrier)
         assert kind is shardwire.PeerFailedError and "rank 2" in text, text
     else:
@@ -783,6 +786,28 @@ def failed_request_body(rank, store):
 
 def test_a_barrier_meets_where_a_request_of_another_group_failed(tmp_path):
     run_ranks(3, failed_request_body, str(tmp_path / "store"), join=False, may_die=(2,))
+
+
+def stopped_owner_body(rank):
+    world = symm.team(group())
+    t, pids = world.zeros(1000), torch.zeros(2, dtype=torch.int64)
+    world.all_gather(pids, torch.tensor([os.getpid()]))
+    world.barrier()
+    if rank == 1:
+        threading.Event().wait()
+    os.kill(int(pids[1]), signal.SIGSTOP)
+    await_state(int(pids[1]), "T")
+    symm.put(t, t, 1)
+    begin = time.monotonic()
+    kind, text = raised(world.barrier, timeout=1)
+    took = time.monotonic() - begin
+    os.kill(int(pids[1]), signal.SIGKILL)
+    assert kind is shardwire.TimeoutError and took < 15, (kind, text, took)
+
+
+def test_a_barriers_timeout_is_also_that_of_the_requests(monkeypatch):
+    monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "tcp")
+    run_ranks(2, stopped_owner_body, timeout=30, may_die=(1,))
 
 
 def ended_team_body(rank):
