@@ -325,7 +325,7 @@ def not_started(rank: int, module: Any) -> list[str]:
 
 @pytest.mark.skipif(IS_CUDA, reason="CUDA records events as long as the process lives")
 def test_every_rank_fails_when_the_copies_cannot_start(device: Any) -> None:
-    mine, peers = run(device, 2, not_started)
+    mine, peers = run(device, 2, not_started, gates="none")
     assert "records no events" in mine[0]
     assert all("could not start" in text for text in (mine[1], *peers)), (mine, peers)
 
@@ -559,7 +559,7 @@ def slots_taken(rank: int, module: Any, way: str) -> None:
     backend = shardwire.resolve_backend(group())
     is_load = way == "to_host"
     module.take_trace()
-    dist.all_reduce(place(torch.ones(2 << 20)))  # fills the pool with the memory for pieces
+    dist.all_reduce(place(torch.ones(4 << 20)))  # fills the pool with the memory for pieces
     streams = {kind: stream for kind, stream, _, _, size in module.take_trace() if size == 1 << 20}
     for _ in range(4):
         tensor, *four = [place(torch.full((5,), rank + 1.0)) for _ in range(5)]
@@ -594,7 +594,7 @@ def slots_taken(rank: int, module: Any, way: str) -> None:
 @pytest.mark.skipif(IS_CUDA, reason="CUDA gives no trace of its copies, and its streams cannot be named")
 @pytest.mark.parametrize("way", ["to_host", "to_device"])
 def test_operations_that_wait_for_pinned_memory_go_on(device: Any, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setenv("SHARDWIRE_STAGING_BYTES", "4M")
+    monkeypatch.setenv("SHARDWIRE_STAGING_BYTES", "8M")
     run(device, 2, slots_taken, way, gates="none")
 
 
