@@ -143,6 +143,17 @@ bool isAboutRankThatFailed(const Report& report, const Schedule& drawn, const st
   });
 }
 
+// The link to another rank stalled while this rank asked that rank for its state, shortly before the timeout. The error
+// can name only the silent rank, whose own error is about the loss.
+bool isAboutStalledRank(const Report& report, const Schedule& drawn, const std::vector<Report>& reports,
+                        bool hasRankLeft) {
+  return drawn.network.numStalls > 0 && report.failure.code() == StatusCode::kTimeout &&
+         std::ranges::any_of(reports, [&](const Report& other) {
+           return other.group == report.group && isAboutAny(other.failure, drawn, other.group, hasRankLeft) &&
+                  report.failure.message().find(fmt::format("rank {} gave no answer", other.rank)) != std::string::npos;
+         });
+}
+
 // All other ranks had been killed long before, and no rank could send anything any more. The silence of a dead host
 // lasts longer, and nothing passes a cut link, not even a death. A rank that was stopped beyond the timeout sees the
 // deaths and the timeout at once.
@@ -181,6 +192,7 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
     return "all other ranks had died long before: " + report.failure.message();
   }
   if (hasFullLane || isAboutAny(report.failure, drawn, report.group, hasRankLeft) ||
+      isAboutStalledRank(report, drawn, reports, hasRankLeft) ||
       (drawn.hasSeveralGroups() && mayBeElsewhere &&
        (isAboutOtherGroup(report, drawn, reports) || isAboutBusyRank(report, drawn, reports) ||
         isAboutRankThatWaited(report, reports) || isAboutRankThatFailed(report, drawn, reports, hasRankLeft)))) {
