@@ -13,49 +13,63 @@ CallbackThreads::~CallbackThreads() {
   state_->changed.notifyAll();
 }
 
-void CallbackThreads::post(std::function<void()> callback, std::function<void()> reply) {
-  bool start = false;
+Status CallbackThreads::post(std::function<void()> callback, std::function<void()> reply) {
+  bool needsThread = false;
   {
     const MutexLock lock(state_->mutex);
     state_->posted.push_back({std::move(callback), std::move(reply)});
-    start = state_->idle < static_cast<int>(state_->posted.size());
+    needsThread = state_->idle < static_cast<int>(state_->posted.size());
   }
-  if (start) {
-    try {
-      std::thread([state = state_] { run(state); }).detach();
-    } catch (const std::system_error& error) {
-      logWarn("no thread starts for a callback, which waits for another thread or for the next callback: {}",
-              error.what());
-    }
-  } else {
-    state_->changed.notifyOne();
+  if (needsThread) {
+    return start(state_);
+  }
+  state_->changed.notifyOne();
+  return Status::ok();
+}
+
+Status CallbackThreads::start(const std::shared_ptr<State>& state) {
+  try {
+    std::thread([state] { run(state); }).detach();
+    return Status::ok();
+  } catch (const std::system_error& error) {
+    logWarn("no thread starts for a callback, which waits for another thread or for the next callback: {}",
+            error.what());
+    return {StatusCode::kSystem, error.what()};
   }
 }
 
-CallbackThreads::Task CallbackThreads::next(State& state, const std::function<void()>& reply) {
+CallbackThreads::Task CallbackThreads::next(const std::shared_ptr<State>& state, const std::function<void()>& reply) {
   {
-    const MutexLock lock(state.mutex);
-    ++state.idle;
+    const MutexLock lock(state->mutex);
+    ++state->idle;
   }
   if (reply) {
     reply();
   }
-  const MutexLock lock(state.mutex);
-  while (!state.stopping && state.posted.empty()) {
-    state.changed.wait(state.mutex);
+  Task task;
+  bool needsThread = false;
+  {
+    const MutexLock lock(state->mutex);
+    while (!state->stopping && state->posted.empty()) {
+      state->changed.wait(state->mutex);
+    }
+    --state->idle;
+    if (state->posted.empty()) {
+      return {};
+    }
+    task = std::move(state->posted.front());
+    state->posted.pop_front();
+    needsThread = state->idle < static_cast<int>(state->posted.size());
   }
-  --state.idle;
-  if (state.posted.empty()) {
-    return {};
+  if (needsThread) {
+    static_cast<void>(start(state));  // for a callback whose thread could not start
   }
-  Task task = std::move(state.posted.front());
-  state.posted.pop_front();
   return task;
 }
 
 void CallbackThreads::run(const std::shared_ptr<State>& state) {
   Task task;
-  while ((task = next(*state, task.reply)).callback) {
+  while ((task = next(state, task.reply)).callback) {
     task.callback();
     task.callback = nullptr;  // releases the captured objects before the reply
   }

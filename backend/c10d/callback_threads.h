@@ -8,21 +8,22 @@
 #include <memory>
 
 #include "backend/base/mutex.h"
+#include "shardwire/status.h"
 
 namespace shardwire::internal {
 
 class CallbackThreads {
  public:
   CallbackThreads() : state_(std::make_shared<State>()) {}
-  // Posted callbacks still run after the destructor; the threads end by themselves.
+  // Posted callbacks still run after the destructor, by the remaining threads, which then end.
   ~CallbackThreads();
   CallbackThreads(const CallbackThreads&) = delete;
   CallbackThreads& operator=(const CallbackThreads&) = delete;
 
   // `reply` runs after `callback`, when the thread counts as free already. So a caller posting again because of the
-  // reply starts no further thread. When no thread can start, the callback waits for a thread that is free, or for the
-  // next post.
-  void post(std::function<void()> callback, std::function<void()> reply = nullptr);
+  // reply starts no further thread. Not ok: no thread could start; the callback waits for a thread that is free, or for
+  // the next post.
+  Status post(std::function<void()> callback, std::function<void()> reply = nullptr);
 
  private:
   struct Task {
@@ -37,7 +38,8 @@ class CallbackThreads {
     bool stopping SW_GUARDED_BY(mutex) = false;
   };
   // Runs the reply of the previous task, then waits for the next task; empty when the thread must end.
-  static Task next(State& state, const std::function<void()>& reply);
+  static Task next(const std::shared_ptr<State>& state, const std::function<void()>& reply);
+  static Status start(const std::shared_ptr<State>& state);
   static void run(const std::shared_ptr<State>& state);
 
   const std::shared_ptr<State>

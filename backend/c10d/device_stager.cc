@@ -272,7 +272,8 @@ bool DeviceStager::stepAll() {
     const WorkPtr& transport = operation.work->transport();
     if (operation.completed && operation.isIdle() && (transport == nullptr || transport->isDone())) {
       // On another thread, since the release of a tensor may need Python's lock.
-      callbacks_.post([work = std::move(operation.work)] { work->release(); });
+      static_cast<void>(
+          callbacks_.post([work = std::move(operation.work)] { work->release(); }));  // a failure is logged
       it = operations_.erase(it);
       moved = true;
     } else {
@@ -362,8 +363,9 @@ bool DeviceStager::queueLoad(Operation& operation) {
     const c10::Stream stream = streamsOf(twin.device.device()).load;
     const c10::StreamGuard current(stream);
     at::Tensor host = twin.piece(twin.host, segment);
-    (slot == nullptr ? host : inSlot(slot, host)).copy_(twin.piece(twin.device, segment), true);
     c10::Event event(stream.device_type());
+    event.record(stream);  // makes the event: what may fail comes before the copy
+    (slot == nullptr ? host : inSlot(slot, host)).copy_(twin.piece(twin.device, segment), true);
     event.record(stream);
     operation.loading.push_back({&twin, segment, std::move(event), std::move(slot)});
     ++operation.loadSegment;
@@ -408,8 +410,9 @@ bool DeviceStager::queueDrain(Operation& operation, std::size_t index, std::size
     std::memcpy(slot.get(), twin.first + segment * twin.segmentBytes, twin.pieceBytes(segment));
     host = inSlot(slot, host);
   }
-  twin.piece(twin.device, segment).copy_(host, true);
   c10::Event event(stream.device_type());
+  event.record(stream);  // as for loads
+  twin.piece(twin.device, segment).copy_(host, true);
   event.record(stream);
   operation.draining.push_back({&twin, segment, std::move(event), std::move(slot)});
   operation.drained[index][segment] = true;
@@ -459,11 +462,11 @@ void DeviceStager::complete(Operation& operation, Status status) {
   operation.completed = true;
   auto callbacks = operation.work->complete(status);
   if (!callbacks.empty()) {
-    callbacks_.post([callbacks = std::move(callbacks), status = std::move(status)] {
+    static_cast<void>(callbacks_.post([callbacks = std::move(callbacks), status = std::move(status)] {
       for (const auto& callback : callbacks) {
         callUser("a callback of an operation", [&] { callback(status); });
       }
-    });
+    }));
   }
 }
 

@@ -78,11 +78,16 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
     }
   };
   // A thread stays for the next request.
-  PerProcess<CallbackThreads>::get().post(asking, [answer] {
+  const Status posted = PerProcess<CallbackThreads>::get().post(asking, [answer] {
     const MutexLock lock(answer->mutex);
     answer->said = std::move(answer->found);
     answer->came.notifyOne();
   });
+  if (!posted.isOk()) {
+    return Status(posted.code(), fmt::format("no thread starts for the request to {} at the c10d store: {}; raise the "
+                                             "limit of processes (ulimit -u), or start fewer threads",
+                                             what, posted.message()));
+  }
   Deadline until = std::max(*deadline_, Clock::now() + kLastAnswer);
   bool isInterrupted = false;
   InterruptibleWait slices(until);

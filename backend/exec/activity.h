@@ -74,6 +74,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   virtual bool needsSomePeer() const { return false; }
   // For messages: "rank 2 did not arrive".
   virtual std::string waitingFor() const = 0;
+  // The earlier operation that must be over before this one starts; null: this one has started, or may start.
+  virtual const Activity* heldBackBy() const { return nullptr; }
   // True: a timeout of this operation leaves the group usable (compileOp), because no tensor was touched.
   virtual bool cancellable() const { return false; }
   // True: the rest of the operation may go on after the timeout, and no caller waits for the rest.

@@ -90,12 +90,12 @@ class Driving {
         } else if (!state_.operations.inFlight().empty()) {
           spinFor(*last, spinInline);
         }
+        isStarting_.store(false, std::memory_order_relaxed);
+        leaveRest();
       } catch (const std::exception& error) {
         startFailed(error.what());
         throw;
       }
-      isStarting_.store(false, std::memory_order_relaxed);
-      leaveRest();
       takeCompletions(&done);
     }
     flush(&done);

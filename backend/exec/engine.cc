@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "backend/base/interruptible_wait.h"
 #include "backend/exec/control_frames.h"
@@ -270,15 +271,11 @@ void Engine::shutdown() {
   // An object that still holds the engine, say a compiled op in Python, must not keep the links open: over a wire the
   // end of the links is the peers' sign of this rank's end. The connections are destroyed outside of the lock, since a
   // farewell may take a moment.
-  const auto closing = driving_.locked([](GroupState& state) { return state.links.close(); });
-  const auto leaveAll = [&] {
-    bool haveAllLeft = true;
-    for (const auto& connection : closing.first) {
-      haveAllLeft &= connection == nullptr || connection->leave();
-    }
-    return haveAllLeft;
-  };
-  while (!leaveAll()) {
+  auto closing = driving_.locked([](GroupState& state) { return state.links.close(); });
+  auto& connections = closing.first;
+  const auto hasLeft = [](const auto& connection) { return connection == nullptr || connection->leave(); };
+  std::ranges::for_each(connections, hasLeft);  // all send first, then each is destroyed when all is sent
+  while (std::erase_if(connections, hasLeft), !connections.empty()) {
     std::this_thread::sleep_for(kLeaveNap);
   }
 }

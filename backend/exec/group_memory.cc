@@ -55,10 +55,10 @@ Status GroupMemory::quiet(std::optional<Duration> timeout) {
   }
   const auto all = std::make_shared<QuietRequest>(peers);
   all->description = std::make_shared<const std::string>("quiet of symmetric memory");
-  all->timeout = timeout.value_or(Duration{0});
   Status status = request(all, peers);
-  status = status.isOk() ? all->wait(kNoDeadline) : status;
-  if (!status.isOk() && status.code() != StatusCode::kInterrupted) {
+  const bool isAsked = status.isOk();
+  status = isAsked ? all->wait(timeout.has_value() ? Clock::now() + *timeout : kNoDeadline) : status;
+  if (!status.isOk() && (all->isDone() || !isAsked)) {  // else the wait ended alone
     driving_.locked([](GroupState& state) { state.oneSided.forget(); });
   }
   return status;

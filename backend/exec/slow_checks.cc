@@ -110,7 +110,7 @@ void checkSlow(GroupState& group, bool quiet) {
       return;
     }
     const Duration waited = now - inFlight[i]->started;
-    if (waited >= kStillWaitingAfter && waited < kStillWaitingAfter + 2 * kMaxSleep) {
+    if (waited >= kStillWaitingAfter && waited < kStillWaitingAfter + 2 * kMaxSleep && isLogged(LogLevel::kInfo)) {
       logInfo("{}: {} has waited for 2 s: {}", group.context.label, labelOf(*inFlight[i]), inFlight[i]->waitingFor());
     }
   }

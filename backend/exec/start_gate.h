@@ -34,12 +34,22 @@ class StartGate {
 
   const Status& failure() const { return failure_; }
 
-  // For messages, while the gate is closed.
-  std::string waitingFor() const {
+  // An operation that is not over; null if the gate is about to open.
+  const Activity* firstOpen() const {
     const auto open =
         std::find_if(earlier_.begin(), earlier_.end(), [](const auto& activity) { return !activity->isDone(); });
-    return open == earlier_.end() ? "an earlier operation"
-                                  : (*open)->description.text() + " must be over first: " + (*open)->waitingFor();
+    return open == earlier_.end() ? nullptr : open->get();
+  }
+  // For messages, while the gate is closed. Names the end of the chain, which may have thousands of operations.
+  std::string waitingFor() const {
+    const Activity* open = firstOpen();
+    if (open == nullptr) {
+      return "an earlier operation";
+    }
+    while (const Activity* before = open->heldBackBy()) {
+      open = before;
+    }
+    return open->description.text() + " must be over first: " + open->waitingFor();
   }
 
  private:

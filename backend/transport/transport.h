@@ -199,6 +199,7 @@ class Connection : public PeerFrames, public PeerExposure, public PeerReads, pub
   // A step of the normal end, for connections that are used no more: sends the last frames and the leave, and never
   // waits. True: nothing is left to do, or the time for the end is over. The destructor takes all steps that are left.
   // A rank takes the steps of all connections in turns, so that a slow peer does not delay the last frames to others.
+  // Over rdma and mpi the destructor sends everything.
   virtual bool leave() { return true; }
 
   // Ok while the peer lives and listens; kPeerFailed naming the rank, with the reason, once the peer died or left.

@@ -113,8 +113,12 @@ def run(name, command, env=None, cwd=ROOT, limit=1800):
     return status, log
 
 
+INHERITED = set()  # children of the shell that became this process: `./run test > >(tee log)`
+
+
 def own_orphans():
     """Processes whose parents have ended become children of this process, which can then end them with the part."""
+    INHERITED.update(descendants())
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     # A background job of a shell ignores SIGINT, and so would the parts, which end by SIGINT.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -170,7 +174,7 @@ def end_descendants():
 
 
 def descendants():
-    """The numbers of this process's children, their children, and so on."""
+    """The numbers of this process's children, their children, and so on, without INHERITED."""
     children = collections.defaultdict(list)
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -178,7 +182,7 @@ def descendants():
             children[parent].append(int(path.parent.name))
     found = [os.getpid()]
     for pid in found:  # grows
-        found += children[pid]
+        found += [child for child in children[pid] if child not in INHERITED]
     return found[1:]
 
 
@@ -453,11 +457,11 @@ def pytest(name, where, options, python, env, *more):
     say_outcome(counted, failed, skips)
     if status != 0 or counted == NONE:
         show_end(log, 80)
-        if counted.failed == 0:
+        if counted.failed == 0 or status == TOOK_TOO_LONG:
             complain(f"  FAIL {name}: pytest ended with status {status}"
                      + (" (it found no test)" if status == 5 else " and no count" if counted == NONE else ""))
             if status == TOOK_TOO_LONG:
-                complaints[-1] += "\n" + end_of(log, 8)  # has the line of the test that hung
+                complaints[-1] += "\n" + end_of(log, 8)  # without xdist it has the line of the test that hung
             counted = add([counted, FAIL])
     return counted
 
@@ -783,7 +787,9 @@ def main():
 
 if __name__ == "__main__":
     # An end by a signal also ends the part that runs.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(ending, lambda received, _: sys.exit(128 + received))
     own_orphans()
     try:
         sys.exit(main())

@@ -12,6 +12,7 @@ import collections
 import io
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -171,8 +172,7 @@ def main():
     options = parser.parse_args()
     wanted = [part for part in PARTS if not options.only or part.name in options.only.split(",")]
     with_torch = options.python and options.package and (not options.only or "torch-two" in options.only.split(","))
-    for name in [name for name in os.environ
-                 if name.startswith("SHARDWIRE_") and not name.startswith("SHARDWIRE_RIG_")]:
+    for name in [name for name in os.environ if re.match(r"SHARDWIRE_(?!RIG_|ORACLE_SEED$|TEST_(?!FOLDER$))", name)]:
         del os.environ[name]
     total = Count(0, 0, 0)
     try:

@@ -392,7 +392,7 @@ bool TcpConnection::stopFetches() {
 // No failure yet: the peer may have stopped its fetches, and then sends kStopped on the other stream.
 void TcpConnection::fetchesBroke(const Status& why) {
   if (fetchesBrokeAt_ == kNoDeadline) {
-    fetchesBrokeAt_ = Clock::now();
+    fetchesBrokeAt_ = fetchesBrokeFirst_ = Clock::now();
     howFetchesBroke_ = why.message();
     updateWatches();
   }
@@ -453,7 +453,8 @@ void TcpConnection::look() {
     while (failure_.isOk() && receiveFrames()) {  // frames before the end are still taken
     }
   }
-  if (fetchesBrokeAt_ != kNoDeadline && !peerStopped_ && !stopped_ && now - fetchesBrokeAt_ > kExplainWithin) {
+  if (fetchesBrokeAt_ != kNoDeadline && !peerStopped_ && !stopped_ &&
+      (now - fetchesBrokeAt_ > kExplainWithin || now - fetchesBrokeFirst_ > kMostLastWords)) {
     fail({StatusCode::kPeerFailed,
           fmt::format("the connection for fetches from {} (tcp {}) broke: {}, and no reason came on the other "
                       "connection; does a link or firewall between lose packets?",

@@ -105,7 +105,8 @@ class TcpConnection final : public Connection {
   bool peerLeft_ = false;
   Deadline nextLook_{};
   Deadline nextPathLook_{};
-  Deadline fetchesBrokeAt_ = kNoDeadline;
+  Deadline fetchesBrokeAt_ = kNoDeadline;  // or the time of the last frame since
+  Deadline fetchesBrokeFirst_{};
   std::string howFetchesBroke_;
   // The normal end: see leave().
   enum class Leaving : unsigned char { kNotYet, kSending, kAwaitsAcknowledgement, kOver };

@@ -295,7 +295,7 @@ def _backend_found(group: Any) -> str:
     read = getattr(dist, "get_backend_config", dist.get_backend)  # 1.13 has no "cpu:gloo,cuda:nccl"
     try:
         config = str(read(group))
-    except (AssertionError, RuntimeError, ValueError):  # a group that torch does not know
+    except (AssertionError, RuntimeError, TypeError, ValueError):  # a group that torch does not know
         return f"that of a {type(group).__name__}"
     return dict(pair.split(":") for pair in config.split(",")).get("cpu", "absent") if ":" in config else config
 
