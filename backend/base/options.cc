@@ -178,6 +178,7 @@ Status readGidIndex(int* index) {
 Result<Options> Options::fromEnvironment() {
   Options options;
   SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_TIMEOUT_S", std::chrono::seconds(1), false, &options.timeout));
+  SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_WARN_S", std::chrono::seconds(1), true, &options.warnAfter));
   SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_GRACE_S", std::chrono::seconds(1), true, &options.grace));
   SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_SPIN_US", std::chrono::microseconds(1), true, &options.spin));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_RING_BYTES", kMinRingBytes, kMaxRingBytes, false, &options.ringBytes));
@@ -213,14 +214,16 @@ std::string toString(const Options& options) {
                                : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());
   const std::string heap = options.heapBytes == 0 ? "auto" : fmt::format("{}", options.heapBytes);
   return fmt::format(
-      "timeout_s={} grace_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} "
+      "timeout_s={} warn_s={} grace_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} "
+      "transports={} "
       "links={} host_id={} "
       "socket_ifname={} tcp_crc={} tcp_tls={} "
       "rdma_devices={} "
       "rdma_gid_index={} job_token={} algorithms={} check={} staging_bytes={} "
       "recorded_ops={} record_file={} status={}",
-      timeout.count(), std::chrono::duration<double>(options.grace).count(), spin, options.ringBytes,
-      options.inlineBytes, choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports),
+      timeout.count(), std::chrono::duration<double>(options.warnAfter).count(),
+      std::chrono::duration<double>(options.grace).count(), spin, options.ringBytes, options.inlineBytes,
+      choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports),
       choiceName(kLinks, options.links), orAuto(options.hostId), orAuto(options.socketIfname),
       choiceName(kSwitch, options.tcpCrc), choiceName(kTls, options.tcpTls), orAuto(options.rdmaDevices),
       options.rdmaGidIndex, options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms),

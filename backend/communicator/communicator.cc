@@ -86,7 +86,13 @@ void CommunicatorImpl::end() {
   if (!owner().isHere()) {
     return;
   }
-  const MutexLock lock(endMutex_);
+  if (!endMutex_.tryLock()) {
+    if (Activity::isInCallback()) {
+      return;  // the other call of end() is on this thread, or may wait for this callback
+    }
+    endMutex_.lock();
+  }
+  const MutexLock lock(endMutex_, std::adopt_lock);
   if (std::exchange(hasEnded_, true)) {
     return;
   }

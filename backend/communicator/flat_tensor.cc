@@ -45,6 +45,12 @@ Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bo
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("a tensor of shape {} has more bytes than any memory has", toString(tensor.shape)));
   }
+  if (unpack && overlapsItself(tensor)) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("a tensor of shape {} and strides {} has elements that share memory, and the operation "
+                              "writes each element; pass a tensor without shared elements, as clone() makes",
+                              toString(tensor.shape), toString(tensor.strides)));
+  }
   Result<std::shared_ptr<void>> memory = allocateScratch(static_cast<std::size_t>(bytes));
   if (!memory.isOk()) {
     status_ = memory.status();

@@ -1,10 +1,12 @@
+// The life of an activity: enter() gives it its group, complete() or endInCall() its status, and then the callbacks run
+// once, outside of the group's lock, on the thread that noticed the end. A callback that is added later runs at once.
+// The list of callbacks is a stack of atomics, whose last value says that the callbacks were called.
 #include "backend/exec/activity.h"
 
 #include <fmt/format.h>
 
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include "backend/base/user_call.h"
@@ -13,7 +15,7 @@ namespace shardwire::internal {
 
 namespace {
 
-constexpr std::string_view kCallback = "a callback of an operation";
+thread_local int numCallbacksOfThread = 0;  // on the stack of this thread
 
 }  // namespace
 
@@ -69,7 +71,7 @@ void Activity::add(Callback* added) {
     }
   }
   const std::unique_ptr<Callback> mine(added);
-  callUser(kCallback, [&] { mine->call(status_); });
+  invoke(*mine);
 }
 
 Status Activity::onPost(Rank from, const Received<PostFrame>&) {
@@ -131,8 +133,18 @@ void Activity::runCallbacks() {
   }
   while (oldest != nullptr) {
     const std::unique_ptr<Callback> callback(std::exchange(oldest, oldest->next));
-    callUser(kCallback, [&] { callback->call(status_); });
+    invoke(*callback);
   }
+}
+
+void Activity::invoke(const Callback& callback) {
+  ++numCallbacksOfThread;
+  callUser("a callback of an operation", [&] { callback.call(status_); });
+  --numCallbacksOfThread;
+}
+
+bool Activity::isInCallback() {
+  return numCallbacksOfThread > 0;
 }
 
 void Activity::reuse() {

@@ -78,6 +78,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   virtual const Activity* heldBackBy() const { return nullptr; }
   // True: a timeout of this operation leaves the group usable (compileOp), because no tensor was touched.
   virtual bool cancellable() const { return false; }
+  // No caller learns of a timeout: a message that nobody must take.
+  bool mayLapse() const { return !ordered() && cancellable(); }
   // True: the rest of the operation may go on after the timeout, and no caller waits for the rest.
   virtual bool outlivesTimeout() const { return false; }
   // The operation is cancelled: removes the operation from lists outside of the engine.
@@ -109,6 +111,7 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   Description description;
   std::shared_ptr<void> keepAlive;
   Clock::time_point askedPeersAt{};  // about to expire: the needed peers were asked what they do; zero: not asked
+  Duration noticeAfter{0};           // the wait until the next line of log about this operation; zero: not chosen
   bool mayLackLinks = false;         // a needed peer was not joined when the engine took the activity
   bool isInCall = false;             // the call that started the operation has not returned: see endInCall()
   bool timed =
@@ -136,6 +139,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // Runs all callbacks given to onDone, even if one callback throws (callUser). Not under any lock. The activity is
   // done.
   void runCallbacks();
+  // Whether this thread is inside a callback of any operation.
+  static bool isInCallback();
   // The activity was never taken: no caller waits, and the pool may use the activity again.
   void abandon() { done_.store(true, std::memory_order_release); }
   // The engine takes the activity: sets the group and the driver. Both stay the same for all runs of one activity.
@@ -163,6 +168,7 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   };
   static Callback* const kCalled;
   void add(Callback* added);
+  void invoke(const Callback& callback);
   // The part of complete() before and including the mark.
   void markDone(Status& status);
 

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "ops/boxes/view_overlap.h"
@@ -32,29 +31,6 @@ AddressRange rangeOf(const TensorView& view, const Dims& offset, const Dims& sha
   const auto base = reinterpret_cast<std::uintptr_t>(view.bytes);
   const auto start = base + static_cast<std::uintptr_t>(first * elem);
   return {start, start + static_cast<std::uintptr_t>((last + 1) * elem)};
-}
-
-// True when two elements of the tensor may lie at one address.
-bool overlapsItself(const TensorView& view) {
-  std::array<std::pair<std::int64_t, std::int64_t>, kMaxDims> dims;  // stride, extent
-  std::size_t count = 0;
-  for (int d = 0; d < view.shape.size(); ++d) {
-    if (view.shape[d] == 0) {
-      return false;
-    }
-    if (view.shape[d] > 1) {
-      dims[count++] = {view.strides[d], view.shape[d]};
-    }
-  }
-  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(count));
-  std::int64_t reach = 0;  // farthest element of the dimensions before
-  for (std::size_t i = 0; i < count; ++i) {
-    if (dims[i].first <= reach) {
-      return true;
-    }
-    reach += (dims[i].second - 1) * dims[i].first;
-  }
-  return false;
 }
 
 Status checkList(const std::vector<PlanTensor>& expected, std::span<const TensorView> given, const char* list,

@@ -68,7 +68,7 @@ class Driving {
     {
       const MutexLock lock(mutex_);
       if (ifFailed == IfFailed::kRefuse && !state_.operations.failure().isOk()) {
-        return state_.operations.failure();
+        return state_.operations.refusal();
       }
       // This thread counts as a driver from here on: the progress thread must not arm the bell for an operation that is
       // over in a moment, or every frame costs the peer a wake-up. Relaxed: the progress thread arms under the lock.
@@ -111,7 +111,7 @@ class Driving {
     {
       const MutexLock lock(mutex_);
       if (!state_.operations.failure().isOk()) {
-        return state_.operations.failure();
+        return state_.operations.refusal();
       }
       if (!state_.operations.inFlight().empty()) {
         return WorkPtr();

@@ -1,7 +1,8 @@
 // The error of an operation that expires. askBeforeExpiry() asks the needed peers, then the peers that keep an older
 // operation of this rank waiting, and then the ranks that the answers name (chainOf). Each look asks the ranks that are
 // new in the chain, so the chain grows by one link with each answer. answersAbout() has the answers of all ranks of the
-// chain, and the ranks without an answer, for the text of the error.
+// chain, and the ranks without an answer, for the text of the error. A warning about an operation that waits long asks
+// the same questions, and then forgets the answers: the operation may go on for any time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,8 +14,6 @@ namespace shardwire::internal {
 
 namespace {
 
-// The longest notice: the time from the first question to the expiry of an operation (noticeOf).
-constexpr Duration kLongestNotice = std::chrono::seconds(1);
 // Between two questions to a peer without an answer for the error of an operation that expires.
 constexpr Duration kAskForErrorEvery = std::chrono::milliseconds(200);
 // A rank asked because of another rank's answer may be asked shortly before the error: the rank counts as silent
@@ -27,7 +26,7 @@ constexpr std::size_t kMostShown = 8;
 constexpr std::size_t kNearest = 3;
 
 Duration noticeOf(const Activity& activity) {
-  return std::min<Duration>(kLongestNotice, activity.timeout / 5);
+  return std::min<Duration>(Questions::kLongestNotice, activity.timeout / 5);
 }
 
 }  // namespace
@@ -36,8 +35,7 @@ Duration noticeOf(const Activity& activity) {
 // delay.
 void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   const Duration notice = noticeOf(activity);
-  const bool lapses = !activity.ordered() && activity.cancellable();  // no error will contain the answers
-  if (lapses || now < activity.deadline - notice) {
+  if (activity.mayLapse() || now < activity.deadline - notice) {  // of a lapse no error will contain the answers
     return;
   }
   if (activity.askedPeersAt == Clock::time_point{}) {
@@ -47,6 +45,27 @@ void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
       links_.wantAll();  // a recv from any rank needs no link of this rank's making, but learns of dead ranks by one
     }
   }
+  askChain(activity, now);
+}
+
+void Questions::askBeforeNotice(Activity& activity, Clock::time_point due, Clock::time_point now) {
+  if (now < due - noticeOf(activity)) {
+    return;
+  }
+  if (activity.askedPeersAt == Clock::time_point{}) {
+    activity.askedPeersAt = now;
+  }
+  askChain(activity, now);
+}
+
+void Questions::forgetAnswers(Activity& activity) {
+  activity.askedPeersAt = {};
+  for (Waiting& known : waiting_) {
+    known.answeredSeq = known.answeredSeq == activity.seq ? 0 : known.answeredSeq;
+  }
+}
+
+void Questions::askChain(const Activity& activity, Clock::time_point now) {
   const Chain chain = chainOf(activity);
   for (std::size_t i = 0; i < chain.ranks.size(); ++i) {
     const bool isDirect = i < chain.numDirect;

@@ -25,7 +25,8 @@ GroupState::GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& record
       oneSided(context),
       failure(context, operations, links, oneSided, callback, hasWork),
       disagreements(context, operations),
-      questions(context, operations, links, facts.options.grace) {}
+      questions(context, operations, links, facts.options.grace),
+      warnAfter(facts.options.warnAfter) {}
 
 bool GroupState::poll() {
   if (links.isClosed()) {

@@ -63,6 +63,7 @@ struct GroupState final : private RunHost {
   GroupFailure failure;
   Disagreements disagreements;
   Questions questions;
+  const Duration warnAfter;  // Options::warnAfter
   Clock::time_point lastSlowCheck{};
 
  private:

@@ -47,6 +47,7 @@ void Operations::take(const std::shared_ptr<Activity>& activity) {
   activity->started = activity->timed ? Clock::now() : Clock::time_point{};
   activity->deadline = kNoDeadline;
   activity->askedPeersAt = {};
+  activity->noticeAfter = {};
   activity->isInCall = false;
   if (activity->timeout.count() == 0) {
     activity->timeout = timeout_;
@@ -170,6 +171,14 @@ void Operations::recordEnd(const Activity& activity, const Status& status) {
 
 Status Operations::failureOf(const Activity& activity, const Status& cause) const {
   return {cause.code(), fmt::format("{} failed on {}: {}", labelOf(activity), context_.label, cause.message())};
+}
+
+Status Operations::refusal() const {
+  if (failure_.code() == StatusCode::kAborted) {
+    return failure_;  // by a call of a user, and the text says so
+  }
+  return {failure_.code(),
+          fmt::format("{} failed before this call, and takes no more calls: {}", context_.label, failure_.message())};
 }
 
 Activity* Operations::find(std::uint64_t seq) const {

@@ -48,6 +48,8 @@ class Operations {
   // The group failed for this reason. The first reason stays.
   void fail(Status why) { failure_ = std::move(why); }
   const Status& failure() const { return failure_; }  // ok: the group has not failed
+  // The error of a call that comes after the failure.
+  Status refusal() const;
   // A wire could not stop its transfers: from now on the tensors of ended operations are never released.
   void keepTensors() { keepsTensors_ = true; }
   Status failureOf(const Activity& activity, const Status& cause) const;

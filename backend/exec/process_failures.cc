@@ -15,15 +15,21 @@ namespace {
 
 constexpr Duration kEndsBecauseOfIt = std::chrono::seconds(10);
 
+struct Group {
+  std::function<void()> changed;
+  std::uint64_t since = 0;  // the version when the group was added
+};
+
 struct Failure {
   ProcessGroup group;
   std::string text;
+  std::uint64_t version = 0;                            // the version that this failure made
   Clock::time_point overAt = Clock::time_point::max();  // when the group was shut down
 };
 
 struct Process {
   Mutex mutex;
-  std::map<std::pair<const void*, const void*>, std::function<void()>> groups SW_GUARDED_BY(mutex);
+  std::map<std::pair<const void*, const void*>, Group> groups SW_GUARDED_BY(mutex);
   std::vector<Failure> failures SW_GUARDED_BY(mutex);  // oldest first
   std::atomic<std::uint64_t> version{0};
 };
@@ -37,7 +43,7 @@ std::pair<const void*, const void*> keyOf(const ProcessGroup& group) {
 void addProcessGroup(const ProcessGroup& group, std::function<void()> changed) {
   Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
-  all.groups[keyOf(group)] = std::move(changed);
+  all.groups[keyOf(group)] = {std::move(changed), all.version.load(std::memory_order_relaxed)};
 }
 
 void removeProcessGroup(const ProcessGroup& group) {
@@ -62,11 +68,11 @@ void addProcessFailure(const ProcessGroup& group, std::string text) {
   std::vector<std::function<void()>> others;
   {
     const MutexLock lock(all.mutex);
-    all.failures.push_back({group, std::move(text)});
-    all.version.fetch_add(1, std::memory_order_release);
-    for (const auto& [other, changed] : all.groups) {
-      if (other.first == group.process && other.second != group.group) {
-        others.push_back(changed);
+    const std::uint64_t version = all.version.fetch_add(1, std::memory_order_release) + 1;
+    all.failures.push_back({group, std::move(text), version});
+    for (const auto& [key, other] : all.groups) {
+      if (key.first == group.process && key.second != group.group) {
+        others.push_back(other.changed);
       }
     }
   }
@@ -81,9 +87,11 @@ std::string processFailureBeside(const ProcessGroup& group, bool evenOver) {
   Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
   const auto now = Clock::now();
+  const auto own = all.groups.find(keyOf(group));
+  const std::uint64_t since = own == all.groups.end() ? 0 : own->second.since;
   const auto found = std::find_if(all.failures.begin(), all.failures.end(), [&](const Failure& each) {
     const bool isOver = each.overAt != Clock::time_point::max();
-    return each.group.process == group.process && each.group.group != group.group &&
+    return each.version > since && each.group.process == group.process && each.group.group != group.group &&
            (!isOver || (evenOver && now - each.overAt <= kEndsBecauseOfIt));
   });
   return found == all.failures.end() ? std::string() : found->text;

@@ -16,16 +16,22 @@ namespace shardwire::internal {
 
 class Questions {
  public:
+  // The longest time from the first question to the expiry of an operation.
+  static constexpr Duration kLongestNotice = std::chrono::seconds(1);
   // `grace`: Options::grace.
   Questions(RunContext& context, Operations& operations, PeerLinks& links, Duration grace);
 
   // ---- The waiting rank
   void look(Clock::time_point now);
-  // ---- Errors of operations that expire (expiry_questions.cc)
+  // ---- Errors of operations that expire, and warnings before (expiry_questions.cc)
   // Asks the peers for their current activity shortly before the operation expires, and then the ranks for which these
   // peers wait; answersAbout() returns the answers for the error text.
   void askBeforeExpiry(Activity& activity, Clock::time_point now);
+  // The same for a line of log about an operation that waits on, due at `due`.
+  void askBeforeNotice(Activity& activity, Clock::time_point due, Clock::time_point now);
   std::string answersAbout(const Activity& activity) const;
+  // The next question about the activity gets new answers.
+  void forgetAnswers(Activity& activity);
 
   Status onAnswer(Rank from, const Received<AnswerFrame>& frame);
   void onAdvice(Rank from, const Received<AdviceFrame>& frame);
@@ -76,6 +82,7 @@ class Questions {
   void checkWhetherAbsent(const Activity& activity, Rank peer, Clock::time_point now);
   bool ask(Rank peer, const Activity& activity, bool answerNow);
   Chain chainOf(const Activity& activity) const;
+  void askChain(const Activity& activity, Clock::time_point now);
   bool askForError(Rank peer, const Activity& activity, bool isDirect);
   // The activity of the peer, for the error of the expiring activity; empty: no answer came.
   std::string_view answerAbout(const Activity& activity, const Waiting& known, bool isDirect) const;

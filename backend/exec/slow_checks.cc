@@ -3,6 +3,7 @@
 // be writing to the operation's tensors. Two kinds end alone and leave the group usable: an operation that has touched
 // no tensor (compileOp), and a message that may lapse. Shortly before a deadline the peers are asked for their current
 // activity (Questions). The error of the timeout contains the answers, and the known facts about peers without a link.
+// The oldest operation that waits for long is a warning with the same text, long before most timeouts.
 #include "backend/exec/slow_checks.h"
 
 #include <fmt/format.h>
@@ -18,13 +19,15 @@ namespace shardwire::internal {
 
 namespace {
 
-constexpr Duration kStillWaitingAfter = std::chrono::seconds(2);
+// The first line of log about an operation that waits, at level info. Warnings begin at Options::warnAfter.
+constexpr Duration kInfoAfter = std::chrono::seconds(2);
 // A peer may come just before a deadline: while polls move anything, operations have so much longer.
 constexpr Duration kMovesWithin = std::chrono::milliseconds(100);
 constexpr Duration kForEver = std::chrono::hours(24 * 365);
 
 std::string seconds(Duration duration) {
-  return fmt::format("{:.3g} s", std::chrono::duration<double>(duration).count());
+  const double count = std::chrono::duration<double>(duration).count();
+  return count < 1000 ? fmt::format("{:.3g} s", count) : fmt::format("{:.0f} s", count);
 }
 
 // The other peers are notified of the cause: this rank may soon leave because of the failure, and then the peers'
@@ -51,11 +54,47 @@ std::string whyEarlierWaits(const GroupState& group, const Activity& activity) {
              : fmt::format("; {}, called before, is not over: {}", labelOf(*earlier), earlier->waitingFor());
 }
 
+std::string whyWaits(const GroupState& group, const Activity& activity) {
+  return fmt::format("{}{}{}{}", activity.waitingFor(), whyEarlierWaits(group, activity),
+                     group.links.whyMissing(activity), group.questions.answersAbout(activity));
+}
+
+// The line about the oldest operation; later operations mostly wait for the same ranks.
+void logLongWait(GroupState& group, Clock::time_point now) {
+  const auto& inFlight = group.operations.inFlight();
+  const auto oldest = std::ranges::find_if(inFlight, [](const auto& each) { return !each->mayLapse(); });
+  if (oldest == inFlight.end()) {
+    return;
+  }
+  Activity& activity = **oldest;
+  if (activity.started == Clock::time_point{}) {
+    return;  // called just now
+  }
+  const Duration warnAfter = group.warnAfter > Duration::zero() ? group.warnAfter : kForEver;
+  if (activity.noticeAfter == Duration::zero()) {
+    activity.noticeAfter = isLogged(LogLevel::kInfo) ? std::min(kInfoAfter, warnAfter) : warnAfter;
+  }
+  const Clock::time_point due = activity.started + activity.noticeAfter;
+  if (activity.deadline - due < 2 * Questions::kLongestNotice) {
+    return;  // the error comes at that time
+  }
+  const bool isWarning = activity.noticeAfter >= warnAfter;
+  if (isWarning) {
+    group.questions.askBeforeNotice(activity, due, now);
+  }
+  if (now < due) {
+    return;
+  }
+  logAt(isWarning ? LogLevel::kWarn : LogLevel::kInfo, "{}: {} has waited for {} of at most {}: {}",
+        group.context.label, labelOf(activity), seconds(activity.noticeAfter), seconds(activity.timeout),
+        whyWaits(group, activity));
+  group.questions.forgetAnswers(activity);
+  activity.noticeAfter *= 2;
+}
+
 void expire(GroupState& group, const std::shared_ptr<Activity>& activity) {
-  const Status cause(StatusCode::kTimeout,
-                     fmt::format("reached its timeout of {}: {}{}{}{}", seconds(activity->timeout),
-                                 activity->waitingFor(), whyEarlierWaits(group, *activity),
-                                 group.links.whyMissing(*activity), group.questions.answersAbout(*activity)));
+  const Status cause(StatusCode::kTimeout, fmt::format("reached its timeout of {}: {}", seconds(activity->timeout),
+                                                       whyWaits(group, *activity)));
   if (activity->outlivesTimeout()) {
     activity->deadline = Clock::now() + kForEver;
     return;
@@ -109,10 +148,9 @@ void checkSlow(GroupState& group, bool quiet) {
       expire(group, inFlight[i]);
       return;
     }
-    const Duration waited = now - inFlight[i]->started;
-    if (waited >= kStillWaitingAfter && waited < kStillWaitingAfter + 2 * kMaxSleep && isLogged(LogLevel::kInfo)) {
-      logInfo("{}: {} has waited for 2 s: {}", group.context.label, labelOf(*inFlight[i]), inFlight[i]->waitingFor());
-    }
+  }
+  if (quiet && group.operations.failure().isOk()) {
+    logLongWait(group, now);
   }
 }
 

@@ -13,15 +13,36 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "backend/base/system_error.h"
 
 namespace shardwire::internal {
 namespace {
 
+constexpr const char* kMultipath = "SHARDWIRE_TCP_MULTIPATH";
+
+const std::string& multipathText() {
+  static const std::string text = [] {
+    const char* const given = std::getenv(kMultipath);
+    return std::string(given == nullptr || *given == '\0' ? "0" : given);
+  }();
+  return text;
+}
+
 Result<Fd> makeTcp(int family) {
-  Fd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
+  if (multipathText() != "0" && !isMultipath()) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("{}={}: give 0 or 1", kMultipath, multipathText()));
+  }
+  Fd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, isMultipath() ? IPPROTO_MPTCP : IPPROTO_TCP));
+  if (!socket.isOpen() && isMultipath() && errno != EMFILE) {
+    return systemError(fmt::format("making a socket of Multipath TCP, which {}=1 demands (Linux 5.16 or newer with "
+                                   "sysctl net.mptcp.enabled=1)",
+                                   kMultipath),
+                       errno);
+  }
   if (!socket.isOpen()) {
     return systemError(errno == EMFILE ? "making a TCP socket (raise ulimit -n)" : "making a TCP socket", errno);
   }
@@ -40,6 +61,10 @@ Result<SocketAddress> askAddress(const Fd& socket, Ask ask) {
 }
 
 }  // namespace
+
+bool isMultipath() {
+  return multipathText() == "1";
+}
 
 std::uint16_t SocketAddress::port() const {
   const bool isIpv6 = storage.ss_family == AF_INET6;

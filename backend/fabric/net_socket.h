@@ -32,6 +32,8 @@ std::string toString(const SocketAddress& address);
 Result<SocketAddress> localAddress(const Fd& socket);
 Result<SocketAddress> remoteAddress(const Fd& socket);
 
+// Whether new sockets are of Multipath TCP (SHARDWIRE_TCP_MULTIPATH, read once).
+bool isMultipath();
 // Non-blocking, closed on exec; listens on this address only.
 Result<Fd> listenTcp(const SocketAddress& address, int backlog);
 // Starts a connection, which may still be under way: the socket becomes writable once the outcome is decided, and then

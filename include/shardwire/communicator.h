@@ -137,7 +137,7 @@ class SHARDWIRE_EXPORT Communicator {
   virtual std::string revocation() const = 0;
   // Does the destructor's work now, even while other owners hold the object: ends the group on this rank, and notifies
   // the other ranks only that this rank left. Waiting calls of other threads fail with kAborted, and so do later calls.
-  // Idempotent.
+  // Idempotent. A call inside a callback of an operation returns at once while another call ends the group.
   virtual void end() = 0;
 };
 

@@ -20,6 +20,9 @@ enum class TcpTls : unsigned char { kAuto = 0, kOn = 1, kOff = 2 };
 struct Options {
   // Time that an operation waits for its peers. The group's own timeout (c10d) replaces this value. SHARDWIRE_TIMEOUT_S
   Duration timeout = std::chrono::minutes(30);
+  // An operation that has waited this long logs a warning that names the missing ranks and their state, and again after
+  // twice the time. Zero or negative: no warning. SHARDWIRE_WARN_S
+  Duration warnAfter = std::chrono::minutes(1);
   // How long this group waits for a rank whose process failed in another group because a rank died there, while that
   // rank has no operation in flight here. Then this group fails too and names the cause. Negative: wait until the
   // timeout. Shutting down the failed group ends this rule. SHARDWIRE_GRACE_S

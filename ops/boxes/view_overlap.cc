@@ -156,6 +156,49 @@ bool shareMemory(const TensorView& a, const TensorView& b) {
   return shareMemory(a, addressRange(a), b, addressRange(b));
 }
 
+bool overlapsItself(const TensorView& view) {
+  std::array<int, kMaxDims> order;  // the dimensions with more than one element, small strides first
+  int count = 0;
+  for (int d = 0; d < view.shape.size(); ++d) {
+    if (view.shape[d] == 0) {
+      return false;
+    }
+    if (view.shape[d] > 1) {
+      order[static_cast<std::size_t>(count++)] = d;
+    }
+  }
+  const auto stride = [&](int d) { return std::abs(view.strides[d]); };
+  std::sort(order.begin(), order.begin() + count, [&](int a, int b) { return stride(a) < stride(b); });
+  bool nested = true;      // each stride steps over all elements of the smaller strides
+  std::int64_t reach = 0;  // the farthest element of the smaller strides
+  for (int i = 0; i < count; ++i) {
+    const int d = order[static_cast<std::size_t>(i)];
+    if (view.strides[d] == 0) {
+      return true;
+    }
+    nested = nested && stride(d) > reach;
+    reach += (view.shape[d] - 1) * stride(d);
+  }
+  if (nested) {
+    return false;
+  }
+  // Two elements that share memory differ first in some dimension: there one of them has index 0 and the other has a
+  // larger index, if both are moved alike.
+  TensorView rest = view;
+  for (int d = 0; d < view.shape.size(); ++d) {
+    if (view.shape[d] > 1) {
+      TensorView later = rest;
+      later.bytes += view.strides[d] * static_cast<std::int64_t>(elementBytes(view.dtype));
+      later.shape[d] -= 1;
+      rest.shape[d] = 1;
+      if (shareMemory(rest, later)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 bool areOneTensor(const TensorView& a, const TensorView& b) {
   if (a.bytes != b.bytes || a.dtype != b.dtype) {
     return false;

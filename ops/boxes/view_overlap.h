@@ -69,6 +69,9 @@ inline bool isContiguous(const TensorView& view) {
 }
 // Whether any byte belongs to both views. The answer is true where the search takes too long.
 SHARDWIRE_EXPORT bool shareMemory(const TensorView& a, const TensorView& b);
+// Whether two elements of the view share memory, as in an expanded tensor. The answer is true where the search takes
+// too long.
+SHARDWIRE_EXPORT bool overlapsItself(const TensorView& view);
 // Whether `a` and `b` are one tensor: equal elements at equal places. The shapes of contiguous views may differ.
 SHARDWIRE_EXPORT bool areOneTensor(const TensorView& a, const TensorView& b);
 // The memory of several views: from the first byte to the last, empty views left out.

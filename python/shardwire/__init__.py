@@ -73,7 +73,8 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from .plain.serialize import deserialize, serialize
     from .process.profile import enable_profiling
     from .queues import Empty, Queue, QueueWork, Transaction, TransactionContextManager
-    from .weights import NameMap, Part, Publication, Subscription, WeightSync, load, publish, save, subscribe, sync
+    from .weights import (NameMap, Part, Publication, Subscription, WeightSync, check_replicas, load, publish, save,
+                          subscribe, sync)
 
 # Imported on first use (PEP 562), so a program does not wait at its start for unused features.
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
@@ -92,8 +93,8 @@ _MODULE_OF = {name: module for module, names in {
     "kernels": ("DeviceKernel", "KernelTimes", "clear_kernel_cache"),
     "offline": ("OfflinePlan", "Topology", "plan"),
     "queues": ("Empty", "Queue", "QueueWork", "Transaction", "TransactionContextManager"),
-    "weights": ("NameMap", "Part", "Publication", "Subscription", "WeightSync", "load", "publish", "save", "subscribe",
-                "sync"),
+    "weights": ("NameMap", "Part", "Publication", "Subscription", "WeightSync", "check_replicas", "load", "publish",
+                "save", "subscribe", "sync"),
 }.items() for name in names}
 
 __version__ = _build_info.VERSION
@@ -105,7 +106,7 @@ __all__ = [
     "Replicate", "Shard", "ShardInfo", "ShardwireBackend", "ShardwireError", "ShardwireProcessGroup",
     "StridedShard", "Subscription", "SystemFailure", "TcpStore", "TensorRegion", "TimeoutError", "Topology",
     "Transaction", "TransactionContextManager", "UnsupportedError", "WeightSync", "agree", "apply_local_reshard",
-    "cat", "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard",
+    "cat", "check_replicas", "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard",
     "compute_shards", "cpu_allocator_debug", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group",
     "create_process_group_from_mpi", "create_shardwire_backend", "cuda_copy", "describe_collectives",
     "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator",

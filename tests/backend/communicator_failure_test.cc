@@ -415,6 +415,54 @@ TEST(Failure, AGroupEndsWhileAnotherThreadIsInsideACall) {
   });
 }
 
+// The end of the group ends the operation, whose callback ends the group as well: on the same thread.
+TEST(Failure, ACallbackOfAnOperationThatTheEndOfItsGroupEndsMayEndTheGroup) {
+  MemoryStore store;
+  std::atomic<int> called{0};
+  testing::runRanksAsThreads(2, [&](Rank rank) {
+    const std::shared_ptr<Communicator> group = Communicator::create(store, rank, 2, testOptions(), "test").value();
+    if (rank == 0) {
+      std::vector<std::int64_t> values(4);
+      const auto work = group->recv(viewOf(values), 1, 0);
+      ASSERT_TRUE(work.isOk()) << work.status().message();
+      (*work)->onDone([&](const Status& status) {
+        EXPECT_EQ(status.code(), StatusCode::kAborted) << status.message();
+        group->end();
+        ++called;
+      });
+      group->end();
+    }
+    await(called, 1);
+  });
+}
+
+// The end of the group waits for a callback on the progress thread, and this callback ends the group as well.
+TEST(Failure, ACallbackMayEndTheGroupWhileAnotherThreadDoes) {
+  MemoryStore store;
+  std::atomic<int> inside{0};
+  testing::runRanksAsThreads(2, [&](Rank rank) {
+    const std::shared_ptr<Communicator> group = Communicator::create(store, rank, 2, testOptions(), "test").value();
+    std::vector<std::int64_t> values(4);
+    if (rank == 0) {
+      const auto work = group->recv(viewOf(values), 1, 0);
+      ASSERT_TRUE(work.isOk()) << work.status().message();
+      (*work)->onDone([&](const Status& status) {
+        EXPECT_TRUE(status.isOk()) << status.message();
+        ++inside;
+        std::this_thread::sleep_for(milliseconds(300));  // the other thread is in end() by then
+        group->end();
+      });
+      await(inside, 1);
+      group->end();
+      EXPECT_EQ(group->status().code(), StatusCode::kAborted);
+    } else {
+      std::this_thread::sleep_for(milliseconds(100));  // by then rank 0's progress thread has the message to take
+      expectOk(group->send(viewOf(values), 0, 0));
+      await(inside, 1);
+    }
+  });
+}
+
 TEST(Failure, AWaitThatEndsFirstLeavesTheOperationGoing) {
   std::atomic<int> waited{0};
   withGroup(2, [&](Communicator& group) {

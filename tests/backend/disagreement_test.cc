@@ -1,6 +1,7 @@
 // Ranks that call different operations, where no frame shows the difference: each rank waits for the other, or a frame
 // belongs to an operation that is over. Every rank gets a mismatch with both calls, in the same operation or in the
 // next operation of all ranks, long before any timeout.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -204,7 +205,38 @@ TEST(Disagreement, OfSplitsIsNoticedWhereTheyAreReadFromThePeersMemory) {
   expectSplitMismatch(0, kMany);
 }
 
-// ---- the text of a timeout
+// ---- the lines of log before a timeout, and its text
+
+// The rank that waits asks the absent rank before each warning; the timeout is an hour away.
+TEST(LongWait, WarnsWithWhatTheAbsentRankDoes) {
+  Options options = testOptions();
+  options.warnAfter = std::chrono::milliseconds(300);
+  options.timeout = std::chrono::hours(1);
+  std::atomic<int> arrived{0};
+  ::testing::internal::CaptureStderr();
+  withGroup(
+      2,
+      [&](Communicator& group) {
+        EXPECT_TRUE(waitFor(group.barrier()).isOk());
+        ++arrived;
+        await(arrived, 2);
+        if (group.rank() == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1800));
+        }
+        std::vector<std::int64_t> values(4);
+        EXPECT_TRUE(waitFor(group.allReduce(viewOf(values), ReduceOp::kSum)).isOk());
+      },
+      options);
+  const std::string lines = ::testing::internal::GetCapturedStderr();
+  const auto has = [&](const std::string& text) { return lines.find(text) != std::string::npos; };
+  for (const char* const wait : {"0.3 s", "0.6 s", "1.2 s"}) {
+    EXPECT_TRUE(
+        has(fmt::format("(operation #2) has waited for {} of at most 3600 s: rank 1 did not arrive; rank 1 ", wait)))
+        << lines;
+  }
+  EXPECT_TRUE(has("rank 1 has called nothing in this group since barrier (operation #1)")) << lines;
+  EXPECT_FALSE(has("2.4 s")) << lines;
+}
 
 TEST(Timeout, StatesWhatTheAbsentRankDoes) {
   std::atomic<int> ended{0};

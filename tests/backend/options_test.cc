@@ -13,6 +13,7 @@ constexpr const char* kNames[] = {"SHARDWIRE_TIMEOUT_S",
                                   "SHARDWIRE_ORDINARY_PATH",
                                   "SHARDWIRE_HEAP_BYTES",
                                   "SHARDWIRE_STAGING_BYTES",
+                                  "SHARDWIRE_WARN_S",
                                   "SHARDWIRE_GRACE_S",
                                   "SHARDWIRE_CHECK",
                                   "SHARDWIRE_ALGORITHMS",
@@ -54,7 +55,7 @@ TEST_F(OptionsTest, AreTheDefaultsWithoutVariables) {
   ASSERT_TRUE(options.isOk());
   EXPECT_EQ(toString(*options), toString(Options{}));
   EXPECT_EQ(toString(*options),
-            "timeout_s=1800 grace_s=0.5 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto "
+            "timeout_s=1800 warn_s=60 grace_s=0.5 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto "
             "heap_bytes=auto transports=auto "
             "links=auto host_id=auto socket_ifname=auto tcp_crc=0 tcp_tls=auto "
             "rdma_devices=auto rdma_gid_index=-1 job_token=none algorithms=auto check=default staging_bytes=268435456 "
@@ -88,7 +89,7 @@ TEST_F(OptionsTest, ReadEveryVariable) {
   const auto options = Options::fromEnvironment();
   ASSERT_TRUE(options.isOk()) << options.status().message();
   EXPECT_EQ(toString(*options),
-            "timeout_s=2.5 grace_s=0.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged "
+            "timeout_s=2.5 warn_s=60 grace_s=0.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged "
             "heap_bytes=3221225472 transports=^tcp "
             "links=lazy host_id=auto socket_ifname=eth tcp_crc=1 tcp_tls=off rdma_devices=auto rdma_gid_index=3 "
             "job_token=set "

@@ -80,10 +80,12 @@ def collectives(rank, pipe, port, options):
     op = shardwire.compile_op(None, (n, n), torch.float32, [{"offset": (rank * rows, 0), "shape": (rows, n)}],
                               [{"offset": (0, rank * rows), "shape": (n, rows)}])
     queue = shardwire.Queue(location=0, name="work", capacity=64)
-    number, stop = 0, torch.zeros(1)
+    number, longest, stop = 0, 0.0, torch.zeros(1)
     while not stop.item():
+        begun = time.monotonic()
         one_round(rank, number, op, queue)
         number += 1
+        longest = max(longest, time.monotonic() - begun if number > 1 else 0)  # the first round makes links
         if number == 1:
             pipe.send("working")
         if rank == 0 and pipe.poll():
@@ -91,7 +93,7 @@ def collectives(rank, pipe, port, options):
             stop.fill_(1)
         dist.broadcast(stop, src=0)
     dist.barrier()
-    return number
+    return f"{number} rounds, the longest {1000 * longest:.0f} ms"
 
 
 def weights(rank, pipe, port, options):

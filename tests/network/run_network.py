@@ -22,16 +22,20 @@ import time
 import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from network_namespaces import names_of_two  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from network_namespaces import ip, names_of_two  # noqa: E402
+from two_cables import TwoCables  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 # job: of job.py. before: the cable from the start; later: after the moment `at` of all ranks ("store": they have the
 # c10d store, "working": one round is done); again: seconds until the cable is clean again, or None. want: "right", or
 # the words of which each rank's error contains one. within: seconds from the change (or the start) to the last error.
-# environment: of all ranks.
-Case = collections.namedtuple("Case", "name job before at later again want within seconds timeout environment",
-                              defaults=["collectives", "", "working", "", None, "right", 0, 2, 40, {}])
+# environment: of all ranks. cables: with 2 the words are those of TwoCables, and a round of the job may take `longest`
+# seconds.
+Case = collections.namedtuple(
+    "Case", "name job before at later again want within seconds timeout environment cables longest",
+    defaults=["collectives", "", "working", "", None, "right", 0, 2, 40, {}, 1, 0.0])
 
 # seconds: tcp detects a silent peer after 8 to 10 s (docs/transports.md); on busy processors the check comes later
 SILENCE = 12
@@ -42,6 +46,8 @@ NOT_JOINED = ("did not arrive", "did not answer", "the c10d store failed", "no t
               "gave up", "timed out", "did not join")
 CHANGED = ("other bytes arrived (CRC-32C",)
 CHECKED = {"SHARDWIRE_TCP_CRC": "1", "SHARDWIRE_TCP_TLS": "off"}  # the job has a token: TLS would find the bits first
+# The store's connections, which are torch's, go over the first cable.
+MULTIPATH = {"SHARDWIRE_TCP_MULTIPATH": "1", "SHARDWIRE_SOCKET_IFNAME": "=second"}
 CHANGED_TLS = ("bytes that TLS rejects", "rejects bytes of TLS")
 CASES = [
     Case("clean"),
@@ -78,13 +84,11 @@ CASES = [
     Case("fetch-loss-5", job="weights", before="loss=0.05"),
     Case("fetch-pulled-5s", job="weights", later="cut=both", again=5, seconds=8),
     Case("fetch-pulled", job="weights", later="cut=both", want=(*LOST, *NOT_JOINED), within=25, timeout=15),
+    Case("one-of-two-down", later="down", cables=2, seconds=4, environment=MULTIPATH, longest=5),
+    Case("one-of-two-lost", later="lost", cables=2, seconds=4, environment=MULTIPATH, longest=5),
+    Case("one-of-two-down-tcp", later="down", cables=2, environment={"SHARDWIRE_SOCKET_IFNAME": "=second"}, want=LOST,
+         within=SILENCE),
 ]
-
-
-def ip(*words):
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
 
 class Cable:
@@ -219,6 +223,8 @@ def judge(case, outcomes, changed):
             said.append(f"{kind} {text}" if kind == "right" else kind)
             if kind != "right":
                 problems.append(f"rank {rank}: {kind} after {after:.1f} s: {text}")
+            elif case.longest and int(re.search(r"longest (\d+) ms", text)[1]) > 1000 * case.longest:
+                problems.append(f"rank {rank}: a round was too long: {text}")
             continue
         said.append(f"{kind} {after:.1f} s")
         # an operation's error begins with the own rank and the group; queues and compile_op give the reason alone
@@ -245,23 +251,27 @@ def main():
         print(f"skipped: no {', '.join(missing)} here")
         print(f"0 passed, 0 failed, {len(cases)} skipped")
         return 0
-    passed = failed = 0
+    passed = failed = skipped = 0
     with tempfile.TemporaryDirectory(prefix="shardwire-network-") as folder:
         program = pathlib.Path(folder) / "cable"
         subprocess.run(["c++", "-O2", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-o", program, HERE / "cable.cc"],
                        check=True)
-        try:
-            cable = Cable(program)
-        except OSError as error:
-            print(f"skipped: no cable between two network namespaces here: {error}")
-            print(f"0 passed, 0 failed, {len(cases)} skipped")
-            return 0
+        cables, why_none = {}, {}
         try:
             for number, case in enumerate(cases):
                 begun = time.monotonic()
+                if case.cables not in cables and case.cables not in why_none:
+                    try:
+                        cables[case.cables] = Cable(program) if case.cables == 1 else TwoCables()
+                    except OSError as error:
+                        why_none[case.cables] = error
+                        print(f"skipped: no {case.cables} cable(s) between two network namespaces here: {error}")
+                if case.cables in why_none:
+                    skipped += 1
+                    continue
                 outcomes, said, carried = {}, "", []
                 try:
-                    outcomes, changed, carried = run(case, cable, 29700 + 2 * number)
+                    outcomes, changed, carried = run(case, cables[case.cables], 29700 + 2 * number)
                     problems, said = judge(case, outcomes, changed)
                 except Failed as error:
                     problems = [str(error)]
@@ -276,8 +286,9 @@ def main():
                 for problem in problems:
                     print(f"   {problem}", flush=True)
         finally:
-            cable.end()
-    print(f"{passed} passed, {failed} failed, 0 skipped")
+            for cable in cables.values():
+                cable.end()
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 1 if failed else 0
 
 

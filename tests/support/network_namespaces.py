@@ -11,17 +11,18 @@ import subprocess
 import time
 
 
-def _ip(*words):
+def ip(*words):
+    """Output of iproute2's `ip`. OSError with its message when it fails."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
 
 
-def _await_running(name, link):
+def await_running(name, link):
     """The kernel notices late that both ends of a cable are up; until then the interface does not count as running."""
     for _ in range(500):
-        if " state UP " in _ip("-n", name, "link", "show", "dev", link):
+        if " state UP " in ip("-n", name, "link", "show", "dev", link):
             return
         time.sleep(0.01)
     raise OSError(f"the interface {link} does not come up")
@@ -31,7 +32,7 @@ def names_of_two(prefix):
     """Two names of namespaces with this process's number inside. The namespaces of killed processes are removed before,
     with the programs that still run there. So are namespaces with these two names: an earlier process had the number.
     """
-    for line in _ip("netns", "list").splitlines():
+    for line in ip("netns", "list").splitlines():
         name = line.split()[0]
         found = re.fullmatch(prefix + r"(\d+)[ab]", name)
         if found is None or (int(found[1]) != os.getpid() and os.path.exists(f"/proc/{found[1]}")):
@@ -55,14 +56,14 @@ def two_namespaces(network):
     names = names_of_two("sw")
     try:
         for name in names:
-            _ip("netns", "add", name)
-        _ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+            ip("netns", "add", name)
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
         for number, name in enumerate(names, 1):
-            _ip("-n", name, "addr", "add", f"{network}.{number}/24", "dev", name)
-            _ip("-n", name, "link", "set", name, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"{network}.{number}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
         for name in names:
-            _await_running(name, name)
+            await_running(name, name)
         yield names
     finally:
         for name in names:

@@ -8,12 +8,10 @@
 
 #include <errno.h>
 #include <fmt/format.h>
-#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -23,6 +21,7 @@
 #include "backend/base/system_error.h"
 #include "backend/fabric/net_socket.h"
 #include "backend/transport/endpoint.h"
+#include "backend/transport/tcp/socket_state.h"
 
 namespace shardwire::internal {
 namespace {
@@ -72,35 +71,10 @@ void keepAlive(const Fd& socket) {
   set(IPPROTO_TCP, TCP_KEEPCNT, kNumProbes);
 }
 
-// Time since the last acknowledgement on this socket, while one is overdue; else zero.
-Duration silenceOf(const Fd& socket) {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (!socket.isOpen() || ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
-      (info.tcpi_retransmits == 0 && info.tcpi_probes == 0)) {
-    return Duration::zero();
-  }
-  return std::chrono::milliseconds(info.tcpi_last_ack_recv);
-}
-
-// Bytes that the peer's kernel does not have yet. A connection that the peer reset sends nothing any more, and counts
-// on.
-int unacknowledgedOf(const Fd& socket) {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  int bytes = 0;
-  const bool isReset =
-      ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_CLOSE;
-  return !isReset && ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
-}
-
 // Bytes that are under way may have been lost, and are sent again after a pause. Where nothing is under way, the peer
 // takes nothing: it may be stopped.
 Duration firstStay(const Fd& socket) {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  const bool isUnderWay = ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_unacked > 0;
-  return isUnderWay && silenceOf(socket) < kStaysAfterProgress ? kStaysAfterProgress : kLastWords;
+  return isAnyUnderWay(socket) && silenceOf(socket) < kStaysAfterProgress ? kStaysAfterProgress : kLastWords;
 }
 
 }  // namespace
@@ -464,7 +438,9 @@ void TcpConnection::look() {
     return;
   }
   nextPathLook_ = now + kPathLookEvery;
-  if (const Duration silent = silence(); silent > kSilentFor) {
+  if (isMultipath() && numPathsOf(frames_.socket()) == 0) {
+    endOfFrames("no network path to the peer is left; is its host down, or a link or firewall between?");
+  } else if (const Duration silent = silence(); silent > kSilentFor) {
     endOfFrames(
         fmt::format("the peer has acknowledged nothing for {:.0f} s; is its host down, or a link or firewall between?",
                     std::chrono::duration<double>(silent).count()));
@@ -479,8 +455,9 @@ Status TcpConnection::health() {
 }
 
 std::string TcpConnection::describe() const {
-  return fmt::format("rank {}: tcp, {}{}{}", joint_.peer, joint_.remote, frames_.stream().protection(),
-                     joint_.hasChecksums ? ", CRC-32C" : "");
+  return fmt::format("rank {}: tcp, {}{}{}{}", joint_.peer, joint_.remote, frames_.stream().protection(),
+                     joint_.hasChecksums ? ", CRC-32C" : "",
+                     isMultipath() ? fmt::format(", {} paths", numPathsOf(frames_.socket())) : "");
 }
 
 }  // namespace shardwire::internal

@@ -37,6 +37,7 @@ struct TcpJoint {
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;  // kStaged: no fetches; kCrossMemory: all allowed fetches
   TcpStream frames;
   TcpStream fetches;
+  Fd listener;  // where the kernel takes further paths of Multipath TCP for `fetches`; accepts no connection
   std::shared_ptr<TcpPoller> poller;
 };
 

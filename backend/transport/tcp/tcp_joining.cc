@@ -315,6 +315,9 @@ Status TcpJoining::acceptSecond() {
     if (whole.isOk() && sameDigest(callers_[i].reader.take(), proveSocket(link_.secret(), kDialerProof))) {
       second_ = std::move(callers_[i].socket);
       callers_.clear();
+      if (isMultipath()) {
+        joint_.listener = std::move(listener_);
+      }
       listener_.reset();
       SW_RETURN_IF_ERROR(sendAtOnce(second_, asText(proveSocket(link_.secret(), kListenerProof))));
       judge(Status::ok());

@@ -8,9 +8,10 @@ from ..compiler.fused import FusedLayout
 from .loading import load
 from .name_maps import BERT, GPT2, LLAMA, QWEN, NameMap, Part
 from .publishing import Publication, publish
+from .replicas import check_replicas
 from .saving import save
 from .subscribing import Subscription, subscribe
 from .syncing import WeightSync, sync
 
 __all__ = ["BERT", "GPT2", "LLAMA", "QWEN", "FusedLayout", "NameMap", "Part", "Publication", "Subscription",
-           "WeightSync", "load", "publish", "save", "subscribe", "sync"]
+           "WeightSync", "check_replicas", "load", "publish", "save", "subscribe", "sync"]

@@ -48,8 +48,9 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
     progress: how to show the progress. None: rank 0 shows a bar on a terminal, else a line every few seconds; False:
         nothing; else a function called with the finished bytes on this rank and the total.
 
-    **Replicas are not compared.** Where ranks hold one name with different values, the files get a mixture of the
-    values of all ranks. ``save(model if rank == 0 else None, folder)`` writes rank 0's values only.
+    **Replicas are not compared** (:func:`shardwire.check_replicas` does). Where ranks hold one name with different
+    values, the files get a mixture of the values of all ranks. ``save(model if rank == 0 else None, folder)`` writes
+    rank 0's values only.
 
     A reader finds the old checkpoint of the folder, whole, until the new checkpoint is whole on the disk, and from then
     on the new one, even when any rank fails or is killed meanwhile. Jobs that save into one folder at once take turns,

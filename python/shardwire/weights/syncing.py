@@ -93,9 +93,9 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
         list of the names of its parts, or to None to leave the source out; or a :class:`NameMap`.
     strict: False moves the matching names and lists the rest in ``.missing`` and ``.unused``.
 
-    **Replicas are not compared.** Ranks that hold one name with different values (DDP left out, another seed, BatchNorm
-    statistics of each rank) give the target a mixture of the values of all ranks. To move rank 0's values only, give
-    None as the source on the other ranks.
+    **Replicas are not compared** (:func:`shardwire.check_replicas` does). Ranks that hold one name with different
+    values (DDP left out, another seed, BatchNorm statistics of each rank) give the target a mixture of the values of
+    all ranks. To move rank 0's values only, give None as the source on the other ranks.
 
     Tied weights are moved once. Raises the same error on every rank: ValueError with the names that are missing, not
     wanted, or of different shape; UnsupportedError for dtypes that are not cast into each other; MismatchError when

@@ -46,6 +46,28 @@ TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
   removeProcessGroup({&ends, failed.group});
 }
 
+// A process that goes on after a death makes new groups, perhaps while the failed group still exists.
+TEST(ProcessFailures, OfEarlierDoNotCountInALaterGroup) {
+  const int process = 0;
+  const auto keyOf = [&](std::uintptr_t number) {
+    return ProcessGroup{&process, reinterpret_cast<const void*>(number)};
+  };
+  int called = 0;
+  addProcessGroup(keyOf(1), [] {});
+  addProcessGroup(keyOf(2), [&] { ++called; });
+  addProcessFailure(keyOf(1), "a rank died");
+  addProcessGroup(keyOf(3), [&] { ++called; });
+  EXPECT_EQ(processFailureBeside(keyOf(2)), "a rank died");
+  EXPECT_EQ(processFailureBeside(keyOf(3)), "");
+  EXPECT_EQ(processFailureBeside(keyOf(3), true), "");
+  addProcessFailure(keyOf(2), "another rank died");
+  EXPECT_EQ(processFailureBeside(keyOf(3)), "another rank died");
+  EXPECT_EQ(called, 2);
+  for (const std::uintptr_t number : {1, 2, 3}) {
+    removeProcessGroup(keyOf(number));
+  }
+}
+
 // Otherwise the peer would only see that this rank left.
 TEST_F(EngineTest, StaysUntilAPeerWithAFullLaneHasTheReason) {
   engine_->locked([&](const GroupState&) { to_->maxFrames = 0; });

@@ -72,6 +72,22 @@ TEST(ViewOverlap, IsWhatTheBytesSay) {
   EXPECT_LT(shared, 18000);
 }
 
+TEST(ViewOverlap, WithItselfIsWhatTheBytesSay) {
+  constexpr std::uint64_t kSeed = 21;
+  Random random(kSeed);
+  int shared = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const TensorView view = randomView(random);
+    const std::size_t apart = static_cast<std::size_t>(numElements(view.shape)) * elementBytes(view.dtype);
+    const bool expected = bytesOf(view).size() < apart;
+    shared += expected ? 1 : 0;
+    ASSERT_EQ(overlapsItself(view), expected)
+        << "seed " << kSeed << ", round " << round << ": " << toString(view.shape) << toString(view.strides);
+  }
+  EXPECT_GT(shared, 2000);
+  EXPECT_LT(shared, 18000);
+}
+
 TEST(ViewOverlap, ColumnsOfOneBufferAreApart) {
   // 2^20 rows of 64 columns: found without a walk over the rows.
   const auto columns = [](std::int64_t first, std::int64_t count) {

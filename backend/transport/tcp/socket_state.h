@@ -1,0 +1,21 @@
+// These functions ask the kernel about one connection: acknowledgements, and bytes under way. A connection of Multipath
+// TCP has several paths, of which each may break alone. A few system calls; a socket is used by one thread at a time.
+#pragma once
+
+#include <cstddef>
+
+#include "backend/base/fd.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+// 1 for plain TCP. 0: all paths of Multipath TCP are closed, and nothing arrives any more.
+std::size_t numPathsOf(const Fd& socket);
+// Time since the last acknowledgement, while an acknowledgement is overdue on every path; else zero.
+Duration silenceOf(const Fd& socket);
+// Bytes that the peer's kernel does not have yet. A connection that the peer reset sends nothing any more: 0.
+int unacknowledgedOf(const Fd& socket);
+// Whether bytes were sent, and are not acknowledged so far.
+bool isAnyUnderWay(const Fd& socket);
+
+}  // namespace shardwire::internal
