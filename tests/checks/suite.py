@@ -446,6 +446,10 @@ def pytest(name, where, options, python, env, *more):
     """pytest's own status 5, no test found, is a failure here, and so is a report that cannot be read."""
     report = LOGS / f"{name}.xml"
     report.unlink(missing_ok=True)
+    running = LOGS / f"{name}-running"
+    shutil.rmtree(running, ignore_errors=True)
+    running.mkdir(parents=True)
+    env["SHARDWIRE_RUNNING_TESTS"] = str(running)  # conftest.py
     # No faulthandler_timeout: the timeout's thread does not survive a fork, and a forked rank with its own timeout
     # would wait for the thread for ever.
     command = [python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]
@@ -462,6 +466,8 @@ def pytest(name, where, options, python, env, *more):
                      + (" (it found no test)" if status == 5 else " and no count" if counted == NONE else ""))
             if status == TOOK_TOO_LONG:
                 complaints[-1] += "\n" + end_of(log, 8)  # without xdist it has the line of the test that hung
+                complaints[-1] += "".join(f"\n    the last test of {each.name}: {each.read_text()}"
+                                          for each in sorted(running.iterdir()))
             counted = add([counted, FAIL])
     return counted
 

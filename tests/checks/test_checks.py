@@ -294,7 +294,21 @@ def test_a_test_that_some_ranks_skip_has_not_passed():
 
 def test_suite_fails_a_part_that_found_no_test(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "LOGS", tmp_path)
-    assert suite.pytest("nothing", tmp_path, None, sys.executable, None).failed == 1
+    assert suite.pytest("nothing", tmp_path, None, sys.executable, {}).failed == 1
+
+
+def test_suite_names_the_tests_of_a_part_that_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(suite, "LOGS", tmp_path)
+    monkeypatch.setattr(suite, "complaints", [])
+
+    def hangs(name, command, env):
+        (pathlib.Path(env["SHARDWIRE_RUNNING_TESTS"]) / "gw1").write_text("test_a.py::test_b")
+        (tmp_path / f"{name}.log").write_text("")
+        return suite.TOOK_TOO_LONG, tmp_path / f"{name}.log"
+
+    monkeypatch.setattr(suite, "run", hangs)
+    assert suite.pytest("late", tmp_path, None, sys.executable, {}) == suite.FAIL
+    assert "the last test of gw1: test_a.py::test_b" in suite.complaints[-1]
 
 
 def test_suite_fails_a_part_without_a_count(tmp_path, monkeypatch):
@@ -302,7 +316,7 @@ def test_suite_fails_a_part_without_a_count(tmp_path, monkeypatch):
     quiet = tmp_path / "python"
     quiet.write_text("#!/bin/sh\nexit 0\n")
     quiet.chmod(0o755)
-    assert suite.pytest("quiet", tmp_path, None, quiet, None) == suite.FAIL
+    assert suite.pytest("quiet", tmp_path, None, quiet, {}) == suite.FAIL
     monkeypatch.setattr(suite, "PARTS", {"empty": lambda _: suite.NONE, "good": lambda _: suite.PASS})
     monkeypatch.setattr(suite, "complaints", [])
     monkeypatch.setattr(sys, "argv", ["suite.py"])

@@ -43,6 +43,12 @@ def pytest_runtest_makereport(item, call):
         report.longrepr = "a callback raised an exception; see the captured stderr"
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Keeps the name of the test that runs now in a file of this process, for the report about a run that hangs."""
+    if (folder := os.environ.get("SHARDWIRE_RUNNING_TESTS")) and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+        (Path(folder) / worker).write_text(nodeid)
+
+
 @pytest.fixture
 def run_ranks():
     def run(size, body, *args, timeout=60, group_timeout=20, init=True, may_die=()):

@@ -108,7 +108,8 @@ def _differences(ranks: Sequence[Sequence[Any]]) -> list[str]:
     for rank, cells in enumerate(ranks):
         for name, offset, shape, digest in cells:
             holders.setdefault((name, tuple(offset), tuple(shape)), {}).setdefault(digest, []).append(rank)
-    return [_text(*cell, list(found.values())) for cell, found in holders.items() if len(found) > 1]
+    return [_text(name, offset, shape, list(found.values())) for (name, offset, shape), found in holders.items()
+            if len(found) > 1]
 
 
 def _text(name: str, offset: Sequence[int], shape: Sequence[int], classes: Sequence[Sequence[int]]) -> str:
