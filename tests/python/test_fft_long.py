@@ -1,5 +1,5 @@
-"""Transforms along axes that stay cut (the four-step route) against numpy's of the whole array: random cases, ends,
-gradients, the same bits, and misuse."""
+"""Transforms along axes that stay cut (the four-step route, and convolutions for lengths without a useful factor)
+against numpy's of the whole array: random cases, ends, gradients, the same bits, and misuse."""
 
 from __future__ import annotations
 
@@ -23,38 +23,45 @@ from shardwire.distributed.fft import FFT, fft, ifft, irfft, rfft
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261126"))
 CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "40"))
+# Of convolutions: with a prime factor that no engine transforms at full speed.
+HARD = [17, 19, 34, 37, 51, 97, 101, 127, 206, 257, 499, 514, 1009]
 LENGTHS = [1, 2, 3, 4, 6, 7, 8, 12, 13, 16, 30, 35, 36, 49, 60, 64, 97, 100, 101, 121, 128, 143, 210, 256, 360, 1000]
 
 
-def favoured() -> None:
+def favoured(prime: float = 1.0) -> None:
     """From here on this rank's plans take the four-step route also where the array is small: an exchange counts as
-    nothing but bytes, and a transform as slow."""
-    from shardwire.distributed import _fft_long, _fft_route
-    _fft_route._LATENCY, _fft_route._TRANSFORM, _fft_long._STEPS = 0, 4.0, 0
+    nothing but bytes, and a transform as slow. prime: the cost of a local transform of a length without a useful
+    factor; a large number favours convolutions."""
+    from shardwire.distributed import _fft_chirp, _fft_long, _fft_route
+    _fft_route._LATENCY, _fft_route._TRANSFORM, _fft_long._STEPS, _fft_chirp._PRIME = 0, 4.0, 0, prime
+
+
+def is_convolved(f: FFT) -> bool:
+    return "convolution" in f.traffic()
 
 
 def is_long(f: FFT) -> bool:
-    return any("folds" in step for step in f.traffic()["steps"])
+    return not is_convolved(f) and any("folds" in step for step in f.traffic()["steps"])
 
 
-def random_shape(rng: random.Random) -> tuple[tuple[int, ...], list[int]]:
+def random_shape(rng: random.Random, lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:
     """One long axis among up to five short ones, and the axes to transform: the long axis, and perhaps others."""
     ndim = rng.choice([1, 1, 1, 1, 2, 3, 4, 5, 6])
     shape = [rng.choice([1, 1, 1, 2, 3]) for _ in range(ndim)]
     long = rng.randrange(ndim)
-    shape[long] = rng.choice(LENGTHS)
+    shape[long] = rng.choice(lengths)
     axes = [long] + rng.sample([axis for axis in range(ndim) if axis != long], rng.randint(0, ndim - 1))
     rng.shuffle(axes)
     return tuple(shape), axes
 
 
-def random_cases(rank: int, ranks: int, seed: int, cases: int) -> list[int]:
-    """How many cases there were, and how many of these took the four-step route."""
-    favoured()
+def random_cases(rank: int, ranks: int, seed: int, cases: int, convolved: bool) -> list[int]:
+    """How many cases there were, and how many of these took the four-step route, or a convolution."""
+    favoured(1e9 if convolved else 1.0)
     rng = random.Random(seed)
     long = 0
     for case in range(cases):
-        shape, axes = random_shape(rng)
+        shape, axes = random_shape(rng, HARD if convolved else LENGTHS)
         kind, parity = rng.choice([("C2C", "even"), ("C2C", "even"), ("R2C", "even"), ("C2R", "even"), ("C2R", "odd")])
         if kind == "C2R" and shape[axes[-1]] == 1:
             parity = "odd"
@@ -78,21 +85,22 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int) -> list[int]:
             f.plan()
             for _ in range(2):  # the memory between steps is used again
                 check(f.execute(direction="inverse" if inverse else "forward"), expected, ends[1], rank, ranks, note)
-            long += is_long(f)
+            long += is_convolved(f) if convolved else is_long(f)
         call = {"C2C": ifft if inverse else fft, "R2C": rfft, "C2R": irfft}[kind]
         options.pop("fft_type")
         check(call(local, distribution=ends, axes=axes, norm=norm, options=options, global_shape=shape, group=group()),
               expected, ends[1], rank, ranks, note)
         assert torch.equal(local, take(ends[0], whole, rank, ranks)), note + ": the operand was written to"
-    print(f"{long} of {cases} cases took the four-step route")
+    print(f"{long} of {cases} cases took the {'convolution' if convolved else 'four-step route'}")
     return [cases, long]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_random_cases(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "convolved"), [(1, False), (2, False), (3, False), (4, False), (2, True), (3, True),
+                                                  (4, True)])
+def test_random_cases(ranks: int, convolved: bool) -> None:
     """An eighth of the cases, and more, take the four-step route; primes and short axes do not."""
     print(f"SHARDWIRE_ORACLE_SEED={SEED}")
-    results = run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES)
+    results = run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, convolved, timeout=60 + CASES)
     assert results == [results[0]] * ranks and results[0][0] == CASES
     assert results[0][1] >= CASES // 8 if ranks > 1 else results[0][1] == 0
 
@@ -173,12 +181,13 @@ def test_ends(ranks: int) -> None:
     run_ranks(ranks, ends, ranks)
 
 
-def gradients(rank: int, ranks: int) -> int:
+def gradients(rank: int, ranks: int, convolved: bool) -> int:
     """Against torch's own gradients of the whole transform."""
-    favoured()
+    favoured(1e9 if convolved else 1.0)
     done = 0
     for (call, kind), norm, (shape, axes), parity in itertools.product(
             [(fft, "C2C"), (ifft, "C2C"), (rfft, "R2C"), (irfft, "C2R")], (None, "ortho", "backward"),
+            [((17,), (0,)), ((2, 38), (1,)), ((101, 3), (1, 0)), ((34, 4), (0, 1))] if convolved else
             [((60,), (0,)), ((2, 36), (1,)), ((36, 3), (1, 0)), ((36, 4), (0, 1))], ("even", "odd")):
         if kind == "C2C" and parity == "odd":
             continue
@@ -208,16 +217,24 @@ def gradients(rank: int, ranks: int) -> int:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_gradients_are_torchs(ranks: int) -> None:
-    assert run_ranks(ranks, gradients, ranks)[0] == 144
+    assert run_ranks(ranks, gradients, ranks, False)[0] == 144
 
 
-def large(rank: int, ranks: int) -> bytes:
-    """Without any favour: a large axis takes the route. The bytes of the result."""
+def test_gradients_of_convolutions_are_torchs() -> None:
+    assert run_ranks(3, gradients, 3, True)[0] == 144
+
+
+def large(rank: int, ranks: int, length: int, is_prime: bool) -> bytes:
+    """Without any favour: a large axis takes the route, and no rank needs room for the whole axis. The bytes of the
+    result."""
     os.environ["SHARDWIRE_FFT_ENGINE"] = "torch"
-    whole = data_of((1 << 18,), torch.complex64, 1)
+    whole = data_of((length,), torch.complex64, 1)
     with FFT(take(Slab.X, whole, rank, ranks), distribution=Slab.X, group=group()) as f:
         f.plan()
-        assert is_long(f)
+        assert is_convolved(f) if is_prime else is_long(f)
+        most = max(math.prod(shape) for step in f.traffic()["steps"] for shape in step.get("shapes", ()))
+        assert most < (2.6 if is_prime else 1.1) * length / ranks, most
+        assert "Bluestein" in f.explain() if is_prime else "folded" in f.explain()
         results = [f.execute(release_workspace=again == 1) for again in range(3)]
         assert all(torch.equal(result, results[0]) for result in results)
         check(results[0], naive(whole, "C2C", False, "even", None, None), Slab.X, rank, ranks, "large")
@@ -227,7 +244,11 @@ def large(rank: int, ranks: int) -> bytes:
 
 
 def test_a_large_axis_has_the_same_bits_in_each_run() -> None:
-    assert run_ranks(2, large, 2) == run_ranks(2, large, 2)
+    assert run_ranks(2, large, 2, 1 << 18, False) == run_ranks(2, large, 2, 1 << 18, False)
+
+
+def test_a_large_prime_has_the_same_bits_in_each_run() -> None:
+    assert run_ranks(4, large, 4, 100003, True) == run_ranks(4, large, 4, 100003, True)
 
 
 def sub_group(rank: int) -> None:

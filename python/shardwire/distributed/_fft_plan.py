@@ -4,7 +4,6 @@ move at the same time as the transform before."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import weakref
 from collections.abc import Sequence
@@ -151,12 +150,8 @@ class Plan:
     def adjoint(self, sums: bool) -> Plan:
         """The transposed map. Collective. sums: gradients of one element on several ranks are added; otherwise these
         gradients are equal."""
-        problem = self.problem
-        kind = {"C2C": "C2C", "R2C": "C2R", "C2R": "R2C"}[problem.kind]
-        back = dataclasses.replace(problem, kind=kind, shape=problem.result_shape, result_shape=problem.shape,
-                                   adjoint=not problem.adjoint)
-        return Plan(self._group(), self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward",
-                    sums, self._measure, self._chunking)
+        return Plan(self._group(), self._rank, self.problem.transposed(), self.target, self.source, self._compute,
+                    f"{self.name}.backward", sums, self._measure, self._chunking)
 
     def run(self, local: torch.Tensor, settings: Settings) -> torch.Tensor:
         """The result of this rank, in new memory in C order. ``local`` is not written to."""

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 from ._ends import End
@@ -45,6 +45,11 @@ class Problem:
     result_shape: Dims
     item_bytes: int
     adjoint: bool = False
+
+    def transposed(self) -> Problem:
+        """The problem of the transposed map."""
+        kind = {"C2C": "C2C", "R2C": "C2R", "C2R": "R2C"}[self.kind]
+        return replace(self, kind=kind, shape=self.result_shape, result_shape=self.shape, adjoint=not self.adjoint)
 
 
 def read_axes(axes: Sequence[int] | None, ndim: int) -> Dims:

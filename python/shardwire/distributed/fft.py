@@ -16,10 +16,11 @@ import torch
 
 from ..compiler.agree import Attempt
 from ..compiler.layout import kind_of, as_dims
-from . import _ends, _engines, _meeting, _runtime
+from . import _ends, _engines, _fft_chirp, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
+from ._fft_chirp import AnyPlan
 from ._fft_dispatch import dispatch_dtensors
-from ._fft_plan import Plan, Settings
+from ._fft_plan import Settings
 from ._fft_route import problem_of, read_axes
 from ._memory import dtype_in
 from ._operand import Operand, unwrap, wrap
@@ -129,7 +130,7 @@ class FFT(Planned):
         self._join(group)
         self._wires = host_with_wires(self._group)
         self._inverse = _inverse
-        self._plans: dict[bool, Plan] = {}
+        self._plans: dict[bool, AnyPlan] = {}
         self._swapped = False
         self._operand: Operand | None = None
         # The values that every execute needs, found by the first: for small transforms the search takes about as long
@@ -276,12 +277,12 @@ class FFT(Planned):
                 self._target = made.target
             self._log(self._logger, made)
 
-    def _make_plan(self, swapped: bool) -> Plan:
+    def _make_plan(self, swapped: bool) -> AnyPlan:
         source, target = (self._target, self._source) if swapped else (self._source, self._target)
         assert source is not None
         compute = _dtype_of("torch." + _WIDTHS[self._facts["dtype"].partition(".")[2]][0])
-        made = Plan(self._group, self._rank, self._problem, source, target, compute, self._call,
-                    measure=self._facts["measure"], chunking=self._chunking)
+        made = _fft_chirp.plan(self._group, self._rank, self._problem, source, target, compute, self._call,
+                               measure=self._facts["measure"], chunking=self._chunking)
         if self._operand is not None:
             local = self._operand.tensor
             like = local if local.dtype == made.operand_dtype else torch.empty_like(local, dtype=made.operand_dtype)
@@ -318,7 +319,7 @@ class FFT(Planned):
             self._usual = Settings(read_direction(None, self._problem.kind, self._inverse), self._norm)
         return self._usual
 
-    def _run(self, local: torch.Tensor, plan: Plan, settings: Settings) -> torch.Tensor:
+    def _run(self, local: torch.Tensor, plan: AnyPlan, settings: Settings) -> torch.Tensor:
         if self._dtypes is None:
             wide_complex, _, out_complex, out_real = _WIDTHS[self._facts["dtype"].partition(".")[2]]
             if self._facts["package"] == "numpy":
@@ -330,7 +331,7 @@ class FFT(Planned):
         result = plan.run(local if local.dtype == taken else local.to(taken), settings)
         return result if result.dtype == given else result.to(given)
 
-    def _planned(self, swapped: bool) -> Plan:
+    def _planned(self, swapped: bool) -> AnyPlan:
         self._check_alive()
         if swapped not in self._plans:
             raise InvalidFFTState("this comes after plan()")
@@ -538,7 +539,7 @@ class _Transform(torch.autograd.Function):
     """The differentiable form: the gradient goes through the transposed map, a transform of the other direction."""
 
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, one: FFT, plan: Plan, settings: Settings) -> torch.Tensor:
+    def forward(ctx: Any, local: torch.Tensor, one: FFT, plan: AnyPlan, settings: Settings) -> torch.Tensor:
         ctx.kept = (one._group, plan, settings, f"{one._swapped} {one._key}", local.dtype,
                     one._facts["package"] != "DTensor")
         return one._run(local.detach(), plan, settings)
