@@ -7,6 +7,7 @@ set(SHARDWIRE_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/shardwire)
 set_target_properties(shardwire_core PROPERTIES INSTALL_RPATH "$ORIGIN" EXPORT_NAME core)
 install(TARGETS shardwire_core EXPORT shardwireCoreTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core)
 if(TARGET shardwire_mpi)
+  target_link_options(shardwire_mpi PRIVATE -Wl,-soname,libshardwire_mpi.so)  # a module has none, and Debian's policy wants one
   install(TARGETS shardwire_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core)
 endif()
 install(EXPORT shardwireCoreTargets NAMESPACE shardwire:: DESTINATION ${SHARDWIRE_CMAKE_DIR} COMPONENT core)
@@ -49,20 +50,42 @@ endif()
 set(CPACK_PACKAGE_NAME shardwire)
 set(CPACK_PACKAGE_VENDOR shardwire)
 set(CPACK_PACKAGE_CONTACT "The shardwire authors <maintainers@users.noreply.a-seed-5624b944.example>")
-set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "A torch.distributed backend and a compiler of data movement between ranks")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "torch.distributed backend and compiler of data movement between ranks")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_COMPONENTS_ALL core)
+set(debian_packages libshardwire-dev)
 if(TARGET shardwire_c10d)
   list(APPEND CPACK_COMPONENTS_ALL c10d)
+  list(APPEND debian_packages libshardwire-torch-dev)
 endif()
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_CORE_PACKAGE_NAME libshardwire-dev)
 set(CPACK_DEBIAN_CORE_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_CORE_DESCRIPTION "The library and headers for C++ programs without torch.")
 set(CPACK_DEBIAN_C10D_PACKAGE_NAME libshardwire-torch-dev)
-set(CPACK_DEBIAN_C10D_PACKAGE_DEPENDS "libshardwire-dev (= ${PROJECT_VERSION})")
+# dpkg-shlibdeps would search for a package with the core's library, which is not installed when it runs.
+set(CPACK_DEBIAN_C10D_PACKAGE_DEPENDS "libshardwire-dev (= ${PROJECT_VERSION}), libc6, libstdc++6")
+# Policy wants these two files of each package; the changes themselves are in CHANGELOG.md.
+string(TIMESTAMP debian_date "%a, %d %b %Y %H:%M:%S +0000" UTC)
+file(WRITE ${PROJECT_BINARY_DIR}/debian/changelog "shardwire (${PROJECT_VERSION}) unstable; urgency=medium
+
+  * See CHANGELOG.md in the sources.
+
+ -- ${CPACK_PACKAGE_CONTACT}  ${debian_date}
+")
+file(WRITE ${PROJECT_BINARY_DIR}/debian/triggers "activate-noawait ldconfig\n")
+set(CPACK_DEBIAN_CORE_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/debian/triggers)
+set(CPACK_DEBIAN_C10D_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/debian/triggers)
+file(ARCHIVE_CREATE OUTPUT ${PROJECT_BINARY_DIR}/debian/changelog.gz PATHS ${PROJECT_BINARY_DIR}/debian/changelog
+     FORMAT raw COMPRESSION GZip COMPRESSION_LEVEL 9)
+foreach(component package IN ZIP_LISTS CPACK_COMPONENTS_ALL debian_packages)
+  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/${package} RENAME copyright COMPONENT ${component})
+  install(FILES ${PROJECT_BINARY_DIR}/debian/changelog.gz DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/${package} COMPONENT ${component})
+endforeach()
 # One torch: its headers and its C++ ABI change with each minor version.
 string(REGEX REPLACE "^([0-9]+)\\.([0-9]+).*" "\\1;\\2" torch_parts "${SHARDWIRE_TORCH_FULL_VERSION}")
 list(LENGTH torch_parts num_parts)
@@ -73,5 +96,5 @@ if(num_parts EQUAL 2 AND SHARDWIRE_TORCH_LIB_DIR MATCHES "^/usr/lib/")  # Debian
   string(APPEND CPACK_DEBIAN_C10D_PACKAGE_DEPENDS
          ", libtorch-dev (>= ${torch_major}.${torch_minor}), libtorch-dev (<< ${torch_major}.${torch_next})")
 endif()
-set(CPACK_DEBIAN_C10D_DESCRIPTION "The library for libtorch, built for torch ${SHARDWIRE_TORCH_FULL_VERSION} in ${SHARDWIRE_TORCH_LIB_DIR}.")
+set(CPACK_DEBIAN_C10D_DESCRIPTION "The library for libtorch, built for torch ${SHARDWIRE_TORCH_FULL_VERSION}\nin ${SHARDWIRE_TORCH_LIB_DIR}.")
 include(CPack)
