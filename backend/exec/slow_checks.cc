@@ -74,10 +74,10 @@ void logLongWait(GroupState& group, Clock::time_point now) {
   if (activity.noticeAfter == Duration::zero()) {
     activity.noticeAfter = isLogged(LogLevel::kInfo) ? std::min(kInfoAfter, warnAfter) : warnAfter;
   }
-  const Clock::time_point due = activity.started + activity.noticeAfter;
-  if (activity.deadline - due < 2 * Questions::kLongestNotice) {
+  if (activity.timeout - activity.noticeAfter < 2 * Questions::kLongestNotice) {
     return;  // the error comes at that time
   }
+  const Clock::time_point due = activity.started + activity.noticeAfter;
   const bool isWarning = activity.noticeAfter >= warnAfter;
   if (isWarning) {
     group.questions.askBeforeNotice(activity, due, now);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/base/log.h"
 #include "tests/simulate/join_simulation.h"
 #include "tests/simulate/page.h"
 #include "tests/simulate/simulation.h"
@@ -218,6 +219,9 @@ int main(int argc, char** argv) {
   if (!shardwire::simulate::read(argc, argv, &arguments)) {
     fmt::print(stderr, "{}", shardwire::simulate::kHelp);
     return 2;
+  }
+  if (std::getenv("SHARDWIRE_LOG") == nullptr) {  // warnings about long waits are expected here
+    shardwire::internal::setLogLevel(shardwire::internal::LogLevel::kError);
   }
   return shardwire::simulate::run(arguments);
 }
