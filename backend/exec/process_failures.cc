@@ -13,7 +13,7 @@
 namespace shardwire::internal {
 namespace {
 
-constexpr Duration kEndsBecauseOfIt = std::chrono::seconds(10);
+constexpr Duration kEndsBecauseOfIt = std::chrono::minutes(1);
 
 struct Group {
   std::function<void()> changed;

@@ -12,6 +12,8 @@ namespace {
 
 // Longer than all waits that no lost rank or link prolongs.
 constexpr Time kLongWait = 5 * kSecond;
+// The silence of a host counts as a loss after this time at the latest.
+constexpr Time kSilenceCounts = 10 * kSecond;
 // A rank of a failed group stays for so long for ranks without a link (docs/errors.md).
 constexpr Time kStaysFor = kSecond / 2;
 // Of errors that give the failure of another group as the reason.
@@ -154,6 +156,26 @@ bool isAboutStalledRank(const Report& report, const Schedule& drawn, const std::
          });
 }
 
+// A host was lost shortly before the timeout, when its silence did not count as a loss so far (docs/errors.md): the
+// error names the silent rank. The other ranks get the first rank's reason.
+bool isAboutHostLostJustBefore(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
+  Time first = kNever;
+  for (const Report& other : reports) {
+    if (other.group == report.group && other.failure.code() == StatusCode::kTimeout) {
+      first = std::min(first, other.failedAt);
+    }
+  }
+  const std::string& text = report.failure.message();
+  return report.failure.code() == StatusCode::kTimeout && text.find("gave no answer") != std::string::npos &&
+         std::ranges::any_of(reports, [&](const Report& other) {
+           return other.group == report.group && other.isDead && other.diedAt <= first &&
+                  first - other.diedAt < kSilenceCounts && names(text, other.rank) &&
+                  std::ranges::any_of(drawn.faults, [&](const Fault& fault) {
+                    return fault.kind == FaultKind::kHostDies && fault.rank == other.process;
+                  });
+         });
+}
+
 // All other ranks had been killed long before, and no rank could send anything any more. The silence of a dead host
 // lasts longer, and nothing passes a cut link, not even a death. A rank that was stopped beyond the timeout sees the
 // deaths and the timeout at once.
@@ -192,7 +214,7 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
     return "all other ranks had died long before: " + report.failure.message();
   }
   if (hasFullLane || isAboutAny(report.failure, drawn, report.group, hasRankLeft) ||
-      isAboutStalledRank(report, drawn, reports, hasRankLeft) ||
+      isAboutStalledRank(report, drawn, reports, hasRankLeft) || isAboutHostLostJustBefore(report, drawn, reports) ||
       (drawn.hasSeveralGroups() && mayBeElsewhere &&
        (isAboutOtherGroup(report, drawn, reports) || isAboutBusyRank(report, drawn, reports) ||
         isAboutRankThatWaited(report, reports) || isAboutRankThatFailed(report, drawn, reports, hasRankLeft)))) {

@@ -49,10 +49,11 @@ TEST(Simulate, KeepsThePromisesWhereItDidNot) {
   expectKept(48561);  // a recv from any rank timed out, and its error did not name the dead rank
   expectKept(
       49690);  // a peer that was joined while the group ended did not get the death in another group as the reason
-  expectKept(1054407);  // a full lane dropped each answer of the rank that held all others up
-  expectKept(4088866);  // a recv from any rank learned nothing of dead ranks without a link
-  expectKept(8089501);  // an operation expired in the poll that ended the operation before: the error named no rank
-  expectKept(1127922);  // the error left out a rank in a recv from any rank, and that rank's cut link
+  expectKept(1054407);   // a full lane dropped each answer of the rank that held all others up
+  expectKept(4088866);   // a recv from any rank learned nothing of dead ranks without a link
+  expectKept(8089501);   // an operation expired in the poll that ended the operation before: the error named no rank
+  expectKept(50157374);  // a process ended its last group more than 10 s after the first, and gave no reason
+  expectKept(1127922);   // the error left out a rank in a recv from any rank, and that rank's cut link
 }
 
 // Seeds for which the check was too narrow.
@@ -60,7 +61,9 @@ TEST(Simulate, AllowsWhatNobodyPromises) {
   expectKept(2028828);   // a rank failed, stayed for half a second for a rank that another group held longer, and left
   expectKept(10081293);  // a link stalled while a rank asked the peer for its state, until both had reached the timeout
   expectKept(10159036);  // likewise, over links with short writes
-  expectKept(5010740);   // another group held the only thread of a missing rank for 41 s, and did not fail
+  expectKept(50528670);  // a host was lost a second before the timeout of an operation
+  expectKept(50628340);
+  expectKept(5010740);  // another group held the only thread of a missing rank for 41 s, and did not fail
   expectKept(5011596);
   expectKept(5077840);
   expectKept(5032546);  // a process left after a death in another group; a rank without a link got no reason
