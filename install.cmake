@@ -96,5 +96,6 @@ if(num_parts EQUAL 2 AND SHARDWIRE_TORCH_LIB_DIR MATCHES "^/usr/lib/")  # Debian
   string(APPEND CPACK_DEBIAN_C10D_PACKAGE_DEPENDS
          ", libtorch-dev (>= ${torch_major}.${torch_minor}), libtorch-dev (<< ${torch_major}.${torch_next})")
 endif()
-set(CPACK_DEBIAN_C10D_DESCRIPTION "The library for libtorch, built for torch ${SHARDWIRE_TORCH_FULL_VERSION}\nin ${SHARDWIRE_TORCH_LIB_DIR}.")
+string(JOIN "\n" CPACK_DEBIAN_C10D_DESCRIPTION "The library for libtorch, built for torch ${SHARDWIRE_TORCH_FULL_VERSION}"
+       "in ${SHARDWIRE_TORCH_LIB_DIR}.")
 include(CPack)

@@ -24,8 +24,8 @@ void addProcessFailure(const ProcessGroup& group, std::string text);
 // Changes with each of the above: cheap to ask again and again.
 std::uint64_t processFailuresVersion();
 // The oldest failure in another group of the process since this group was added; empty when there is no failure. A
-// process that makes a group after a failure has got over the failure. `evenOver`: includes groups shut down in the last
-// minute, as when a process ends because of the failures.
+// process that makes a group after a failure has got over the failure. `evenOver`: includes groups shut down in the
+// last minute, as when a process ends because of the failures.
 std::string processFailureBeside(const ProcessGroup& group, bool evenOver = false);
 // Nothing is known, as in a new process. Only for simulations, which follow each other in one process; no group may be
 // left.
