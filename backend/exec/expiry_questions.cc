@@ -48,14 +48,16 @@ void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   askChain(activity, now);
 }
 
-void Questions::askBeforeNotice(Activity& activity, Clock::time_point due, Clock::time_point now) {
-  if (now < due - noticeOf(activity)) {
-    return;
+bool Questions::askBeforeNotice(Activity& activity, Clock::time_point due, Clock::time_point now) {
+  const Duration notice = std::min(noticeOf(activity), activity.noticeAfter / 2);
+  if (now < due - notice) {
+    return false;
   }
   if (activity.askedPeersAt == Clock::time_point{}) {
     activity.askedPeersAt = now;
   }
   askChain(activity, now);
+  return now >= activity.askedPeersAt + notice;
 }
 
 void Questions::forgetAnswers(Activity& activity) {

@@ -27,8 +27,8 @@ class Questions {
   // Asks the peers for their current activity shortly before the operation expires, and then the ranks for which these
   // peers wait; answersAbout() returns the answers for the error text.
   void askBeforeExpiry(Activity& activity, Clock::time_point now);
-  // The same for a line of log about an operation that waits on, due at `due`.
-  void askBeforeNotice(Activity& activity, Clock::time_point due, Clock::time_point now);
+  // The same for a line of log about an operation that waits on, due at `due`. True: the peers had the time to answer.
+  bool askBeforeNotice(Activity& activity, Clock::time_point due, Clock::time_point now);
   std::string answersAbout(const Activity& activity) const;
   // The next question about the activity gets new answers.
   void forgetAnswers(Activity& activity);

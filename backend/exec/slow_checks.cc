@@ -79,10 +79,7 @@ void logLongWait(GroupState& group, Clock::time_point now) {
   }
   const Clock::time_point due = activity.started + activity.noticeAfter;
   const bool isWarning = activity.noticeAfter >= warnAfter;
-  if (isWarning) {
-    group.questions.askBeforeNotice(activity, due, now);
-  }
-  if (now < due) {
+  if ((isWarning && !group.questions.askBeforeNotice(activity, due, now)) || now < due) {
     return;
   }
   logAt(isWarning ? LogLevel::kWarn : LogLevel::kInfo, "{}: {} has waited for {} of at most {}: {}",

@@ -15,6 +15,7 @@ The transforms of length m are plans of their own, by the four-step algorithm. E
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import weakref
 from typing import Any, Union
@@ -69,6 +70,7 @@ def _plain_cost(problem: Problem, source: End, target: End | None, hard: list[in
     return route.cost + slow
 
 
+@functools.lru_cache(maxsize=64)
 def _largest_factor(extent: int) -> int:
     """The largest prime factor, where small factors leave a number below 2^40; else that number."""
     rest, factor, largest = extent, 2, 1
