@@ -3,8 +3,7 @@ writes the tables into the page.
 
 A name of a peer's module is the same name in our module (MODULES), with the peer's own name replaced (SPELLED), or the
 name in RENAMED. A name in NEEDS_A_DEVICE is missing in shardwire for the one reason given there; "Class" stands for the
-class with all its members, "Class.__init__" for the calls of the constructor alone. A name in NOT_YET is missing too,
-and a later change will add the name.
+class with all its members, "Class.__init__" for the calls of the constructor alone.
 """
 
 from __future__ import annotations
@@ -68,11 +67,6 @@ NEEDS_A_DEVICE = {
     ("nkipy.runtime", "is_neuron_compatible"): "says whether a Neuron core is there",
     ("nkipy.runtime", "DeviceKernel.__init__"): "takes a model that is loaded on a Neuron core",
 }
-_FP8 = "products of FP8 matrices"
-NOT_YET = {
-    ("nvmath.distributed.linalg.advanced", "MatmulQuantizationScales"): _FP8,
-    ("nvmath.distributed.linalg.advanced", "helpers"): _FP8,
-}
 
 
 def peers() -> list[dict[str, Any]]:
@@ -97,10 +91,9 @@ def ours(module: str, name: str) -> tuple[str, str]:
 
 def reason(module: str, name: str) -> str | None:
     """Why the name is missing; None for a name that must resolve."""
-    missing = NEEDS_A_DEVICE | NOT_YET
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
-        found = missing.get((module, ".".join(parts[:count])))
+        found = NEEDS_A_DEVICE.get((module, ".".join(parts[:count])))
         if found is not None:
             return found
     return None
@@ -117,7 +110,6 @@ def tables() -> str:
                         f"{missing or ''} |")
     rows += ["", "| missing | reason |", "|---|---|"]
     rows += [f"| `{module}.{name}` | needs a device: {why} |" for (module, name), why in NEEDS_A_DEVICE.items()]
-    rows += [f"| `{module}.{name}` | not there yet: {why} |" for (module, name), why in NOT_YET.items()]
     return "\n".join(rows)
 
 

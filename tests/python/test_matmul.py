@@ -462,6 +462,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         call(a, b, quantization_scales={"a": 1}), call(a, b, options={"block_scaling": True} if rank else None),
         call(a, b, preferences={"epilog": {"aux_amax": True}}), call(a, b, options={"inplace": True}),
         call(a, b, torch.zeros(2, 5), beta=1, options={"inplace": bool(rank)}),
+        call(a, b, torch.zeros(4, 5, requires_grad=bool(rank)), beta=1, epilog=MatmulEpilog.ALLREDUCE),
     ]
     assert torch.equal(matmul(a, b, **g), torch.zeros(2, 5))  # the group goes on
     return errors
@@ -490,13 +491,31 @@ EXPECTED = [
     ("ValueError", "options has 'no such'"), ("MismatchError", "requires_grad differs"),
     ("ValueError", "alpha is 0.5, and the operands are integers"), ("ValueError", "aux_type is torch.int8"),
     ("ValueError", "quantization_scales is given, which is for operands of FP8"),
-    ("ValueError", "rank 1: block_scaling is True"), ("ValueError", "aux_amax is set"),
+    ("ValueError", "rank 1: block_scaling is set"), ("ValueError", "aux_amax is set"),
     ("ValueError", "inplace writes the result to c, which is not given"), ("MismatchError", "inplace differs"),
+    ("ValueError", "rank 1: c requires grad"),
 ]
 
 
 def test_each_misuse_is_one_error_on_all_ranks() -> None:
     check_misuse(misuse, EXPECTED)
+
+
+def failed_plans(rank: int) -> None:
+    a, b = data_of((4, 6), torch.float32, 1), data_of((6, 5), torch.float32, 2)
+    mine = take(Slab.X, a, rank, 2), take(Slab.X, b, rank, 2)
+    with Matmul(*mine, distributions=[Slab.X] * 3, group=group()) as product:
+        product.plan()
+        former = product.execute()
+        for options in ({"epilog": MatmulEpilog.RELU, "preferences": {"epilog": {"aux_type": torch.float64}}},
+                        {"epilog": MatmulEpilog.RELU_BIAS, "epilog_inputs": {"bias": torch.zeros(2 + rank)}},
+                        {"epilog": MatmulEpilog.RELU if rank else MatmulEpilog.GELU}):
+            assert error_of(lambda: product.plan(**options))[0] in ("ValueError", "MismatchError")
+            assert torch.equal(product.execute(), former), options
+
+
+def test_a_failed_plan_leaves_the_former_one() -> None:
+    run_ranks(2, failed_plans)
 
 
 def dtensors(rank: int) -> None:

@@ -135,7 +135,7 @@ def test_a_name_of_a_peer(label):
     why = ours.reason(module, name)
     if why is not None:
         assert name.endswith("__init__") or not _resolves(module, name), f"{label} is here: take it off the table"
-        if name.endswith("__init__") and name.count(".") and (module, name) in ours.NEEDS_A_DEVICE | ours.NOT_YET:
+        if name.endswith("__init__") and name.count(".") and (module, name) in ours.NEEDS_A_DEVICE:
             with pytest.raises(Missing):
                 check(module, name, facts)
         return
@@ -152,7 +152,7 @@ def _resolves(module: str, name: str) -> bool:
 
 def test_every_entry_of_the_tables_names_a_name_of_a_peer():
     known = {(module, name) for module, name, _ in NAMES.values()}
-    assert set(ours.NEEDS_A_DEVICE) | set(ours.NOT_YET) | set(ours.RENAMED) | set(ours.BY_TYPE) <= known
+    assert set(ours.NEEDS_A_DEVICE) | set(ours.RENAMED) | set(ours.BY_TYPE) <= known
     assert {module for module, _ in known} == set(ours.MODULES)
 
 

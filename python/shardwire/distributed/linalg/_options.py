@@ -62,28 +62,33 @@ class MatmulComputeType(IntEnum):
     COMPUTE_64F_EMULATED_FIXEDPOINT = 79
 
 
-_SINGLE = ("float32", "complex64", "float16", "bfloat16")
+_FP8 = ("float8_e4m3fn", "float8_e5m2")
+_SINGLE = ("float32", "complex64", "float16", "bfloat16", *_FP8)
 # Compute type -> dtypes of operands; the types without a row are for float32 and complex64.
 _COMPUTES = {64: ("float16",), 65: ("float16",), 68: _SINGLE, 69: _SINGLE,
              **dict.fromkeys((70, 71, 79), ("float64", "complex128"))}
 # dtype of the operands -> dtype of the sums.
 SUMS = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64,
         "complex64": torch.complex64, "complex128": torch.complex128,
+        **dict.fromkeys(_FP8, torch.float32),
         **{name: getattr(torch, name) for name in ("int8", "uint8", "int16", "int32", "int64")}}
 _CUDA_NAMES = {"CUDA_R_16F": "float16", "CUDA_R_16BF": "bfloat16", "CUDA_R_32F": "float32", "CUDA_R_64F": "float64",
-               "CUDA_C_32F": "complex64", "CUDA_C_64F": "complex128"}
+               "CUDA_C_32F": "complex64", "CUDA_C_64F": "complex128", "CUDA_R_8F_E4M3": _FP8[0],
+               "CUDA_R_8F_E5M2": _FP8[1]}
 
 
 @dataclass
 class MatmulOptions:
     """Options of a product.
 
-    compute_type: a MatmulComputeType that fits the operands' dtype, or None. Sums of float16 and bfloat16 are computed
-        in float32, other sums in the operands' dtype.
+    compute_type: a MatmulComputeType that fits the operands' dtype, or None. Sums of float16, bfloat16 and FP8 are
+        computed in float32, other sums in the operands' dtype.
     scale_type: the dtype of alpha and beta: that of the sums, or None. result_type: the dtype of the result; None: C's,
-        else the operands'. A dtype is a torch.dtype, numpy's, a name, or a CudaDataType of nvmath.
-    inplace: the result is written to c, and c is returned. result_amax, block_scaling: of FP8, which a product does not
-        take: False.
+        else A's. A dtype is a torch.dtype, numpy's, a name, or a CudaDataType of nvmath.
+    inplace: the result is written to c, and c is returned.
+    result_amax, block_scaling: for operands of FP8. With result_amax the product also returns "result_amax", the
+        largest magnitude of this rank's part before scaling and rounding. With block_scaling each block of 32 elements
+        has a scale (MXFP8), and a result of FP8 comes with its scales, "d_out_scale".
     algo_type, sm_count_communication: hints for GPUs, checked and not used.
     logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written
         for nvmath; the result is complete when a call returns.
@@ -108,11 +113,9 @@ class MatmulOptions:
     def check(self) -> None:
         """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
         the construction of the options would leave the other ranks waiting."""
-        for name in ("result_amax", "block_scaling"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is {kind_of(getattr(self, name))}, which is for FP8; a product takes no FP8")
-        if not isinstance(self.inplace, bool):
-            raise TypeError(f"inplace is {kind_of(self.inplace)}; give True or False")
+        for name in ("inplace", "result_amax", "block_scaling"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} is {kind_of(getattr(self, name))}; give True or False")
         if self.compute_type is not None:
             MatmulComputeType(self.compute_type)
         if self.algo_type is not None:
@@ -126,7 +129,7 @@ class MatmulOptions:
         check_blocking(self.blocking)
 
     def dtypes_for(self, dtype: torch.dtype, c: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
-        """The dtypes of sums and result for operands of ``dtype``. TypeError or ValueError where there are none."""
+        """The dtypes of sums and result for an A of ``dtype``. TypeError or ValueError where there are none."""
         name = str(dtype).partition(".")[2]
         if name not in SUMS:
             raise TypeError(f"the operands have dtype {dtype}; a product takes {', '.join(SUMS)}")
@@ -138,6 +141,12 @@ class MatmulOptions:
             raise ValueError(f"scale_type is {kind_of(self.scale_type)}; alpha and beta of operands of {dtype} have "
                              f"{sums}")
         wanted = read_dtype(self.result_type, "result_type") if self.result_type is not None else c or dtype
+        if name in _FP8:
+            self._check_narrow(wanted, c)
+            return sums, wanted
+        for option in ("result_amax", "block_scaling"):
+            if getattr(self, option):
+                raise ValueError(f"{option} is set, which is for operands of FP8, and these have {dtype}")
         if c is not None and c != wanted:
             raise TypeError(f"c has dtype {c}, and result_type is {wanted}; both are of one array")
         if wanted not in (dtype, sums):
@@ -145,11 +154,23 @@ class MatmulOptions:
                             + (f" or {sums}" if sums != dtype else ""))
         return sums, wanted
 
+    def _check_narrow(self, result: torch.dtype, c: torch.dtype | None) -> None:
+        """TypeError or ValueError for a result and a C that operands of FP8 cannot have."""
+        taken = (*_FP8, "float16", "bfloat16", "float32")
+        for dtype, what in ((result, "the result would have"), (c, "c has")):
+            if dtype is not None and str(dtype).partition(".")[2] not in taken:
+                raise TypeError(f"{what} dtype {dtype}; for operands of FP8 it has {', '.join(taken)}")
+        if self.inplace and c is not None and c != result:
+            raise TypeError(f"inplace writes the result to c, which has dtype {c}, and result_type is {result}")
+        if self.block_scaling and c is not None and str(c).partition(".")[2] in _FP8:
+            raise TypeError(f"c has dtype {c}; with block_scaling it has float16, bfloat16 or float32")
+
 
 @dataclass
 class MatmulEpilogPreferences:
-    """aux_type: the dtype of an auxiliary output: that of the result, or None. aux_amax: of FP8, which a product does
-    not take: False."""
+    """aux_type: the dtype of "gelu_aux": that of the result, or None; for operands of FP8 also a dtype of FP8, which
+    needs "aux_quantization_scale" among the epilog's inputs. None: that of the result, or float32 where the result is
+    of FP8. aux_amax: an auxiliary output of FP8 comes with its largest magnitude before scaling, "gelu_aux_amax"."""
 
     aux_type: Any = None
     aux_amax: bool = False
@@ -168,8 +189,6 @@ class MatmulPlanPreferences:
             raise TypeError(f"preferences.epilog is {kind_of(given)}; give a MatmulEpilogPreferences or a dict")
         if isinstance(given, Mapping):
             self.epilog = MatmulEpilogPreferences(**given)
-        if self.epilog is not None and self.epilog.aux_amax:
-            raise ValueError("preferences.epilog.aux_amax is set, which is for FP8; a product takes no FP8")
 
 
 class Qualifier(NamedTuple):

@@ -16,19 +16,19 @@ from ._epilogs import Epilog, apply, vector
 from ._gradient import Backward, Multiply
 from ._options import MatmulEpilog
 from ._product import Product, Settings, Types
+from ._quantization import Rounding
 from ._tiling import Indices, indices_of, share_of
 
 
 class Problem:
-    """a, b: the ends of the factors as multiplied. dtype: of the operands; sums, result: of the sums and the result.
-    adds: whether gradients of several copies of an element are added. No reference to the group is
+    """a, b: the ends of the factors as multiplied. types: the dtypes of the factors as they travel, of the sums and of
+    the result. adds: whether gradients of several copies of an element are added. No reference to the group is
     kept, since the group keeps problems."""
 
-    def __init__(self, rank: int, a: End, b: End, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-                 settings: Settings, adds: bool, name: str) -> None:
+    def __init__(self, rank: int, a: End, b: End, types: Types, settings: Settings, adds: bool, name: str) -> None:
         self._rank, self._settings, self._adds, self._name = rank, settings, adds, name
         self.a, self.b = a, b
-        self.dtype, self.sums, self.result = dtypes
+        self.types, self.sums, self.result = types, types.sums, types.result
         self.shape: Dims = (a.global_shape[0], b.global_shape[1])
         self.c: End | None = None
         self.product: Product | None = None
@@ -37,17 +37,17 @@ class Problem:
         self._vector: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         self._sum_of_c: CustomOp | None = None
 
-    def compile(self, group: Any, c: End, kind: MatmulEpilog, is_wide: bool, adds_c: bool) -> None:
-        """Compiles the moves. Collective. is_wide: the result is rounded after further operations. adds_c: all
+    def compile(self, group: Any, c: End, kind: MatmulEpilog, is_wide: bool, c_dtype: torch.dtype | None) -> None:
+        """Compiles the moves. Collective. is_wide: the result is rounded after further operations. c_dtype: where all
         ranks add C, and get the whole result."""
         self.c, self.is_wide, self._backward = c, is_wide, None
-        self.product = Product(group, self._rank, self.a, self.b, c, Types(
-            self.dtype, self.dtype, self.sums, self.sums if is_wide else self.result), self._settings, self._name)
+        self.product = Product(group, self._rank, self.a, self.b, c, self.types._replace(
+            result=self.sums if is_wide else self.result), self._settings, self._name)
         self._compile_vector(group, c, kind)
         self._sum_of_c = None
-        if adds_c and 0 not in self.shape:
+        if c_dtype is not None and 0 not in self.shape:
             whole = [Pieces(self.shape, [((0, 0), self.shape, (0, 0))])]
-            self._sum_of_c = compile_op(group, shape=self.shape, dtype=self.result, output_dtype=self.sums,
+            self._sum_of_c = compile_op(group, shape=self.shape, dtype=c_dtype, output_dtype=self.sums,
                                         inputs=whole, outputs=whole, reduction="sum",  # type: ignore[arg-type]
                                         name=f"shardwire.distributed.{self._name}, c")
 
@@ -69,12 +69,13 @@ class Problem:
             share_of(indices_of(share, 0), one) if of_rows else share_of(one, indices_of(share, 1))
             for share in c.shares])
         matrix = {"bgrada": self.a, "bgradb": self.b}.get(name, c)
-        types = Types(self.dtype if name.startswith("bgrad") else self.result, self.dtype, self.sums, self.result)
+        dtype = self.types.a
+        types = Types(dtype if name.startswith("bgrad") else self.result, dtype, self.sums, self.result)
         pair = (matrix, ones) if of_rows else (ones, matrix)
         made = Product(group, self._rank, *pair, sums,
                        types if of_rows else types._replace(a=types.b, b=types.a),
                        self._settings._replace(grid=None), f"{self._name}, {name}")
-        filled = torch.ones(ones.global_shape, dtype=self.dtype, device="cpu")
+        filled = torch.ones(ones.global_shape, dtype=dtype, device="cpu")
 
         def run(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
             given = a if name == "bgrada" else b if name == "bgradb" else d
@@ -83,7 +84,7 @@ class Problem:
         self._vector = run
 
     def run(self, group: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any,
-            epilog: Epilog, order: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            epilog: Epilog, rounding: Rounding, order: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """This rank's part of F(alpha a @ b + beta c), and the auxiliary outputs. Collective."""
         assert self.product is not None
         if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
@@ -95,7 +96,7 @@ class Problem:
             value = value * alpha
         if c is not None and beta != 0:  # as in BLAS, C is not read where beta is 0
             value = value + beta * self._whole(c).to(self.sums)
-        value, aux = apply(epilog, value, self.result)
+        value, aux = apply(epilog, value, rounding)
         if self._vector is not None:
             aux[vector(epilog.kind) or ""] = self._vector(a.detach(), b.detach(), value.detach())
         return value, aux

@@ -1,11 +1,13 @@
-"""advanced: products of distributed matrices, F(alpha A @ B + beta C), with nvmath.distributed.linalg.advanced's names.
+"""Products of distributed matrices, F(alpha A @ B + beta C).
 
 Every matrix has any distribution; which parts move is chosen by bytes (``_tiling``), the moves are compiled ops around
-torch's own product (``_product``), and what follows is torch's (``_epilogs``).
+torch's own product (``_product``), and what follows is torch's (``_epilogs``). Matrices of FP8 have scales
+(``_quantization``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,17 +21,14 @@ from .._operand import Operand, check_writable, unwrap, wrap
 from .._planned import Planned
 from ..distribution import Distribution, Placements
 from ..reshape import read_options
-from ._epilogs import Epilog, check_inputs, read_epilog
+from . import _block_scales
+from ._epilogs import Epilog, check_aux, check_inputs, read_epilog
 from ._gradient import transposed
-from ._options import (MatmulAlgoType, MatmulComputeType, MatmulEpilog, MatmulEpilogPreferences, MatmulOptions,
-                       MatmulPlanPreferences, Qualifier, read_dtype, read_qualifiers)
+from ._options import (MatmulEpilog, MatmulEpilogPreferences, MatmulOptions, MatmulPlanPreferences, Qualifier,
+                       read_dtype, read_qualifiers)
 from ._problem import Problem
-from ._product import Settings
-
-__all__ = ["InvalidMatmulState", "Matmul", "MatmulAlgoType", "MatmulComputeType", "MatmulEpilog",
-           "MatmulEpilogPreferences", "MatmulOptions", "MatmulPlanPreferences", "matmul", "matrix_qualifiers_dtype"]
-
-matrix_qualifiers_dtype: Any  # made by __getattr__ below
+from ._product import Settings, Types
+from ._quantization import Rounding, check_scales, dequantized, given_scales, is_narrow, said_of
 
 _NAMES = ("a", "b", "c")
 
@@ -48,12 +47,12 @@ class Matmul(Planned):
 
     a, b, c: this rank's parts: torch tensors, numpy arrays or DTensors of one package, of two dimensions and any
         strides. a and b have one dtype: float16, bfloat16, float32, float64, complex64, complex128, or on the CPU an
-        integer type. c has the dtype of the result, and needs beta.
+        integer type; or each has a dtype of FP8. c has the dtype of the result, and needs beta.
     distributions: of A, B, and of C and the result: each a Distribution, a pair (lower, upper), a list of boxes or a
         list of placements. None for a DTensor's own placements.
     alpha, beta: numbers, equal on all ranks. qualifiers: for a, b and c whether they are transposed and conjugated: an
         array of ``matrix_qualifiers_dtype``. options: MatmulOptions or a dict. stream: accepted and not used. group:
-        None: the context's. quantization_scales: of FP8 operands, which a product does not take: None.
+        None: the context's. quantization_scales: of operands of FP8: MatmulQuantizationScales or a dict.
 
     Collective over the group, as plan, execute and reset_operands are; for one thread at a time. Operands are not
     written to, except c with the option inplace. An error on any rank is raised on all ranks: TypeError, ValueError,
@@ -70,7 +69,8 @@ class Matmul(Planned):
         self._join(group)
         self._operands: list[Operand | None] = []
         self._mesh: Any = None
-        self._epilog = Epilog(MatmulEpilog.DEFAULT, {})
+        self._epilog = self._wanted = Epilog(MatmulEpilog.DEFAULT, {})
+        self._quantities: dict[str, Any] = {}
         facts: dict[str, Any] = {}
         with Attempt() as attempt:
             facts = self._read(a, b, c, distributions, alpha, beta, qualifiers, quantization_scales, options, _epilog)
@@ -80,6 +80,7 @@ class Matmul(Planned):
         kept = None if _epilog is None else _meeting.kept_plans(self._group).get(self._key)
         if kept is not None:  # all ranks gave the same arguments before, and so have equal plans
             self._problem: Problem = kept
+            self._epilog = self._wanted
             return
         self._problem = self._settle(everyone)
         self._everyone = everyone
@@ -93,13 +94,18 @@ class Matmul(Planned):
         """This rank's arguments for the other ranks."""
         given: MatmulOptions = read_options(MatmulOptions, options)
         self._logger, self._is_inplace = given.logger, given.inplace
-        _refuse_scales(quantization_scales)
         operands = [wrap(value, name) for name, value in zip(_NAMES, (a, b, c)) if name != "c" or c is not None]
         self._operands = list(operands)
         first = operands[0].tensor
         self._check_operands(operands)
         of_c = operands[2].tensor.dtype if c is not None else None
         sums, result = given.dtypes_for(first.dtype, of_c)
+        self._wants_amax, self._is_block = given.result_amax, given.block_scaling
+        if is_narrow(first.dtype):
+            self._check_narrow(operands)
+        self._quantities = given_scales(quantization_scales)
+        self._device = first.device
+        check_scales(self._quantities, self._scaled(operands, result), self._blocks(operands), first.device)
         if not (first.dtype.is_floating_point or first.dtype.is_complex) and first.device.type != "cpu":
             raise TypeError(f"the operands have dtype {first.dtype} and lie on {first.device.type}; torch "
                             "multiplies matrices of integers on the CPU only")
@@ -113,7 +119,9 @@ class Matmul(Planned):
             check_writable(operands[2], "c", ", or inplace=False")
         self._scales = _Scales(read_scale(alpha, 1, "alpha", sums), read_scale(beta, 0, "beta", sums))
         self._sides = self._read_sides(distributions, operands)
-        facts = {"dtype": str(first.dtype), "result_type": str(result), "package": operands[0].package,
+        facts = {"dtype": str(first.dtype), "dtype of b": str(operands[1].tensor.dtype), "result_type": str(result),
+                 "quantization_scales": said_of(self._quantities), "result_amax": given.result_amax,
+                 "block_scaling": given.block_scaling, "package": operands[0].package,
                  "device": first.device.type, "operands": list(_NAMES[:len(operands)]),
                  "alpha": repr(self._scales.alpha), "beta": repr(self._scales.beta),
                  "qualifiers": [list(item) for item in self._qualifiers], "sums": str(sums),
@@ -126,7 +134,7 @@ class Matmul(Planned):
                  "requires_grad": [operand.tracked.requires_grad
                                    for operand in (operands if given.inplace else operands[:2])]}
         if epilog is not None:
-            facts["epilog"] = self._read_epilog(*epilog, dtype=sums, package=operands[0].package)
+            facts["epilog"] = self._read_epilog(*epilog, dtype=sums, result=result, package=operands[0].package)
         return facts
 
     @staticmethod
@@ -140,8 +148,30 @@ class Matmul(Planned):
             if operand.tensor.device != first.tensor.device:
                 raise ValueError(f"{name} lies on {operand.tensor.device}, a on {first.tensor.device}; give all on one "
                                  "device")
-        if operands[1].tensor.dtype != first.tensor.dtype:
+        if operands[1].tensor.dtype != first.tensor.dtype and not all(is_narrow(one.tensor.dtype)
+                                                                      for one in operands[:2]):
             raise TypeError(f"b has dtype {operands[1].tensor.dtype}, a {first.tensor.dtype}; give both of one dtype")
+
+    def _check_narrow(self, operands: Sequence[Operand]) -> None:
+        """TypeError or ValueError for operands of FP8 that cannot be multiplied."""
+        for name, operand in zip(_NAMES, operands):
+            if operand.requires_grad:
+                raise TypeError(f"{name} requires grad, and a product of FP8 has no gradient; give a tensor without")
+            reason = _block_scales.why_not(operand.tensor)
+            if self._is_block and reason is not None and name != "c":
+                raise ValueError(f"{name} {reason}")
+
+    def _scaled(self, operands: Sequence[Operand], result: torch.dtype) -> list[str]:
+        """The matrices that need a scale."""
+        dtypes = [operand.tensor.dtype for operand in operands]
+        if not is_narrow(dtypes[0]):
+            return []
+        return ([name for name, dtype in zip(_NAMES, dtypes) if is_narrow(dtype)]
+                + ["d"] * (is_narrow(result) and not self._is_block))
+
+    def _blocks(self, operands: Sequence[Operand]) -> dict[str, int] | None:
+        return {name: operand.tensor.numel() // _block_scales.BLOCK
+                for name, operand in zip(_NAMES, operands)} if self._is_block else None
 
     def _read_sides(self, distributions: Any, operands: Sequence[Operand]) -> list[Distribution | None]:
         """The distributions of a, b and the result; None: every rank gets the whole result."""
@@ -173,19 +203,31 @@ class Matmul(Planned):
             self._mesh = mesh if target is None or target.mesh is None else target.mesh
         return sides
 
-    def _read_epilog(self, kind: Any, inputs: Any, preferences: Any, dtype: torch.dtype,
+    def _read_epilog(self, kind: Any, inputs: Any, preferences: Any, dtype: torch.dtype, result: torch.dtype,
                      package: str) -> dict[str, Any]:
+        """The epilog, which takes effect when the ranks have agreed (``_settle_result``)."""
         given: MatmulPlanPreferences = read_options(MatmulPlanPreferences, preferences)
-        self._epilog = read_epilog(kind, inputs, package, dtype.is_complex)
-        aux = given.epilog.aux_type if given.epilog is not None else None
-        return {**self._epilog.facts, "aux_type": None if aux is None else str(read_dtype(aux, "aux_type"))}
+        chosen = given.epilog or MatmulEpilogPreferences()
+        self._wanted = read_epilog(kind, inputs, package, dtype.is_complex)._replace(
+            aux=None if chosen.aux_type is None else read_dtype(chosen.aux_type, "aux_type"),
+            wants_amax=chosen.aux_amax)
+        check_aux(self._wanted, result, bool(self._quantities))
+        self._check_gradient_of_c(self._wanted, self._operands)
+        return self._wanted.facts
+
+    @staticmethod
+    def _check_gradient_of_c(epilog: Epilog, operands: Sequence[Operand | None]) -> None:
+        c = operands[2] if len(operands) == 3 else None
+        if epilog.sums_all and c is not None and c.requires_grad and torch.is_grad_enabled():
+            raise ValueError("c requires grad, and ALLREDUCE adds c over the ranks without a gradient; give c.detach()")
 
     # Settling: pure, so an error is raised on all ranks alike.
 
     def _settle(self, facts: Sequence[dict[str, Any]]) -> Problem:
         call = self._call
-        _ends.agree(facts, call, ("dtype", "operands", "package", "device", "alpha", "beta", "qualifiers",
-                                  "result_type", "sums", "grid", "panels", "inplace", "global_shapes", "requires_grad"))
+        _ends.agree(facts, call, ("dtype", "dtype of b", "operands", "package", "device", "alpha", "beta", "qualifiers",
+                                  "result_type", "quantization_scales", "result_amax", "block_scaling", "sums", "grid",
+                                  "panels", "inplace", "global_shapes", "requires_grad"))
         mine = facts[0]
         ends = [self._end_of(index, facts) for index in range(2)]
         a, b = (transposed(end) if item.transpose else end for end, item in zip(ends, self._qualifiers))
@@ -201,9 +243,11 @@ class Matmul(Planned):
                              "the number of ranks")
         settings = Settings(None if grid is None else (grid[0], grid[1], grid[2]), mine["panels"],
                             are_between_hosts([record["wires"] for record in facts]))
-        dtypes = tuple(read_dtype(mine[key].partition(".")[2], key) for key in ("dtype", "sums", "result_type"))
-        return Problem(self._rank, a, b, (dtypes[0], dtypes[1], dtypes[2]), settings,
-                       mine["package"] != "DTensor", call)
+        types = Types(*(read_dtype(mine[key].partition(".")[2], key)
+                        for key in ("dtype", "dtype of b", "sums", "result_type")))
+        if mine["block_scaling"]:
+            types = types._replace(a=torch.bfloat16, b=torch.bfloat16)
+        return Problem(self._rank, a, b, types, settings, mine["package"] != "DTensor", call)
 
     def _end_of(self, index: int, facts: Sequence[dict[str, Any]]) -> _ends.End:
         """The end of a or b as stored."""
@@ -220,13 +264,14 @@ class Matmul(Planned):
     def _settle_result(self, facts: Sequence[dict[str, Any]]) -> None:
         """Checks the epilog and c of all ranks, and compiles. Collective."""
         call, size, dims, problem = self._call, len(self._ranks), self._problem.shape, self._problem
-        _ends.agree(facts, call, ("epilog", "epilog_inputs", "aux_type"))
+        epilog = self._wanted
+        _ends.agree(facts, call, ("epilog", "epilog_inputs", "aux_scale", "aux_type", "aux_amax"))
         described = [record["distributions"][2] for record in self._everyone]
         if any((item is None) != (described[0] is None) for item in described):
             raise _ends.MismatchError(f"{call}: the distribution of the result is given on some ranks only; give it on "
                                       "all ranks")
         own = self._sides[2]
-        if self._epilog.sums_all:
+        if epilog.sums_all:
             mesh = own.mesh if isinstance(own, Placements) else None
             layers = len(own.placements) if isinstance(own, Placements) else 1
             side: Distribution = Placements([Replicate()] * layers, mesh).grouped(self._ranks)
@@ -243,18 +288,28 @@ class Matmul(Planned):
             _ends.check_shapes(call, "c", end, [record["shape"] for record in of])
             _ends.check_pieces(call, "c", end, [record["pieces"] for record in of])
         for rank, record in enumerate(facts):
-            check_inputs(call, self._epilog, rank, record["inputs"], end.shares[rank].local_shape, str(problem.sums),
-                         str(problem.result))
-        if facts[0]["aux_type"] not in (None, str(problem.result)):
-            raise ValueError(f"{call}: aux_type is {facts[0]['aux_type']}; an auxiliary output has the dtype of the "
-                             f"result, {problem.result}")
-        self._end = end
+            check_inputs(call, epilog, rank, record["inputs"], end.shares[rank].local_shape, self._floats())
+            if self._is_block and is_narrow(problem.result) and any(
+                    extent % _block_scales.TILE for extent in end.shares[rank].local_shape):
+                raise ValueError(f"{call}: the result has local shape {end.shares[rank].local_shape} on rank {rank}; "
+                                 f"with block scales both extents are multiples of {_block_scales.TILE}")
+        self._end, self._epilog = end, epilog
         self._compile()
 
+    def _floats(self) -> list[str]:
+        """The dtypes that an epilog's input may have."""
+        problem = self._problem
+        taken = [problem.sums, problem.result] if not is_narrow(problem.result) else [problem.sums]
+        narrow = [torch.bfloat16, torch.float16] if self._quantities else []
+        return [str(dtype) for dtype in (*taken, *narrow)]
+
     def _compile(self) -> None:
-        is_plain = self._epilog.kind <= MatmulEpilog.ALLREDUCE and len(self._operands) == 2 and self._scales.alpha == 1
-        self._problem.compile(self._group, self._end, self._epilog.kind, not is_plain,
-                              self._epilog.sums_all and len(self._operands) == 3)
+        is_plain = (self._epilog.kind <= MatmulEpilog.ALLREDUCE and len(self._operands) == 2
+                    and self._scales.alpha == 1 and not self._quantities)
+        adds_c = self._epilog.sums_all and len(self._operands) == 3
+        self._problem.compile(
+            self._group, self._end, self._epilog.kind, not is_plain,
+            read_dtype(self._facts["of"][2]["dtype"].partition(".")[2], "c") if adds_c else None)
         self._log(self._logger, self)
 
     # Operations.
@@ -269,7 +324,8 @@ class Matmul(Planned):
         self._check_alive()
         facts: dict[str, Any] = {}
         with Attempt() as attempt:
-            facts = self._read_epilog(epilog, epilog_inputs, preferences, self._problem.sums, self._facts["package"])
+            facts = self._read_epilog(epilog, epilog_inputs, preferences, self._problem.sums, self._problem.result,
+                                      self._facts["package"])
         self._settle_result(_meeting.exchange(self._group, f"{self._call}.plan", facts, attempt.error))
 
     def execute(self, *, release_workspace: bool = False, stream: Any = None) -> Any:
@@ -287,12 +343,19 @@ class Matmul(Planned):
         a, b, *rest = [operand.tracked for operand in operands if operand is not None]
         is_fortran = all(tensor.t().is_contiguous() for tensor in (a, b))
         order = "F" if is_fortran and not (a.is_contiguous() and b.is_contiguous()) else "C"
-        if self._epilog.sums_all and rest and rest[0].requires_grad and torch.is_grad_enabled():
-            raise ValueError("c requires grad, and ALLREDUCE adds c over the ranks without a gradient; give c.detach()")
+        self._check_gradient_of_c(self._epilog, operands)
         if self._is_inplace and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, *rest)):
             raise ValueError("inplace overwrites c, which has no gradient; give tensors without grad, or no inplace")
+        rounding = Rounding(problem.result, scales=self._quantities, is_block=self._is_block,
+                            wants_amax=self._wants_amax, sums=problem.sums, aux=self._epilog.aux,
+                            aux_scale=self._epilog.aux_scale, wants_aux_amax=self._epilog.wants_amax)
+        alpha, beta = self._scales
+        if self._quantities:
+            a, b = (dequantized(tensor, self._quantities[name]) for tensor, name in zip((a, b), _NAMES))
+            alpha, beta = alpha * rounding.factor("a", "b"), beta * rounding.factor("c")
         a, b = (as_multiplied(tensor, item) for tensor, item in zip((a, b), self._qualifiers))
-        value, aux = problem.run(self._group, a, b, rest[0] if rest else None, *self._scales, self._epilog, order)
+        value, aux = problem.run(self._group, a, b, rest[0] if rest else None, alpha, beta, self._epilog, rounding,
+                                 order)
         if self._is_inplace:
             value = rest[0].copy_(value)
         if release_workspace:
@@ -309,22 +372,24 @@ class Matmul(Planned):
 
     def reset_operands(self, a: Any = None, b: Any = None, c: Any = None, *, alpha: Any = None, beta: Any = None,
                        quantization_scales: Any = None, epilog_inputs: Any = None, stream: Any = None) -> None:
-        """Takes other operands of the same shapes, dtype, package and device, and other factors; what is None stays.
+        """Takes other operands of the same shapes, dtype, package and device, and other factors and scales; what is
+        None stays.
         Without arguments: as release_operands. Collective: an error on one rank is raised on all ranks, and everything
         stays as it was."""
         self._check_alive()
         values = (a, b, c)
         fresh = None
         with Attempt() as attempt:
-            _refuse_scales(quantization_scales)
-            fresh = self._fitting(values, alpha, beta, epilog_inputs)
+            fresh = self._fitting(values, alpha, beta, epilog_inputs, quantization_scales)
         said = ([name for name, value in zip(_NAMES, values) if value is not None]
                 + ["epilog_inputs"] * (epilog_inputs is not None))
-        facts = {"operands": said, "alpha": repr(alpha), "beta": repr(beta)}
+        facts = {"operands": said, "alpha": repr(alpha), "beta": repr(beta),
+                 "aux_scale": None if fresh is None else fresh[2].facts["aux_scale"],
+                 "quantization_scales": {} if fresh is None else said_of(fresh[3])}
         call = f"{self._call}.reset_operands"
-        _ends.agree(_meeting.exchange(self._group, call, facts, attempt.error), call, ("operands", "alpha", "beta"))
+        _ends.agree(_meeting.exchange(self._group, call, facts, attempt.error), call, tuple(facts))
         assert fresh is not None
-        if said or alpha is not None or beta is not None:
+        if said or any(value is not None for value in (alpha, beta, quantization_scales)):
             self._take(fresh)
         else:
             self.release_operands()
@@ -335,11 +400,10 @@ class Matmul(Planned):
         """As reset_operands, without communication, except that the first alpha other than 1 may compile other moves:
         an error is raised on this rank only, and the other ranks' execute waits for this rank."""
         self._check_alive()
-        _refuse_scales(quantization_scales)
-        self._take(self._fitting((a, b, c), alpha, beta, epilog_inputs))
+        self._take(self._fitting((a, b, c), alpha, beta, epilog_inputs, quantization_scales))
 
-    def _take(self, fresh: tuple[list[Operand | None], _Scales, Epilog]) -> None:
-        self._operands, self._scales, self._epilog = fresh
+    def _take(self, fresh: tuple[list[Operand | None], _Scales, Epilog, dict[str, Any]]) -> None:
+        self._operands, self._scales, self._epilog, self._quantities = fresh
         if self._problem.product is not None and not self._problem.is_wide and self._scales.alpha != 1:
             self._compile()
 
@@ -348,8 +412,8 @@ class Matmul(Planned):
         self._check_alive()
         self._operands = [None] * len(self._operands)
 
-    def _fitting(self, values: Sequence[Any], alpha: Any, beta: Any,
-                 inputs: Any) -> tuple[list[Operand | None], _Scales, Epilog]:
+    def _fitting(self, values: Sequence[Any], alpha: Any, beta: Any, inputs: Any,
+                 quantities: Any) -> tuple[list[Operand | None], _Scales, Epilog, dict[str, Any]]:
         if (values[2] is not None or beta is not None) and len(self._operands) == 2:
             raise ValueError("c or beta is given, and this product has no c; make another Matmul")
         operands = list(self._operands)
@@ -370,11 +434,16 @@ class Matmul(Planned):
         epilog = self._epilog
         if inputs is not None:
             fresh_epilog = read_epilog(epilog.kind, inputs, self._facts["package"], sums.is_complex)
-            if fresh_epilog.facts != epilog.facts:
+            if fresh_epilog.facts["inputs"] != epilog.facts["inputs"]:
                 raise ValueError(f"the epilog inputs were {epilog.facts['inputs']}, the new ones are "
                                  f"{fresh_epilog.facts['inputs']}")
-            epilog = fresh_epilog
-        return operands, scales, epilog
+            epilog = fresh_epilog._replace(aux=epilog.aux, wants_amax=epilog.wants_amax)
+            check_aux(epilog, self._problem.result, bool(self._quantities))
+        self._check_gradient_of_c(epilog, operands)
+        merged = {**self._quantities, **given_scales(quantities)}
+        blocks = {name: math.prod(of["shape"]) // _block_scales.BLOCK for name, of in zip(_NAMES, self._facts["of"])}
+        check_scales(merged, list(self._quantities), blocks if self._is_block else None, self._device)
+        return operands, scales, epilog, merged
 
     def explain(self) -> str:
         """The algorithm, and the bytes between each pair of ranks, as text. After plan()."""
@@ -413,11 +482,6 @@ def matmul(a: Any, b: Any, /, c: Any = None, *, distributions: Sequence[Any] | N
     return one.execute()
 
 
-def _refuse_scales(quantization_scales: Any) -> None:
-    if quantization_scales is not None:
-        raise ValueError("quantization_scales is given, which is for operands of FP8; a product takes no FP8")
-
-
 def as_multiplied(tensor: torch.Tensor, qualifier: Qualifier) -> torch.Tensor:
     """The view of a stored matrix that is multiplied."""
     view = tensor.t() if qualifier.transpose else tensor
@@ -441,10 +505,3 @@ def read_scale(value: Any, default: Any, what: str, dtype: torch.dtype) -> Any:
     if number.real != int(number.real):
         raise ValueError(f"{what} is {value}, and the operands are integers")
     return int(value.real)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "matrix_qualifiers_dtype":  # numpy is imported only by programs that name the dtype
-        from . import _options
-        return _options.matrix_qualifiers_dtype
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
