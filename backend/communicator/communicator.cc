@@ -154,7 +154,7 @@ Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int 
                           .source = rank(),
                           .destination = peer,
                           .tag = tag};
-  const Duration timeout = options.timeout.value_or(Duration{0});
+  const Duration timeout = timeoutOf(options.timeout);
   auto ifFailed = Driving::IfFailed::kRefuse;
   if (const auto bytes = bytesForCall(tensor, options)) {
     Result<WorkPtr> sent = engine_->sendNow(*bytes, record, timeout);
@@ -198,7 +198,7 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
                           .source = peer,
                           .destination = rank(),
                           .tag = tag};
-  const Duration timeout = options.timeout.value_or(Duration{0});
+  const Duration timeout = timeoutOf(options.timeout);
   const Duration spin = options.staging == nullptr ? recvSpin_.next() : Duration::zero();
   auto ifFailed = Driving::IfFailed::kRefuse;
   if (const auto bytes = peer == kAnySource ? std::nullopt : bytesForCall(tensor, options)) {
@@ -274,7 +274,7 @@ std::string CommunicatorImpl::revocation() const {
 }
 
 std::string CommunicatorImpl::describeTransports() const {
-  return engine_->locked([](const GroupState& state) { return state.links.describe(); }) + describeKernels();
+  return engine_->describeLinks() + describeKernels();
 }
 
 std::string CommunicatorImpl::describeCollectives() const {

@@ -91,7 +91,7 @@ std::shared_ptr<Activity> CommunicatorImpl::argumentCheck(const Call& call, cons
     arguments.call = call.like == nullptr ? describe(collective) : describe(collective, call.like->shape);
   }
   auto check = std::make_shared<ArgumentCheck>(arguments, worldSize(), rank());
-  check->timeout = call.options.timeout.value_or(Duration{0});
+  check->timeout = timeoutOf(call.options.timeout);
   return check;
 }
 
@@ -136,7 +136,7 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   }
   for (const auto& activity : runs.span()) {
     auto& run = static_cast<Run&>(*activity);
-    run.timeout = call.options.timeout.value_or(Duration{0});
+    run.timeout = timeoutOf(call.options.timeout);
     if (gate != nullptr) {
       run.startAfter(gate);
     }
@@ -170,7 +170,7 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
 Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& collective,
                                              std::shared_ptr<Activity> run, std::span<const TensorView> inputs,
                                              std::span<const TensorView> outputs) {
-  run->timeout = call.options.timeout.value_or(Duration{0});
+  run->timeout = timeoutOf(call.options.timeout);
   run->keepAlive = std::move(call.options.keepAlive);
   SW_RETURN_IF_ERROR(engine_->submit(std::span(&run, 1), kShortSpin, call.record(collective)));
   if (!run->isDone()) {
@@ -200,7 +200,7 @@ Result<WorkPtr> CommunicatorImpl::broadcast(const TensorView& tensor, Rank root,
 }
 
 Result<WorkPtr> CommunicatorImpl::allReduce(const TensorView& tensor, ReduceOp op, CallOptions options) {
-  SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "all_reduce"));
+  SW_RETURN_IF_ERROR(checkReduction(tensor, op, "all_reduce"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const Result<const TensorView*> flat = call.flat.inOut(tensor);
   SW_RETURN_IF_ERROR(flat.status());
@@ -210,7 +210,7 @@ Result<WorkPtr> CommunicatorImpl::allReduce(const TensorView& tensor, ReduceOp o
 
 Result<WorkPtr> CommunicatorImpl::reduce(const TensorView& tensor, Rank root, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "reduce"));
-  SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "reduce"));
+  SW_RETURN_IF_ERROR(checkReduction(tensor, op, "reduce"));
   Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
@@ -266,7 +266,7 @@ Result<WorkPtr> CommunicatorImpl::scatter(const TensorView& output, std::span<co
 
 Result<WorkPtr> CommunicatorImpl::reduceScatter(const TensorView& output, std::span<const TensorView> inputs,
                                                 ReduceOp op, CallOptions options) {
-  SW_RETURN_IF_ERROR(checkReduction(output.dtype, op, "reduce_scatter"));
+  SW_RETURN_IF_ERROR(checkReduction(output, op, "reduce_scatter"));
   SW_RETURN_IF_ERROR(checkList(inputs, output.dtype, numElements(output.shape), "reduce_scatter", "inputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"reduce_scatter", "input", "output"}, rank(), inputs, one(output)));
   return startScattering({.kind = Collective::kReduceScatter, .dtype = output.dtype, .op = op}, output, inputs,
@@ -330,10 +330,15 @@ Status CommunicatorImpl::checkPeer(Rank peer, const char* name) const {
   return Status::ok();
 }
 
-Status CommunicatorImpl::checkReduction(DType dtype, ReduceOp op, const char* name) const {
-  if (op == ReduceOp::kNone || !supportsReduction(dtype, op)) {
+Status CommunicatorImpl::checkReduction(const TensorView& tensor, ReduceOp op, const char* name) const {
+  if (!FlatTensors::isFlat(tensor)) {
+    if (const Status found = FlatTensors::check(tensor); !found.isOk()) {
+      return {found.code(), fmt::format("{}: {}", name, found.message())};
+    }
+  }
+  if (op == ReduceOp::kNone || !supportsReduction(tensor.dtype, op)) {
     return {StatusCode::kTypeError,
-            fmt::format("{}: {} is not defined on {}", name, reduceOpName(op), dtypeName(dtype))};
+            fmt::format("{}: {} is not defined on {}", name, reduceOpName(op), dtypeName(tensor.dtype))};
   }
   return Status::ok();
 }
@@ -358,6 +363,11 @@ Status CommunicatorImpl::checkList(std::span<const TensorView> tensors, DType dt
             fmt::format("{}: {} must hold one tensor per rank ({}), not {}", name, list, worldSize(), tensors.size())};
   }
   for (std::size_t r = 0; r < tensors.size(); ++r) {
+    if (!FlatTensors::isFlat(tensors[r])) {
+      if (const Status found = FlatTensors::check(tensors[r]); !found.isOk()) {
+        return {found.code(), fmt::format("{}: {}[{}]: {}", name, list, r, found.message())};
+      }
+    }
     if (tensors[r].dtype != dtype) {
       return {StatusCode::kTypeError, fmt::format("{}: {}[{}] is {}, the others are {}", name, list, r,
                                                   dtypeName(tensors[r].dtype), dtypeName(dtype))};

@@ -250,7 +250,7 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec&
   };
   exchange->description = std::make_shared<const std::string>(labelOf(spec.name));
   exchange->fingerprint = exchangeFingerprint("compile_op");
-  exchange->timeout = timeout.value_or(Duration{0});
+  exchange->timeout = timeoutOf(timeout);
   const std::shared_ptr<Activity> activity = exchange;
   SW_RETURN_IF_ERROR(engine_->submit(std::span(&activity, 1), Duration::zero(), {.name = "compile_op"}));
   SW_RETURN_IF_ERROR(waitOrAbort(*engine_, *exchange, exchange->description.text()));

@@ -96,7 +96,7 @@ Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, Views views,
   run->description = description_;
   run->timed = true;
   run->keepAlive = std::move(keepAlive);
-  run->timeout = timeout.value_or(Duration{0});
+  run->timeout = timeoutOf(timeout);
   {
     const MutexLock lock(mutex_);
     ++numRuns_;
@@ -178,8 +178,7 @@ OpStats CompiledOpImpl::stats() const {
 
 std::string CompiledOpImpl::explain() const {
   return facts_.explain(fmt::format("; compiled in {:.3f} ms", compileSeconds_ * 1e3)) +
-         fmt::format("paths from rank {}:\n", plan_->rank) +
-         engine_->locked([](const GroupState& state) { return state.links.describe(); });
+         fmt::format("paths from rank {}:\n", plan_->rank) + engine_->describeLinks();
 }
 
 }  // namespace shardwire::internal

@@ -10,24 +10,60 @@
 
 namespace shardwire::internal {
 
+namespace {
+
+// Of any dtype: more elements have more bytes than any memory has.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 58;
+
+bool isKnown(DType dtype) {
+  return static_cast<int>(dtype) < kNumDTypes;
+}
+
+}  // namespace
+
 bool FlatTensors::isFlat(const TensorView& view) {
-  if (!hasStrides(view)) {
+  if (!hasStrides(view) || !isKnown(view.dtype)) {
     return false;
   }
   std::int64_t expected = 1;
   for (int d = view.shape.size() - 1; d >= 0; --d) {
-    if (view.strides[d] != expected) {
+    if (view.strides[d] != expected || view.shape[d] <= 0 ||
+        __builtin_mul_overflow(expected, view.shape[d], &expected)) {
       return false;
     }
-    expected *= view.shape[d];
   }
-  return expected != 0;
+  return expected <= kMostElements;
+}
+
+Status FlatTensors::check(const TensorView& view) {
+  if (!hasStrides(view)) {
+    return {StatusCode::kInvalidArgument, fmt::format("a tensor {}", wrongStridesText(view))};
+  }
+  if (!isKnown(view.dtype)) {
+    return {StatusCode::kInvalidArgument, fmt::format("a tensor has the dtype number {}; there are 0 to {}",
+                                                      static_cast<int>(view.dtype), kNumDTypes - 1)};
+  }
+  const std::span<const std::int64_t> extents(view.shape.begin(), view.shape.end());
+  if (std::ranges::any_of(extents, [](std::int64_t extent) { return extent < 0; })) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("a tensor of shape {} has a negative extent", toString(view.shape))};
+  }
+  if (std::ranges::find(extents, 0) != extents.end()) {
+    return Status::ok();
+  }
+  auto bytes =
+      static_cast<std::int64_t>(elementBytes(view.dtype));  // an expanded tensor may have any number of elements
+  for (const std::int64_t extent : extents) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("a tensor of shape {} has more bytes than any memory has", toString(view.shape))};
+    }
+  }
+  return Status::ok();
 }
 
 Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bool unpack) {
-  if (!hasStrides(tensor)) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("a tensor {}", wrongStridesText(tensor)));
-  }
+  SW_RETURN_IF_ERROR(check(tensor));
   const std::int64_t elems = numElements(tensor.shape);
   if (elems == 0 || isContiguous(tensor)) {
     TensorView flat = TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});
@@ -40,18 +76,13 @@ Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bo
                                                             "stride that fits",
                                                             toString(tensor.shape), toString(tensor.strides)));
   }
-  std::int64_t bytes = 0;  // an expanded tensor may have any number of elements
-  if (__builtin_mul_overflow(elems, static_cast<std::int64_t>(elementBytes(tensor.dtype)), &bytes)) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("a tensor of shape {} has more bytes than any memory has", toString(tensor.shape)));
-  }
   if (unpack && overlapsItself(tensor)) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("a tensor of shape {} and strides {} has elements that share memory, and the operation "
                               "writes each element; pass a tensor without shared elements, as clone() makes",
                               toString(tensor.shape), toString(tensor.strides)));
   }
-  Result<std::shared_ptr<void>> memory = allocateScratch(static_cast<std::size_t>(bytes));
+  Result<std::shared_ptr<void>> memory = allocateScratch(static_cast<std::size_t>(elems) * elementBytes(tensor.dtype));
   if (!memory.isOk()) {
     status_ = memory.status();
     return TensorView::contiguous(nullptr, tensor.dtype, {elems});

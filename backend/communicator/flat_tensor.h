@@ -16,10 +16,13 @@ namespace shardwire::internal {
 // Makes flat views of the tensors of one call; owns the copies.
 class FlatTensors {
  public:
-  // Whether operations can take the view as given; false where the view has not one stride per dimension, which is an
-  // error of the functions below. Views without elements are made anew. So are views with a dimension
-  // of extent 1 and another stride than a row-major view: no arithmetic of addresses may fit this stride.
+  // Whether operations can take the view as given; false where check() finds an error. Views without elements are made
+  // anew. So are views with a dimension of extent 1 and another stride than a row-major view: no arithmetic of
+  // addresses may fit this stride.
   static bool isFlat(const TensorView& view);
+  // kInvalidArgument where the view has not one stride per dimension, a negative extent, more bytes than any memory, or
+  // an unknown dtype. The functions below check their views, too.
+  static Status check(const TensorView& view);
   // A view of the tensor's elements in row-major order without gaps: the tensor itself where it is so, and otherwise a
   // flat view that lives as long as this object. Without memory for a copy, the view has no address and status() has
   // the error. The collective must still be issued, and fail at its position in the order (StartGate), because its

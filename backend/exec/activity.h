@@ -2,8 +2,10 @@
 // the engine's lock; callers use the Work side from any thread.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +28,11 @@ class Driver {
  protected:
   ~Driver() = default;
 };
+
+// For Activity::timeout. An operation with a timeout of 0 ends at the first look at the clock.
+inline Duration timeoutOf(std::optional<Duration> given) {
+  return given.has_value() ? std::max(*given, Duration{1}) : Duration::zero();
+}
 
 // The bytes of one operation between this rank and a peer.
 struct EdgeBytes {
@@ -106,7 +113,7 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   std::uint64_t call = 0;
   std::uint64_t fingerprint = 0;
   Deadline deadline = kNoDeadline;
-  Duration timeout{0};
+  Duration timeout{0};          // 0: the group's; see timeoutOf()
   Clock::time_point started{};  // zero when the operation was over before the first look at the clock, unless `timed`
   Description description;
   std::shared_ptr<void> keepAlive;

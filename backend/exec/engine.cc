@@ -280,6 +280,11 @@ void Engine::shutdown() {
   }
 }
 
+std::string Engine::describeLinks() const {
+  return facts_.owner.isHere() ? locked([](const GroupState& state) { return state.links.describe(); })
+                               : "no links: this process was forked from the rank\n";
+}
+
 // A failed group does not end at once while some peers are not joined, or while a full lane holds the notice back: a
 // peer that comes to the operation a moment later must get the reason of the failure, and not only see that this rank
 // left.

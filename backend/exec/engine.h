@@ -63,6 +63,8 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   auto locked(Action&& action) const {
     return driving_.locked(std::forward<Action>(action));
   }
+  // A line for each peer. In a forked child one line, since the child has no links, and the lock may be taken for ever.
+  std::string describeLinks() const;
   void setTimeout(Duration timeout);
   // `call` is called after each later failure: a timeout, a rank that is gone, ranks that disagree. The call runs
   // outside of the lock, and before callers see the failure as far as possible.

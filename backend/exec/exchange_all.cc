@@ -118,7 +118,7 @@ Result<std::vector<std::string>> exchangeAll(Engine& engine, const ExchangeReque
   auto exchange = std::make_shared<Exchange>(encode(mine), engine.facts().worldSize, engine.facts().rank);
   exchange->description = std::make_shared<const std::string>(kind.empty() ? mine.what : kind);
   exchange->fingerprint = exchangeFingerprint(kind.empty() ? "exchange" : kind);
-  exchange->timeout = timeout.value_or(Duration{0});
+  exchange->timeout = timeoutOf(timeout);
   const std::shared_ptr<Activity> activity = exchange;
   SW_RETURN_IF_ERROR(
       engine.submit(std::span(&activity, 1), Duration::zero(), {.continues = part == nullptr ? CallPart{} : *part}));

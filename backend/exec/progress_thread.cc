@@ -1,8 +1,8 @@
 // The list of groups is replaced, never changed, so a thread goes through one list while groups come and go. A thread
 // enters the entry of a group before looking at the group, and remove() waits until all other threads have left the
-// entry; a callback that removes its own group does not wait for itself. The leading thread looks at each group once,
-// and sleeps on the bell when no group moved. While a callback keeps the leader for long, a follower leads
-// (ProgressRole), and the old leader follows as soon as the callback returns.
+// entry. A callback that removes groups waits for no thread that is in a callback, since that callback may remove this
+// callback's group. The leading thread looks at each group once, and sleeps on the bell when no group moved. While a
+// callback keeps the leader for long, a follower leads (ProgressRole), and the old leader then follows.
 #include "backend/exec/progress_thread.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "backend/base/per_process.h"
+#include "backend/exec/activity.h"
 
 namespace shardwire::internal {
 namespace {
@@ -23,10 +24,10 @@ struct Threads {
   std::map<const ProgressBell*, std::weak_ptr<ProgressThread>> byBell SW_GUARDED_BY(mutex);
 };
 
-// The entry that this thread is inside of: a callback may end its own group.
-thread_local const void* entered = nullptr;
-
 }  // namespace
+
+thread_local ProgressThread::Entry* ProgressThread::entered = nullptr;
+thread_local bool ProgressThread::isCounted = false;
 
 std::shared_ptr<ProgressThread> ProgressThread::of(std::shared_ptr<ProgressBell> bell) {
   Threads& all = PerProcess<Threads>::get();
@@ -85,8 +86,13 @@ void ProgressThread::remove(const Progressed* group) {
   left.erase(at);
   state.groups = std::make_shared<const Entries>(std::move(left));
   entry->isRemoved.store(true, std::memory_order_seq_cst);
-  const int mine = entered == entry.get() ? 1 : 0;
-  while (entry->numInside.load(std::memory_order_seq_cst) > mine) {
+  const bool isInCallback = isCounted || Activity::isInCallback();
+  const auto numAwaited = [&] {
+    const int inside = entry->numInside.load(std::memory_order_seq_cst);
+    return inside - (isInCallback ? entry->numInCallbacks.load(std::memory_order_seq_cst) : 0);
+  };
+  const int mine = entered == entry.get() && !isCounted ? 1 : 0;
+  while (numAwaited() > mine) {
     state.changed.wait(state.mutex);
   }
 }
@@ -96,6 +102,9 @@ void ProgressThread::ring() {
 }
 
 void ProgressThread::enterCallbacks(std::uint64_t* turn) {
+  isCounted = true;
+  entered->numInCallbacks.fetch_add(1, std::memory_order_seq_cst);
+  state_->notifyRemoval(*entered);
   if (state_->role.enterCallbacks(turn) && !state_->stop.load(std::memory_order_acquire)) {
     const MutexLock lock(threadsMutex_);
     threads_.emplace_back([state = state_] { state->follow(false); });
@@ -103,6 +112,8 @@ void ProgressThread::enterCallbacks(std::uint64_t* turn) {
 }
 
 bool ProgressThread::leaveCallbacks(std::uint64_t turn) {
+  isCounted = false;
+  entered->numInCallbacks.fetch_sub(1, std::memory_order_seq_cst);
   return state_->role.leaveCallbacks(turn);
 }
 
@@ -131,6 +142,10 @@ bool ProgressThread::State::enter(Entry& entry) {
 void ProgressThread::State::leave(Entry& entry) {
   entered = nullptr;
   entry.numInside.fetch_sub(1, std::memory_order_seq_cst);
+  notifyRemoval(entry);
+}
+
+void ProgressThread::State::notifyRemoval(const Entry& entry) {
   if (entry.isRemoved.load(std::memory_order_seq_cst)) {
     const MutexLock lock(mutex);  // remove() looks under the lock
     changed.notifyAll();

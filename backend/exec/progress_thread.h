@@ -39,10 +39,12 @@ class ProgressThread {
   ProgressThread& operator=(const ProgressThread&) = delete;
 
   void add(const std::shared_ptr<Progressed>& group);
-  // Returns when no other thread looks at the group, or ever will.
+  // Returns when no other thread looks at the group, or ever will. In a callback: when no other thread does anything
+  // but run the group's callbacks.
   void remove(const Progressed* group);
   void ring();
-  // Around callbacks on the leading thread. leaveCallbacks: false when another thread leads by now.
+  // Around callbacks on the leading thread, within lookAsLeader(), which touches nothing of a removed group afterwards.
+  // leaveCallbacks: false when another thread leads by now.
   void enterCallbacks(std::uint64_t* turn);
   bool leaveCallbacks(std::uint64_t turn);
 
@@ -53,7 +55,8 @@ class ProgressThread {
     std::weak_ptr<Progressed> group;
     const Progressed* key;  // the same pointer, for the search
     std::atomic<bool> isRemoved{false};
-    std::atomic<int> numInside{0};  // threads that look at the group now
+    std::atomic<int> numInside{0};       // threads that look at the group now
+    std::atomic<int> numInCallbacks{0};  // of these, threads that run callbacks
   };
   using Entries = std::vector<std::shared_ptr<Entry>>;
 
@@ -71,7 +74,10 @@ class ProgressThread {
     void lead();
     bool enter(Entry& entry);
     void leave(Entry& entry);
+    void notifyRemoval(const Entry& entry);
   };
+  static thread_local Entry* entered;  // the entry that this thread is inside of: a callback may end its own group
+  static thread_local bool isCounted;  // in numInCallbacks of that entry
 
   explicit ProgressThread(std::shared_ptr<ProgressBell> bell);
 

@@ -121,7 +121,7 @@ class Shipping {
                    std::optional<Duration> timeout) {
     activity.description = std::make_shared<const std::string>(std::move(description));
     activity.fingerprint = exchangeFingerprint(kind);
-    activity.timeout = timeout.value_or(Duration{0});
+    activity.timeout = timeoutOf(timeout);
   }
 
   Engine& engine_;

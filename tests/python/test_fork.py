@@ -212,6 +212,27 @@ def test_children_cannot_use_the_parents_group(run_ranks):
     run_ranks(2, body, timeout=120, group_timeout=60)
 
 
+def test_descriptions_in_a_child_that_was_forked_during_a_run(run_ranks):
+    """A thread of the parent may hold the group's lock at that moment, and does not exist in the child."""
+    def body(rank, size):
+        count = 1 << 26
+        box = [{"offset": [0], "shape": [count]}]
+        op = shardwire.compile_op(None, (count,), torch.float32, box, box)
+        source, target = torch.ones(count), torch.zeros(count)
+
+        def child():
+            for text in (op.explain(), shardwire.describe_transports()):
+                assert "no links: this process was forked" in text
+
+        for _ in range(5):
+            running = op([source], [target])
+            time.sleep(0.005)
+            check_in_child(child)
+            running.wait()
+
+    run_ranks(1, body)
+
+
 def test_a_child_ends_as_python_programs_do(tmp_path):
     """Destructors and atexit handlers of the child run; the parent's group goes on."""
     script = tmp_path / "child_exits.py"

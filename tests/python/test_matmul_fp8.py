@@ -94,7 +94,7 @@ def limits(rank: int) -> None:
     if rank == 0:
         a[0, 0] = float("nan")
     scale = torch.ones(1)
-    with Matmul(a, b if rank == 0 else b[:0], distributions=[Slab.X, Slab.X, Slab.X], group=group(),
+    with Matmul(a, take(Slab.X, b, rank, 2), distributions=[Slab.X, Slab.X, Slab.X], group=group(),
                 quantization_scales={"a": 1, "b": 0.5, "d": scale}) as product:
         product.plan()
         got = product.execute().to(torch.float32)
@@ -220,7 +220,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
              preferences={"epilog": {"aux_type": E4M3}}),
         call(a, b, preferences={"epilog": {"aux_amax": True}}),
         call(a, b, options={"result_amax": bool(rank)}),
-        call(a, b, torch.zeros(2, 5, dtype=torch.float64), beta=1),
+        call(a, b, torch.zeros(2, 5, dtype=torch.float64), beta=1, options={"result_type": E4M3}),
     ]
     wide = torch.zeros(128, 256).to(E4M3), torch.zeros(128, 128).to(E4M3)
     of_blocks = {name: helpers.matmul.create_mxfp8_scale(x, 0) for name, x in zip("ab", wide)}

@@ -129,5 +129,35 @@ TEST(ProgressThreads, ALookMayRemoveItsOwnGroup) {
   }
 }
 
+// On an error, a callback of each group ends all groups of the program.
+TEST(ProgressThreads, CallbacksOfTwoGroupsRemoveBothGroups) {
+  const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
+  std::atomic<int> numInside{0}, numDone{0};
+  std::vector<std::shared_ptr<Group>> groups(2);
+  std::array<std::atomic<bool>, 2> isOver{};
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    groups[i] = std::make_shared<Group>([&, i] {
+      if (isOver[i].exchange(true)) {
+        return;
+      }
+      std::uint64_t turn = 0;
+      thread->enterCallbacks(&turn);
+      ++numInside;
+      while (numInside < 2) {  // the second thread leads by then
+        std::this_thread::yield();
+      }
+      thread->remove(groups[1 - i].get());
+      thread->remove(groups[i].get());
+      thread->leaveCallbacks(turn);
+      ++numDone;
+    });
+  }
+  thread->add(groups[0]);
+  thread->add(groups[1]);
+  while (numDone < 2) {
+    std::this_thread::yield();
+  }
+}
+
 }  // namespace
 }  // namespace shardwire::internal
