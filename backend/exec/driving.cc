@@ -4,7 +4,8 @@
 // end by then. Operations completed under the lock first leave the lock (takeCompletions), and only then the callbacks
 // run (flush), since callbacks and destructors of tensors may call functions of this file. A callback may also wait for
 // another operation without driving; so the thread that drives hands the driving over before running callbacks: a
-// caller to the progress thread, the progress thread to a follower (ProgressThread).
+// caller to the progress thread, the progress thread to a follower (ProgressThread). The callbacks that have not
+// started are handed over, too (CallbackQueue).
 #include "backend/exec/driving.h"
 
 #include <fmt/format.h>
@@ -131,20 +132,32 @@ bool Driving::flushThem(Completions* done, Duty duty) {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     peers_.doorbell->ringSelf();
   }
+  const bool mayWait = std::any_of(done->list.begin(), done->list.end(),
+                                   [](const auto& completion) { return completion.activity->mayCallbacksWait(); });
+  if (mayWait && callbacks_.add(&done->list)) {
+    progress_->ring();
+  }
   // A callback may wait for another operation without driving: the thread that drives hands the driving over first.
-  const bool handOver = duty != Duty::kNone &&
-                        std::any_of(done->list.begin(), done->list.end(),
-                                    [](const auto& completion) { return completion.activity->mayCallbacksWait(); });
+  const bool handOver = duty != Duty::kNone && (mayWait || callbacks_.isStuck());
   std::uint64_t turn = 0;
   if (handOver) {
     stepAside(duty, &turn);
+  }
+  if (mayWait || callbacks_.isStuck()) {
+    callbacks_.run();
   }
   for (auto& completion : done->list) {
     completion.activity->runCallbacks();
   }
   done->list.clear();
-  done->list.swap(*done->spare);
+  if (done->spare != nullptr) {
+    done->list.swap(*done->spare);
+  }
   return !handOver || stepBack(duty, turn);
+}
+
+void Driving::finishCallbacks() {
+  callbacks_.run();
 }
 
 bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
@@ -252,7 +265,8 @@ Progressed::Look Driving::lookAsLeader() {
     return {.nextLook = now + idleSleep};
   }
   if (const auto next = nextIdleLook_.load(std::memory_order_relaxed);
-      now < next && !hasWork_.load(std::memory_order_seq_cst) && (peers_.late == nullptr || !peers_.late->hasNews())) {
+      now < next && !hasWork_.load(std::memory_order_seq_cst) && callbacks_.isEmpty() &&
+      (peers_.late == nullptr || !peers_.late->hasNews())) {
     return {.nextLook = next};
   }
   Completions done;
@@ -276,7 +290,10 @@ Progressed::Look Driving::lookAsLeader() {
     return {.lostLead = true};
   }
   idle = idle && !hasWork_.load(std::memory_order_seq_cst);  // a callback may have called an operation
-  return {.moved = progress, .nextLook = Clock::now() + (idle ? idleSleep : std::min<Duration>(kMaxSleep, idleSleep))};
+  const Duration sleep = !callbacks_.isEmpty() ? kCallbackPatience
+                         : idle                ? idleSleep
+                                               : std::min<Duration>(kMaxSleep, idleSleep);
+  return {.moved = progress, .nextLook = Clock::now() + sleep};
 }
 
 void Driving::wakeProgress() {

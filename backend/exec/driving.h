@@ -13,6 +13,7 @@
 #include "backend/base/mutex.h"
 #include "backend/base/patience.h"
 #include "backend/base/relax.h"
+#include "backend/exec/callback_queue.h"
 #include "backend/exec/failure_callback.h"
 #include "backend/exec/group_state.h"
 #include "backend/exec/progress_thread.h"
@@ -147,6 +148,9 @@ class Driving {
   bool drive(Activity& activity, Deadline until, Patience& patience) SW_EXCLUDES(mutex_);
   // Polls once, unless another thread does.
   void help();
+  // Runs the callbacks that another thread's callback keeps waiting. Before removeFrom(), after which nobody else
+  // would.
+  void finishCallbacks();
 
   void addTo(const std::shared_ptr<Progressed>& group) { progress_->add(group); }
   void removeFrom(const Progressed* group) { progress_->remove(group); }
@@ -181,7 +185,7 @@ class Driving {
   void takeThem(Completions* done) SW_REQUIRES(mutex_);
   // Runs and destroys the completions. False when the progress thread lost the lead meanwhile.
   bool flush(Completions* done, Duty duty = Duty::kNone) SW_EXCLUDES(mutex_) {
-    return (done->list.empty() && !done->hasFailure) || flushThem(done, duty);
+    return (done->list.empty() && !done->hasFailure && !callbacks_.isStuck()) || flushThem(done, duty);
   }
   bool flushThem(Completions* done, Duty duty) SW_EXCLUDES(mutex_);
   // Around callbacks: another thread drives meanwhile. stepBack: false when another thread leads by now.
@@ -201,6 +205,7 @@ class Driving {
   // work, cleared by the progress thread.
   std::atomic<bool> hasWork_{false};
   std::atomic<Clock::time_point> nextIdleLook_{};
+  CallbackQueue callbacks_;
   const std::shared_ptr<ProgressThread> progress_;  // of this process
 
   mutable Mutex mutex_;

@@ -266,6 +266,7 @@ void Engine::shutdown() {
     state.poll();
   });
   stayForRoom();
+  driving_.finishCallbacks();
   driving_.removeFrom(this);
   peers_.doorbell->leave();
   // An object that still holds the engine, say a compiled op in Python, must not keep the links open: over a wire the

@@ -27,7 +27,7 @@ PACKAGES = {"": "__init__.py", "symm.": "symm/__init__.py", "distributed.": "dis
             "distributed.experts.": "distributed/experts.py", "distributed.fft.": "distributed/fft.py",
             "distributed.reshape.": "distributed/reshape.py",
             "distributed.linalg.": "distributed/linalg/__init__.py",
-            "distributed.linalg.advanced.": "distributed/linalg/advanced.py"}
+            "distributed.linalg.advanced.": "distributed/linalg/advanced/__init__.py"}
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (?:run: (?P<sizes>\d+(?: and \d+)*) ranks?(?:, torch (?P<torch>\d+\.\d+))?|(?P<how>run "
                   r"by|excerpt of) (?P<test>\S+\.py))"

@@ -352,6 +352,33 @@ def test_works_and_futures(run_ranks):
     run_ranks(2, run_works)
 
 
+def run_chained_futures(rank, size):
+    """Operations that end in one poll, on a thread that nobody waits on; each callback waits for the next future."""
+    tensors = [torch.full((3,), float(rank)) for _ in range(4)]
+    if rank == 0:
+        futures = [dist.all_reduce(tensor, async_op=True).get_future() for tensor in tensors]
+        started = []
+
+        def waiter(number):
+            def callback(future):
+                started.append(number)
+                return futures[number + 1].wait()[0] if number + 1 < len(futures) else future.value()[0]
+            return callback
+        chained = [future.then(waiter(number)) for number, future in enumerate(futures)]
+        dist.send(torch.ones(1), 1)  # only now rank 1 comes
+        time.sleep(0.2)
+        assert [future.wait().tolist() for future in chained] == [[1.0] * 3] * 4 and started == [0, 1, 2, 3]
+    else:
+        dist.recv(torch.zeros(1), 0)
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            work.wait()
+    dist.barrier()
+
+
+def test_a_callback_waits_for_the_future_of_an_operation_that_ended_with_its_own(run_ranks):
+    run_ranks(2, run_chained_futures)
+
+
 def run_ddp(rank, size):
     torch.manual_seed(1)
     plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

@@ -1,4 +1,6 @@
-// The list of groups in the progress thread, with groups without work.
+// The list of groups in the progress thread, with groups without work. First the cost of a walk over many groups. Then
+// removal: during a look, by the look itself, and by the callbacks of two groups, where each removes both groups. The
+// bell rings all the time.
 #include "backend/exec/progress_thread.h"
 
 #include <gtest/gtest.h>
