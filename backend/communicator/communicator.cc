@@ -113,7 +113,7 @@ void CommunicatorImpl::setTimeout(Duration timeout) {
 }
 
 std::uint64_t CommunicatorImpl::sequenceNumber() const {
-  return owner().isHere() ? engine_->locked([](const GroupState& state) { return state.operations.nextSeq() - 1; }) : 0;
+  return owner().isHere() ? engine_->locked([](const GroupState& state) { return state.operations.numCalls(); }) : 0;
 }
 
 Status CommunicatorImpl::status() const {

@@ -115,6 +115,11 @@ void Driving::leaveRest() {
       // Some work may be left that waits for no peer, such as the rest of a long read: no peer rings for such work.
       wakeProgress();
     }
+    // The progress thread sleeps for up to 100 ms where nothing was in flight, and no peer may ring.
+    if (const auto& inFlight = state_.operations.inFlight();
+        !inFlight.empty() && inFlight.back()->deadline < nextIdleLook_.load(std::memory_order_relaxed)) {
+      wakeProgress();
+    }
   }
 }
 

@@ -27,8 +27,10 @@ class EarlyFrames {
       Frame frame = std::move(kept_[i]);
       kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
       take(frame.from, frame.bytes);
-      frame.bytes.clear();
-      spareBuffers_.push_back(std::move(frame.bytes));
+      if (spareBuffers_.size() < kMostSpares && frame.bytes.capacity() <= kLongestSpare) {
+        frame.bytes.clear();
+        spareBuffers_.push_back(std::move(frame.bytes));
+      }
     }
   }
   // The first of `peers` with a kept blob frame of operation `seq` with one of the fingerprints; -1: no peer.
@@ -40,6 +42,10 @@ class EarlyFrames {
     std::uint64_t seq = 0;  // of the frame's operation
     std::vector<std::byte> bytes;
   };
+
+  // Larger or more buffers are released: a long exchange that comes early takes thousands.
+  static constexpr std::size_t kMostSpares = 64;
+  static constexpr std::size_t kLongestSpare = 1024;
 
   std::vector<Frame> kept_;
   std::vector<std::vector<std::byte>> spareBuffers_;

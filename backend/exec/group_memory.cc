@@ -1,5 +1,9 @@
 #include "backend/exec/group_memory.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "backend/exec/one_sided_requests.h"
 #include "backend/exec/slow_checks.h"
 
@@ -37,7 +41,7 @@ Rank GroupMemory::firstAhead(std::span<const Rank> peers, std::span<const std::u
 Status GroupMemory::request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers) {
   SW_RETURN_IF_ERROR(facts_.owner.check(facts_.label));
   const auto begin = [&](GroupState& state) {
-    state.takePoint(request, {});
+    state.take(request);
     if (const std::vector<Rank> gone = state.links.goneOf(peers); !gone.empty()) {
       state.failure.fail(goneError(state, gone));  // the request fails with the group
       return;
@@ -55,13 +59,22 @@ Status GroupMemory::quiet(std::optional<Duration> timeout) {
   }
   const auto all = std::make_shared<QuietRequest>(peers);
   all->description = std::make_shared<const std::string>("quiet of symmetric memory");
+  if (timeout.has_value()) {  // a wait may be longer than the group's timeout; a shorter wait ends alone
+    all->timeout =
+        std::max(*timeout, driving_.locked([](const GroupState& state) { return state.operations.timeout(); }));
+  }
   Status status = request(all, peers);
   const bool isAsked = status.isOk();
-  status = isAsked ? all->wait(timeout.has_value() ? Clock::now() + *timeout : kNoDeadline) : status;
-  if (!status.isOk() && (all->isDone() || !isAsked)) {  // else the wait ended alone
-    driving_.locked([](GroupState& state) { state.oneSided.forget(); });
+  status = isAsked ? all->wait(timeout.has_value() ? deadlineAfter(*timeout) : kNoDeadline) : status;
+  if (status.isOk()) {
+    return status;
   }
-  return status;
+  if (all->isDone() || !isAsked) {
+    driving_.locked([](GroupState& state) { state.oneSided.forget(); });
+    return status;
+  }
+  const auto reason = driving_.locked([&](const GroupState&) { return all->waitingFor(); });  // the wait ended alone
+  return {status.code(), fmt::format("{}; {}", status.message(), reason)};
 }
 
 void GroupMemory::serve(std::uint64_t block, std::shared_ptr<ServedPart> part) {

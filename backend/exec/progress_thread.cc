@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <system_error>
 #include <utility>
 
+#include "backend/base/log.h"
 #include "backend/base/per_process.h"
 #include "backend/exec/activity.h"
 
@@ -107,7 +109,13 @@ void ProgressThread::enterCallbacks(std::uint64_t* turn) {
   state_->notifyRemoval(*entered);
   if (state_->role.enterCallbacks(turn) && !state_->stop.load(std::memory_order_acquire)) {
     const MutexLock lock(threadsMutex_);
-    threads_.emplace_back([state = state_] { state->follow(false); });
+    try {
+      threads_.emplace_back([state = state_] { state->follow(false); });
+    } catch (const std::system_error& error) {  // the next callbacks try again
+      logWarning(
+          "no thread could be started: {}; operations without a waiting caller stand still while a callback runs",
+          error.what());
+    }
   }
 }
 

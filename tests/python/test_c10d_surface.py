@@ -378,7 +378,7 @@ def test_sequence_numbers(run_ranks):
     def body(rank, size):
         backend = backend_of()
         before = backend._get_sequence_number_for_group()
-        work = dist.all_reduce(torch.ones(1), async_op=True)
+        work = dist.all_reduce(torch.ones(1 << 20), async_op=True)  # of two parts
         dist.barrier()
         work.wait()
         assert backend._get_sequence_number_for_group() == before + 2
