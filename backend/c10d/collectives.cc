@@ -1,11 +1,11 @@
 // ProcessGroupShardwire's collectives that move without computing. All are written alike: take the tensors of the call
 // out of c10d's lists, get the host's view of each from HostTensors, check shapes and dtypes, and start() one operation
 // of the communicator.
-#include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
 #include "backend/c10d/issue.h"
 #include "backend/c10d/tensor_list_memory.h"
+#include "backend/communicator/list_memory.h"
 
 namespace shardwire {
 
@@ -122,10 +122,7 @@ TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list,
     memory.writes(list[i], i, "output", i);
   }
   memory.refuse();
-  {
-    const c10::AutoGradMode noGradients(false);
-    list[own].view_as(input).copy_(input);
-  }
+  internal::copyInto(list[own].view_as(input), input);
   return start(call, tensorsOf(list, {}), host, timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(views.size(), [&](std::size_t i) {
       return communicator.broadcast(views[i], static_cast<Rank>(i), callOptions);
@@ -170,6 +167,9 @@ TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tenso
     }
   }
   memory.refuse();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    internal::refuseSharedWithin({call.name, "input", "output"}, i, getRank(), {&inputViews[i], 1}, outputViews[i]);
+  }
   return start(call, std::move(tensors), host, options.timeout,
                [&](Communicator& communicator, CallOptions callOptions) {
                  return internal::issueEach(inputs.size(), [&](std::size_t i) {
@@ -194,6 +194,7 @@ TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& output
     checkSameDType(outputViews[i].front(), inputViews[i], call.name);
     memory.reads(inputs[i], i, "input", i);
     memory.writes(outputs[i], i, "output", i);
+    internal::refuseSharedWithin({call.name, "input", "output"}, i, getRank(), {&inputViews[i], 1}, outputViews[i]);
   }
   memory.refuse();
   return start(call, tensorsOf(outputs, inputs), host, options.timeout,

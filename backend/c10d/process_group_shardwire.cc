@@ -11,6 +11,7 @@
 #include "backend/base/interruptible_wait.h"
 #include "backend/c10d/heap_allocator.h"
 #include "backend/c10d/issue.h"
+#include "backend/c10d/live_groups.h"
 #include "backend/c10d/observer.h"
 #include "backend/c10d/reconfigurable.h"
 #include "backend/c10d/store_adapter.h"
@@ -66,6 +67,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   auto group = c10::make_intrusive<ProcessGroupShardwire>(connect(store, rank, size, options, groupName), rank, size,
                                                           options.stagingBytes);
   group->isOfOneJob_ = isOfOneJob;
+  internal::addLiveGroup(group);
   return group;
 }
 
@@ -126,6 +128,7 @@ std::shared_ptr<Communicator> ProcessGroupShardwire::communicator() const {
 }
 
 std::vector<std::int64_t> ProcessGroupShardwire::globalRanks() const {
+  throwUnlessOk(owner_.check("this process group"));
   const internal::MutexLock lock(mutex_);
   return globalRanks_;
 }
@@ -219,7 +222,8 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::endCoalescing() {
   // Without the lock, since a hook of the user may run here. The coalesced operations have ranges of their own in the
   // profiler, which end with the operations.
   return internal::WorkShardwire::create(internal::bundleWorks(std::move(works)), std::move(tensors),
-                                         {getRank(), OpType::UNKNOWN, sequence}, observer_);
+                                         {getRank(), OpType::UNKNOWN, sequence, nullptr, Clock::now()},
+                                         observer_->isActive() ? observer_ : nullptr);
 }
 
 std::uint64_t ProcessGroupShardwire::getSequenceNumberForGroup() {
@@ -384,7 +388,6 @@ Status ProcessGroupShardwire::endCommunicator() {
   {
     const internal::MutexLock lock(mutex_);
     communicator = std::exchange(communicator_, nullptr);
-    coalesced_.clear();
     if (communicator == nullptr) {
       return Status::ok();
     }

@@ -2,6 +2,8 @@
 // says what to call instead.
 #include "backend/c10d/tensor_adapter.h"
 
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -85,6 +87,10 @@ std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
                what, describeTensor(tensor));
   }
   const std::optional<std::size_t> needs = bytesReached(tensor);
+  if (needs.has_value() && *needs <= has) {
+    refuseCall(StatusCode::kInvalidArgument, "{} has no memory to move (a FakeTensor, or an efficient zero tensor)",
+               what);
+  }
   refuseCall(StatusCode::kInvalidArgument,
              "{} is {}, a view that needs {} bytes of its storage, which has {}: the storage was made smaller "
              "after the view",
@@ -174,13 +180,20 @@ DType opaqueOf(std::size_t bytes) {
 
 }  // namespace
 
+void copyInto(const at::Tensor& to, const at::Tensor& from) {
+  const c10::InferenceMode mode(to.is_inference());
+  const c10::AutoGradMode noGradients(false);  // second, because the end of inference mode turns gradients on
+  to.copy_(from);
+}
+
 bool fitsStorage(const at::Tensor& tensor) {
   const std::optional<std::size_t> reached = bytesReached(tensor);
-  return reached.has_value() && *reached <= tensor.storage().nbytes();
+  return reached.has_value() && *reached <= tensor.storage().nbytes() &&
+         (*reached == 0 || tensor.storage().data() != nullptr);
 }
 
 void requireStorage(const at::Tensor& tensor, std::string_view what) {
-  if (tensor.defined() && tensor.has_storage() && !fitsStorage(tensor)) {
+  if (tensor.defined() && tensor.has_storage() && !tensor.is_meta() && !fitsStorage(tensor)) {
     refuseStorage(tensor, what);
   }
 }

@@ -132,6 +132,8 @@ def test_split_group_of_torch(run_ranks):
         part.allreduce([tensor]).wait()
         assert tensor.item() == sum(mine)
         assert backend_of().supports_splitting
+        shardwire._C.shutdown_all()  # as at the end of the program
+        raises(shardwire.AbortedError, lambda: part.allreduce([tensor]).wait(), contains="was shut down")
 
     run_ranks(4, body)
 
@@ -356,6 +358,15 @@ def test_timing(run_ranks):
         assert 0 < milliseconds < 10000
         if rank == 0:
             assert milliseconds > 100  # the rank waited for the other rank
+        # Rank 0 waits inside its call, in the exchange of the numbers of entries.
+        meet("before the call")
+        if rank == 1:
+            time.sleep(0.3)
+        work = dist.all_reduce(torch.ones(3).to_sparse(), group=group, async_op=True)
+        work.wait()
+        wait_until(lambda: duration(work) is not None)
+        if rank == 0:
+            assert duration(work) > 100
 
     run_ranks(2, body)
 
@@ -576,6 +587,22 @@ def test_coalescing_manager(run_ranks):
                 dist.all_gather_into_tensor(half, torch.full((2,), float(10 * i + rank)))
         manager.wait()
         assert [half.tolist() for half in halves] == [[0.0, 0.0, 1.0, 1.0], [10.0, 10.0, 11.0, 11.0]]
+
+    run_ranks(2, body)
+
+
+@pytest.mark.skipif(not NEWEST, reason="this torch does not coalesce the calls of a backend")
+def test_a_batch_that_is_open_when_the_group_ends_fails(run_ranks):
+    """Another thread ends the group between the calls of the batch and its end."""
+    def body(rank, size):
+        group = dist.new_group([0, 1])
+        coalescing = dist.distributed_c10d._coalescing_manager(group, torch.device("cpu"), async_ops=True)
+        with coalescing as manager:
+            dist.irecv(torch.zeros(2), 1 - rank, group=group)
+            ending = threading.Thread(target=backend_of(group).shutdown)
+            ending.start()
+            ending.join()
+        raises(shardwire.AbortedError, manager.wait)
 
     run_ranks(2, body)
 

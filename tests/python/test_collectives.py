@@ -82,6 +82,20 @@ def test_premultiplied_sum(run_ranks):
     run_ranks(3, run_premul)
 
 
+def run_refused_premul(rank, size):
+    op, tensor = dist._make_nccl_premul_sum(0.5), torch.ones(5)
+    shardwire.resolve_backend(None).abort()
+    for call in (lambda: dist.all_reduce(tensor, op=op), lambda: dist.reduce(tensor, dst=0, op=op),
+                 lambda: dist.all_reduce_coalesced([tensor], op=op)):
+        raises(shardwire.AbortedError, call)
+        assert tensor.tolist() == [1.0] * 5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed.*will be deprecated")
+def test_a_refused_premultiplied_sum_leaves_the_tensor_as_it_is(run_ranks):
+    run_ranks(1, run_refused_premul)
+
+
 def sum_subnormals(rank, size):
     torch.set_flush_denormal(True)  # of this thread; the thread of the group's progress keeps denormals
     seen = []
@@ -232,6 +246,24 @@ def run_reduce_scatter(rank, size):
 @pytest.mark.parametrize("size", SIZES)
 def test_reduce_scatter(run_ranks, size):
     run_ranks(size, run_reduce_scatter)
+
+
+def run_inference(rank, size):
+    """Outside of inference mode, where torch itself refuses to change such tensors."""
+    with torch.inference_mode():
+        gathered, mine = [torch.zeros(r + 1) for r in range(size)], torch.ones(rank + 1)
+        output, pieces = torch.zeros(rank + 1), [torch.ones(r + 1) for r in range(size)]
+        total, scaled = torch.ones(3), torch.ones(3)
+    dist.all_gather(gathered, mine)
+    dist.reduce_scatter(output, pieces)
+    dist.all_reduce(total)
+    dist.all_reduce(scaled, op=dist._make_nccl_premul_sum(2.0))
+    assert torch.equal(torch.cat(gathered), torch.cat(pieces)) and torch.equal(output, size * mine)
+    assert total.tolist() == [size] * 3 and scaled.tolist() == [2 * size] * 3
+
+
+def test_inference_tensors(run_ranks):
+    run_ranks(2, run_inference)
 
 
 def run_all_to_all(rank, size):
@@ -412,7 +444,8 @@ def run_refusals(rank, size):
     raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * size, [2] * size),
            contains="split sizes")
     raises(ValueError, lambda: dist.broadcast(torch.ones(1).expand(2**62 + 1), 0), contains="more bytes than any")
-    raises(ValueError, lambda: dist.all_reduce(torch.ones(1).expand(4)), contains="elements that share memory")
+    raises(ValueError, lambda: dist.all_reduce(torch.ones(1).expand(4)),
+           contains="all_reduce: a tensor of shape [4] and strides [0] has elements that share memory")
     raises(ValueError, lambda: dist.all_gather([torch.ones(1).expand(4)] * size, torch.ones(4)), contains="memory")
     # The sum of these wraps to the number of rows.
     wraps = [2**63 - 1, 2**63 - 1, size + 2] + [0] * (size - 3)
