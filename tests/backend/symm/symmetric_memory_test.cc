@@ -13,6 +13,7 @@
 #include "backend/memory/shared_heap.h"
 #include "backend/symm/deferred_release.h"
 #include "backend/symm/heap_pages.h"
+#include "backend/symm/symmetric_block.h"
 #include "backend/symm/word_ops.h"
 #include "tests/backend/thread_group.h"
 #include "tests/support/random.h"
@@ -502,6 +503,28 @@ TEST(SymmetricMemory, BetweenHostsSaysWhatCannotBeAddressed) {
     }
     EXPECT_TRUE((*group)->symmetricBarrier().isOk());
   });
+}
+
+// By rank and owner. Ranks 0 to 2 are of one host, rank 3 is of another.
+TEST(CommonOwner, IsTheLowestRankThatAllRanksOfTheHostCanAddress) {
+  AddressTable table = {
+      {true, true, true, false}, {true, true, true, false}, {true, true, true, false}, {false, false, false, true}};
+  const auto owners = [&] {
+    std::vector<Rank> found;
+    for (Rank rank = 0; rank < 4; ++rank) {
+      found.push_back(commonOwner(table, rank));
+    }
+    return found;
+  };
+  EXPECT_EQ(owners(), (std::vector<Rank>{0, 0, 0, 3}));
+  table[1][0] = false;
+  EXPECT_EQ(owners(), (std::vector<Rank>{1, 1, 1, 3}));
+  table[0][1] = false;  // ranks 0 and 1 both address rank 2's part
+  EXPECT_EQ(owners(), (std::vector<Rank>{2, 2, 2, 3}));
+  table[1][2] = false;  // rank 1 addresses no other part, and rank 2 addresses the part of rank 1
+  EXPECT_EQ(owners(), (std::vector<Rank>{-1, -1, -1, 3}));
+  table[2][1] = false;
+  EXPECT_EQ(owners(), (std::vector<Rank>{0, 1, 0, 3}));
 }
 
 }  // namespace
