@@ -201,6 +201,7 @@ void HeldLink::get(const QueueMessage& message, const HeldQueuePtr& queue, bool 
         return self->answerOutcome(to, why, failure);
       }
       self->gets_.at(to.request).entry = entry;
+      queue->lend();
       self->answer(to, QueueOp::kOk, static_cast<std::int64_t>(queue->size()), entry->head, entry->parts);
     });
   };
@@ -212,7 +213,9 @@ void HeldLink::get(const QueueMessage& message, const HeldQueuePtr& queue, bool 
 
 void HeldLink::taken(std::uint64_t request) {
   if (const auto found = gets_.find(request); found != gets_.end() && found->second.entry != nullptr) {
+    const HeldQueuePtr queue = found->second.queue;
     gets_.erase(found);
+    queue->settle(1);
   }
 }
 
@@ -225,6 +228,7 @@ void HeldLink::cancel(const QueueMessage& message) {
     getting.mapped().queue->forget(getting.mapped().getter);
   } else if (!getting.empty()) {
     getting.mapped().queue->giveBack({getting.mapped().entry});
+    getting.mapped().queue->settle(1);
   }
   if (!putting.empty()) {
     const WaitingPut& put = putting.mapped();
@@ -272,6 +276,7 @@ void HeldLink::end(const Status& why) {
   }
   for (const auto& [queue, entries] : back) {
     queue->giveBack(entries);
+    queue->settle(entries.size());
   }
   transactions_.clear();
   for (const HeldQueuePtr& queue : std::exchange(hasPut_, {})) {
