@@ -257,7 +257,17 @@ void HeldLink::end(const Status& why) {
   const auto self = shared_from_this();
   holder_->removeLink(self);
   if (holder_->isStopped()) {
-    return;  // the program ends, and all held queues with it
+    // This rank has ended the group, and nobody is served any more. Waits refer to this link, and so to the holder, and
+    // would keep the entries of all queues.
+    for (const auto& [request, getting] : std::exchange(gets_, {})) {
+      getting.queue->forget(getting.getter);
+      getting.getter->serve = nullptr;
+    }
+    for (const auto& [request, put] : std::exchange(puts_, {})) {
+      put.putting->notify = nullptr;
+      put.putting->fetch = nullptr;
+    }
+    return;
   }
   if (const std::string notice = link_->revocation(); !notice.empty()) {
     holder_->revoke(notice);
