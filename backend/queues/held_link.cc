@@ -179,8 +179,12 @@ void HeldLink::open(const QueueMessage& message) {
   const std::string key = message.head.substr(sizeof keyBytes, keyBytes);
   const std::string about = message.head.substr(sizeof keyBytes + key.size());
   const HeldQueuePtr held = holder_->find(key);
-  if (held == nullptr) {  // the Queue was not made on this rank yet
-    holder_->whenHeld(key, [self = shared_from_this(), message] { self->guarded([&] { self->open(message); }); });
+  if (held == nullptr) {                                         // the Queue was not made on this rank yet
+    holder_->whenHeld(key, [weak = weak_from_this(), message] {  // weak: the queue may never be made
+      if (const std::shared_ptr<HeldLink> self = weak.lock(); self != nullptr) {
+        self->guarded([&] { self->open(message); });
+      }
+    });
   } else if (held->about != about) {
     answer(message, QueueOp::kMismatch, 0, held->about);
   } else {

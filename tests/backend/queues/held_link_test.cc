@@ -139,7 +139,7 @@ class AHolderThatThrows : public ::testing::Test {
         ended = holder;
       }
       group->end();
-      // Nothing that waited keeps the holder, and with it the entries of all queues.
+      // A wait does not keep the holder with the entries of all queues.
       for (const Deadline until = Clock::now() + seconds(20); !ended.expired() && Clock::now() < until;) {
         std::this_thread::yield();
       }
@@ -246,6 +246,20 @@ TEST_F(AHolderThatEnds, WhileAGetterWaitsKeepsNothing) {
         EXPECT_EQ(waiting, 1U);
       },
       [](QueueUser& user) { expectNoAnswer(user, QueueOp::kGet); });
+}
+
+TEST_F(AHolderThatEnds, WhileAUserWaitsForAQueueThatIsNotMadeKeepsNothing) {
+  run(
+      {.sends = 1000, .recvs = 1000, .hasEntry = false},
+      [](const auto& holder, const HeldQueuePtr&, ThrowingLink& link) { expectTheEndOfTheLink(*holder, link); },
+      [](QueueUser& user) {
+        const std::string key = "nowhere";
+        const auto length = static_cast<std::uint32_t>(key.size());
+        std::string head(sizeof length, '\0');
+        std::memcpy(head.data(), &length, sizeof length);
+        EXPECT_TRUE(user.ask({QueueOp::kOpen, 0, 0, 0, 0, head + key, {}, {}}, {}).isOk());
+        EXPECT_EQ(askAndWait(user, QueueOp::kPing), Status::ok());  // the holder has the request, and no queue
+      });
 }
 
 TEST(AnEventThatThrows, ThrowsInTheCallThatWaitsForIt) {
