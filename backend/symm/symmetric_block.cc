@@ -196,10 +196,17 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
       continue;
     }
     if (now >= nextLook) {
-      const std::vector<Rank> needed =
-          wait.stillNeeded != nullptr ? wait.stillNeeded() : std::vector<Rank>(wait.needed.begin(), wait.needed.end());
-      if (const Status seen = engine.memory().lookFor(needed); !seen.isOk()) {
-        return isOver() ? Status::ok() : inVain(engine, wait, seen);
+      const auto neededNow = [&] {
+        return wait.stillNeeded != nullptr ? wait.stillNeeded()
+                                           : std::vector<Rank>(wait.needed.begin(), wait.needed.end());
+      };
+      const std::vector<Rank> needed = neededNow();
+      const Status seen = engine.memory().lookFor(needed);
+      if (!seen.isOk() && isOver()) {
+        return Status::ok();
+      }
+      if (!seen.isOk() && needed == neededNow()) {  // else a rank may have left after doing its part
+        return inVain(engine, wait, seen);
       }
       if (wait.whyLeave != nullptr) {
         SW_RETURN_IF_ERROR(wait.whyLeave());
@@ -407,14 +414,21 @@ Status SymmetricBlock::enterOrder() {
     isMine = isMine || holder.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank()) + 1);
     return isMine;
   };
+  // The rank inside a section, alive or dead; -1: none. No other rank delays a turn.
+  const auto inside = [&] { return static_cast<Rank>(holder.load(std::memory_order_relaxed)) - 1; };
+  const auto delaying = [&] {
+    const Rank by = inside();
+    return by < 0 || by == rank() ? std::vector<Rank>{} : std::vector<Rank>{by};
+  };
   return waitFor(take, [&] {
     return Wait{.what = fmt::format("red of {}", name_),
-                .needed = others_,  // any rank may have its turn
+                .needed = others_,
+                .stillNeeded = delaying,
                 .isCollective = true,
                 .whoIsMissing = [&] {
-                  const std::uint32_t by = holder.load(std::memory_order_relaxed);
-                  return by == 0 ? std::string("other ranks entered first each time")
-                                 : fmt::format("rank {} is inside its own section", by - 1);
+                  const Rank by = inside();
+                  return by < 0 ? std::string("other ranks entered first each time")
+                                : fmt::format("rank {} is inside its own section", by);
                 }};
   });
 }

@@ -455,6 +455,42 @@ TEST(SymmetricWait, DeathIsNamedInSignalWaitBarrierAndOrder) {
   }
 }
 
+TEST(SymmetricWait, ATurnDoesNotNeedARankThatLeft) {
+  std::atomic<int> ready{0};
+  std::atomic<int> waits{0};
+  std::atomic<bool> hasLeft{false};
+  withSymmetric(3, [&](Communicator& group) {
+    const Block block = makeBlock(group, 32);
+    ASSERT_NE(block, nullptr);
+    ++ready;
+    await(ready, 3);
+    if (group.rank() == 2) {
+      group.end();
+      hasLeft = true;
+      return;
+    }
+    while (!hasLeft) {
+      std::this_thread::yield();
+    }
+    if (group.rank() == 0) {
+      ASSERT_TRUE(block->enterOrder().isOk());
+      ++waits;
+      await(waits, 2);
+      ::usleep(50000);  // rank 1 waits so long that it looks for the rank that delays it
+      block->leaveOrder();
+    } else {
+      await(waits, 1);
+      ++waits;
+      const Status turn = block->enterOrder();
+      ASSERT_TRUE(turn.isOk()) << turn.message();
+      block->leaveOrder();
+    }
+    EXPECT_TRUE(group.status().isOk()) << group.status().message();
+    ++ready;
+    await(ready, 5);
+  });
+}
+
 TEST(SymmetricWait, StoppedRankIsNamedAtTheTimeout) {
   testing::SharedValue<std::atomic<pid_t>> stopped;
   withProcesses(
