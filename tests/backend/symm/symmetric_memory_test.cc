@@ -270,6 +270,29 @@ TEST(SymmetricMemory, GoesBackWhenTheLastRankDropsIt) {
   });
 }
 
+TEST(SymmetricMemory, GoesBackWhenTheHeapIsFull) {
+  withProcesses(2, [](Communicator& group) {
+    SharedHeap* const heap = *SharedHeap::instance();
+    ASSERT_TRUE(group.symmetricBarrier().isOk());
+    Block block = makeBlock(group, std::size_t{64} << 20, false);
+    for (const Rank first : {0, 1}) {  // rank 0 keeps its part until rank 1 has dropped the block
+      ASSERT_TRUE(group.symmetricBarrier().isOk());
+      if (group.rank() == first) {
+        block.reset();
+      }
+    }
+    ASSERT_TRUE(group.symmetricBarrier().isOk());
+    if (group.rank() == 0) {
+      EXPECT_EQ(numDeferred(), 1U);
+      const auto most = heap->allocate(heap->reservedBytes() - (std::size_t{32} << 20));
+      ASSERT_TRUE(most.isOk()) << most.status().message();
+      SharedHeap::freeBlock(*most);
+      EXPECT_EQ(numDeferred(), 0U);
+    }
+    ASSERT_TRUE(group.symmetricBarrier().isOk());
+  });
+}
+
 TEST(SymmetricMemory, ManyBlocksLeaveNothing) {
   withProcesses(2, [](Communicator& group) {
     const SharedHeap* heap = *SharedHeap::instance();
