@@ -185,6 +185,8 @@ class MemfdHeap final : public SharedHeap {
   std::unordered_map<std::uint64_t, std::uint64_t> large_ SW_GUARDED_BY(mutex_);  // offset -> bytes
 };
 
+std::atomic<bool (*)()> releaseWhenFull{nullptr};  // relaxed: a function, and nothing that it refers to
+
 std::optional<std::uint64_t> MemfdHeap::takeSmall(std::uint64_t bytes) {
   const int sizeClass = sizeClassOf(bytes);
   auto offset = small_.take(sizeClass);
@@ -236,6 +238,9 @@ Result<void*> MemfdHeap::allocate(std::size_t bytes) {
     }
     purge(0);
     awaitPurges();
+  }
+  if (const auto release = releaseWhenFull.load(std::memory_order_relaxed); release != nullptr && release()) {
+    return allocate(bytes);
   }
   return Status{
       StatusCode::kSystem,
@@ -415,6 +420,10 @@ Result<SharedHeap*> SharedHeap::instanceOrInherited() {
     return heap;
   }
   return instance();
+}
+
+void SharedHeap::whenFull(bool (*release)()) {
+  releaseWhenFull.store(release, std::memory_order_relaxed);
 }
 
 void SharedHeap::freeBlock(void* bytes) {

@@ -28,6 +28,9 @@ class SharedHeap {
   // Frees a block of any heap of this process: of its own heap, or of a heap inherited by fork(), whose blocks stay
   // with the parent.
   SHARDWIRE_EXPORT static void freeBlock(void* bytes);
+  // `release` frees blocks that nobody needs any more, and returns whether there were any. Called before allocate()
+  // returns that there is no room, without the heap's lock, but perhaps under locks of the caller.
+  static void whenFull(bool (*release)());
 
   virtual ~SharedHeap() = default;
   // 64-byte aligned (2 MiB aligned from 2 MiB on, and then backed by memory at once where the kernel has huge pages to

@@ -179,8 +179,12 @@ void HeldLink::open(const QueueMessage& message) {
   const std::string key = message.head.substr(sizeof keyBytes, keyBytes);
   const std::string about = message.head.substr(sizeof keyBytes + key.size());
   const HeldQueuePtr held = holder_->find(key);
-  if (held == nullptr) {  // the Queue was not made on this rank yet
-    holder_->whenHeld(key, [self = shared_from_this(), message] { self->guarded([&] { self->open(message); }); });
+  if (held == nullptr) {                                         // the Queue was not made on this rank yet
+    holder_->whenHeld(key, [weak = weak_from_this(), message] {  // weak: the queue may never be made
+      if (const std::shared_ptr<HeldLink> self = weak.lock(); self != nullptr) {
+        self->guarded([&] { self->open(message); });
+      }
+    });
   } else if (held->about != about) {
     answer(message, QueueOp::kMismatch, 0, held->about);
   } else {
@@ -201,6 +205,7 @@ void HeldLink::get(const QueueMessage& message, const HeldQueuePtr& queue, bool 
         return self->answerOutcome(to, why, failure);
       }
       self->gets_.at(to.request).entry = entry;
+      queue->lend();
       self->answer(to, QueueOp::kOk, static_cast<std::int64_t>(queue->size()), entry->head, entry->parts);
     });
   };
@@ -212,7 +217,9 @@ void HeldLink::get(const QueueMessage& message, const HeldQueuePtr& queue, bool 
 
 void HeldLink::taken(std::uint64_t request) {
   if (const auto found = gets_.find(request); found != gets_.end() && found->second.entry != nullptr) {
+    const HeldQueuePtr queue = found->second.queue;
     gets_.erase(found);
+    queue->settle(1);
   }
 }
 
@@ -225,6 +232,7 @@ void HeldLink::cancel(const QueueMessage& message) {
     getting.mapped().queue->forget(getting.mapped().getter);
   } else if (!getting.empty()) {
     getting.mapped().queue->giveBack({getting.mapped().entry});
+    getting.mapped().queue->settle(1);
   }
   if (!putting.empty()) {
     const WaitingPut& put = putting.mapped();
@@ -253,7 +261,17 @@ void HeldLink::end(const Status& why) {
   const auto self = shared_from_this();
   holder_->removeLink(self);
   if (holder_->isStopped()) {
-    return;  // the program ends, and all held queues with it
+    // This rank has ended the group, and nobody is served any more. Waits refer to this link, and so to the holder, and
+    // would keep the entries of all queues.
+    for (const auto& [request, getting] : std::exchange(gets_, {})) {
+      getting.queue->forget(getting.getter);
+      getting.getter->serve = nullptr;
+    }
+    for (const auto& [request, put] : std::exchange(puts_, {})) {
+      put.putting->notify = nullptr;
+      put.putting->fetch = nullptr;
+    }
+    return;
   }
   if (const std::string notice = link_->revocation(); !notice.empty()) {
     holder_->revoke(notice);
@@ -272,6 +290,7 @@ void HeldLink::end(const Status& why) {
   }
   for (const auto& [queue, entries] : back) {
     queue->giveBack(entries);
+    queue->settle(entries.size());
   }
   transactions_.clear();
   for (const HeldQueuePtr& queue : std::exchange(hasPut_, {})) {

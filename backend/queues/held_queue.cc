@@ -157,7 +157,7 @@ void HeldQueue::serve() {
     why = QueueOutcome::kFailed;
   } else if (!entries_.empty()) {
     why = QueueOutcome::kReady;
-  } else if (isClosed_ && inOrder_.empty()) {
+  } else if (isClosed_ && inOrder_.empty() && numLent_ == 0) {
     why = QueueOutcome::kOver;
   } else if (!failure_.empty()) {
     why = QueueOutcome::kFailed;
@@ -187,6 +187,11 @@ void HeldQueue::giveBack(const std::vector<QueueEntryPtr>& entries) {
     };
     entries_.insert(std::ranges::lower_bound(entries_, entry, isBefore), entry);
   }
+  serve();
+}
+
+void HeldQueue::settle(std::size_t count) {
+  numLent_ -= count;
   serve();
 }
 

@@ -66,6 +66,10 @@ class SHARDWIRE_EXPORT HeldQueue {
   bool forget(const QueueGetterPtr& getter);
   // Entries handed out and not taken go back to their places in the order.
   void giveBack(const std::vector<QueueEntryPtr>& entries);
+  // For getters that confirm: an entry was handed out and may still come back, so a closed queue is not over; and
+  // `count` such entries were taken or have come back.
+  void lend() { ++numLent_; }
+  void settle(std::size_t count);
   // A putter died: getters with an empty queue get the failure, since the missing entries are unknown.
   void fail(const std::string& failure);
   // Nothing more can be put; entries in the queue can still be taken.
@@ -98,6 +102,7 @@ class SHARDWIRE_EXPORT HeldQueue {
   std::deque<PuttingPtr> forRoom_;
   std::map<const void*, std::deque<PuttingPtr>> inOrder_;  // source -> puts not visible yet, oldest first
   std::size_t reserved_ = 0;                               // room of admitted puts not visible yet
+  std::size_t numLent_ = 0;
   bool isClosed_ = false;
   std::string failure_;
   std::string revoked_;

@@ -38,7 +38,7 @@ class BlockWords {
       futexWakeAll(bell());
     }
   }
-  // 1 + the rank inside its ordered section of stores; 0: no rank. Used only in the part of a host's lowest rank.
+  // 1 + the rank inside its ordered section of stores; 0: no rank. Used only in one part of a host (commonOwner).
   Word& orderedBy() const { return at(kLine / sizeof(Word)); }
   // 1: `rank` has released this block.
   Word& dropped(Rank rank) const { return at(kArrays + static_cast<std::size_t>(rank)); }

@@ -23,24 +23,15 @@ bool isHeld(DeferredBlock& block) {
   return !block.holders.empty();
 }
 
-}  // namespace
-
-void releaseLater(DeferredBlock block) {
-  {
-    DeferredBlocks& all = PerProcess<DeferredBlocks>::get();
-    const MutexLock lock(all.mutex);
-    all.blocks.push_back(std::move(block));
-  }
-  releaseUnheld();
-}
-
-void releaseUnheld() {
+// Releases the blocks without holders that `may` accepts, and returns whether there were any.
+template <typename May>
+bool release(const May& may) {
   std::vector<DeferredBlock> unused;
   {
     DeferredBlocks& all = PerProcess<DeferredBlocks>::get();
     const MutexLock lock(all.mutex);
     std::erase_if(all.blocks, [&](DeferredBlock& block) {
-      if (isHeld(block)) {
+      if (!may(block) || isHeld(block)) {
         return false;
       }
       unused.push_back(std::move(block));
@@ -53,6 +44,28 @@ void releaseUnheld() {
     }
     SharedHeap::freeBlock(block.memory);
   }
+  return !unused.empty();
+}
+
+// withdraw() takes the lock of an engine, which the thread that needs memory may have.
+bool releaseForRoom() {
+  return release([](const DeferredBlock& block) { return block.withdraw == nullptr; });
+}
+
+}  // namespace
+
+void releaseLater(DeferredBlock block) {
+  SharedHeap::whenFull(&releaseForRoom);
+  {
+    DeferredBlocks& all = PerProcess<DeferredBlocks>::get();
+    const MutexLock lock(all.mutex);
+    all.blocks.push_back(std::move(block));
+  }
+  releaseUnheld();
+}
+
+void releaseUnheld() {
+  release([](const DeferredBlock&) { return true; });
 }
 
 std::size_t numDeferred() {

@@ -1,5 +1,6 @@
 // Deferred release: symmetric blocks that this process no longer uses but that peers may still write to. One list per
-// process, checked whenever symmetric memory is made, freed or released and when a group ends. Any thread.
+// process, checked whenever symmetric memory is made, freed or released, when a group ends, and when the heap is full.
+// Any thread.
 #pragma once
 
 #include <cstddef>

@@ -80,16 +80,15 @@ std::string encodeOutcome(const std::vector<BlockPart>& parts) {
   return writer.take();
 }
 
-// askers: the ranks that reach this rank's part only by requests. The result, equal on all ranks: whether each rank can
-// address each part.
-Result<bool> readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vector<BlockPart>* parts,
-                          std::vector<Rank>* askers) {
-  bool reachesAll = true;
+// askers: the ranks that reach this rank's part only by requests.
+Result<AddressTable> readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vector<BlockPart>* parts,
+                                  std::vector<Rank>* askers) {
+  AddressTable table(blobs.size());
   for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
     ByteReader reader(blobs[rank]);
     for (std::size_t owner = 0; owner < blobs.size(); ++owner) {
       const auto how = static_cast<Holding>(reader.u8());
-      reachesAll = reachesAll && (rank == owner || how == Holding::kMapped);
+      table[rank].push_back(rank == owner || how == Holding::kMapped);
       if (owner == static_cast<std::size_t>(self)) {
         (*parts)[rank].holdsMine = how != Holding::kNot;
         (*parts)[rank].asksMine = how == Holding::kByRequests;
@@ -102,7 +101,7 @@ Result<bool> readOutcomes(const std::vector<std::string>& blobs, Rank self, std:
       return Status{StatusCode::kInternal, fmt::format("{}: the message of rank {} cannot be read", kWhat, rank)};
     }
   }
-  return reachesAll;
+  return table;
 }
 
 HeapPlace placeOf(const SharedHeap& heap, const void* bytes, std::size_t size) {
@@ -259,12 +258,12 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   }
   SW_RETURN_IF_ERROR(outcomes.status());
   std::vector<Rank> askers;
-  const auto reachesAll = readOutcomes(*outcomes, engine->facts().rank, &parts, &askers);
-  SW_RETURN_IF_ERROR(reachesAll.status());
+  const auto table = readOutcomes(*outcomes, engine->facts().rank, &parts, &askers);
+  SW_RETURN_IF_ERROR(table.status());
   own.release();  // owned by the block now
   serving.keep(std::move(askers));
   return std::shared_ptr<SymmetricMemory>(
-      std::make_shared<SymmetricBlock>(engine, request, number, std::move(parts), *reachesAll));
+      std::make_shared<SymmetricBlock>(engine, request, number, std::move(parts), *table));
 }
 
 }  // namespace shardwire::internal

@@ -58,6 +58,26 @@ std::string named(std::span<const Rank> ranks) {
 
 }  // namespace
 
+Rank commonOwner(const AddressTable& table, Rank rank) {
+  std::vector<bool> isFound(table.size());
+  std::vector<std::size_t> host = {static_cast<std::size_t>(rank)};
+  isFound[host.front()] = true;
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    for (std::size_t other = 0; other < table.size(); ++other) {
+      if (!isFound[other] && (table[host[i]][other] || table[other][host[i]])) {
+        isFound[other] = true;
+        host.push_back(other);
+      }
+    }
+  }
+  for (std::size_t owner = 0; owner < table.size(); ++owner) {
+    if (std::ranges::all_of(host, [&](std::size_t each) { return table[each][owner]; })) {
+      return static_cast<Rank>(owner);
+    }
+  }
+  return -1;
+}
+
 std::size_t SymmetricBlock::partBytes(std::size_t bytes, int worldSize, int numChannels) {
   return wholePages(roundUp(std::max<std::size_t>(bytes, 1), kLine) + BlockWords::sizeFor(worldSize, numChannels));
 }
@@ -67,7 +87,7 @@ BlockWords SymmetricBlock::wordsOf(std::byte* part, std::size_t bytes, int world
 }
 
 SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request,
-                               std::uint64_t number, std::vector<BlockPart> parts, bool reachesAll)
+                               std::uint64_t number, std::vector<BlockPart> parts, const AddressTable& table)
     : engine_(engine),
       rank_(engine->facts().rank),
       worldSize_(engine->facts().worldSize),
@@ -78,10 +98,12 @@ SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const Symm
       parts_(std::move(parts)),
       attached_(request.attached),
       isAsked_(std::ranges::any_of(parts_, [](const BlockPart& part) { return part.asksMine; })),
+      orderOwner_(commonOwner(table, rank_)),
       others_(allBut(rank_, worldSize_)),
       name_(fmt::format("symmetric memory #{}", number)),
       barriers_(static_cast<std::size_t>(request.numChannels)) {
-  reachesAll_ = reachesAll;
+  reachesAll_ = std::ranges::all_of(
+      table, [](const std::vector<bool>& row) { return std::ranges::find(row, false) == row.end(); });
 }
 
 SymmetricBlock::~SymmetricBlock() {
@@ -174,10 +196,17 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
       continue;
     }
     if (now >= nextLook) {
-      const std::vector<Rank> needed =
-          wait.stillNeeded != nullptr ? wait.stillNeeded() : std::vector<Rank>(wait.needed.begin(), wait.needed.end());
-      if (const Status seen = engine.memory().lookFor(needed); !seen.isOk()) {
-        return isOver() ? Status::ok() : inVain(engine, wait, seen);
+      const auto neededNow = [&] {
+        return wait.stillNeeded != nullptr ? wait.stillNeeded()
+                                           : std::vector<Rank>(wait.needed.begin(), wait.needed.end());
+      };
+      const std::vector<Rank> needed = neededNow();
+      const Status seen = engine.memory().lookFor(needed);
+      if (!seen.isOk() && isOver()) {
+        return Status::ok();
+      }
+      if (!seen.isOk() && needed == neededNow()) {  // else a rank may have left after doing its part
+        return inVain(engine, wait, seen);
       }
       if (wait.whyLeave != nullptr) {
         SW_RETURN_IF_ERROR(wait.whyLeave());
@@ -368,14 +397,15 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
   });
 }
 
-// All ranks of a host address the same parts, so the host has one word, for any destination ranks.
-BlockWords::Word& SymmetricBlock::orderWord() const {
-  const auto first = std::ranges::find_if(parts_, [](const BlockPart& part) { return part.bytes != nullptr; });
-  return words(static_cast<Rank>(first - parts_.begin())).orderedBy();
-}
-
+// The ranks of a host take turns by the word in one part, whatever the destination ranks are.
 Status SymmetricBlock::enterOrder() {
   SW_RETURN_IF_ERROR(usable());
+  if (orderOwner_ < 0) {
+    return {StatusCode::kUnsupported,
+            fmt::format("red of {} on {}: the ranks of this host take turns by a word in a part that all of them can "
+                        "address, and there is no such part",
+                        name_, groupLabel_)};
+  }
   auto& holder = orderWord();
   bool isMine = false;  // waitFor() calls take() again after it returned true
   const auto take = [&] {
@@ -384,14 +414,21 @@ Status SymmetricBlock::enterOrder() {
     isMine = isMine || holder.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank()) + 1);
     return isMine;
   };
+  // The rank inside a section, alive or dead; -1: none. No other rank delays a turn.
+  const auto inside = [&] { return static_cast<Rank>(holder.load(std::memory_order_relaxed)) - 1; };
+  const auto delaying = [&] {
+    const Rank by = inside();
+    return by < 0 || by == rank() ? std::vector<Rank>{} : std::vector<Rank>{by};
+  };
   return waitFor(take, [&] {
     return Wait{.what = fmt::format("red of {}", name_),
-                .needed = others_,  // any rank may have its turn
+                .needed = others_,
+                .stillNeeded = delaying,
                 .isCollective = true,
                 .whoIsMissing = [&] {
-                  const std::uint32_t by = holder.load(std::memory_order_relaxed);
-                  return by == 0 ? std::string("other ranks entered first each time")
-                                 : fmt::format("rank {} is inside its own section", by - 1);
+                  const Rank by = inside();
+                  return by < 0 ? std::string("other ranks entered first each time")
+                                : fmt::format("rank {} is inside its own section", by);
                 }};
   });
 }

@@ -31,11 +31,17 @@ struct BlockPart {
   bool asksMine = false;   // by requests
 };
 
+// By rank and owner: whether the rank can address the owner's part. Equal on all ranks.
+using AddressTable = std::vector<std::vector<bool>>;
+// The lowest rank whose part all ranks of the host of `rank` can address; -1: there is none. Two ranks are of one host
+// if one can address the other's part, or if both are of one host with a third rank.
+SHARDWIRE_EXPORT Rank commonOwner(const AddressTable& table, Rank rank);
+
 class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_from_this<SymmetricBlock> {
  public:
-  // `parts` by rank. Takes over the memory of the own part. reachesAll: the same on all ranks.
+  // `parts` by rank. Takes over the memory of the own part.
   SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request, std::uint64_t number,
-                 std::vector<BlockPart> parts, bool reachesAll);
+                 std::vector<BlockPart> parts, const AddressTable& table);
   ~SymmetricBlock() override;
   SymmetricBlock(const SymmetricBlock&) = delete;
   SymmetricBlock& operator=(const SymmetricBlock&) = delete;
@@ -96,7 +102,7 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   Status request(std::string_view what, Rank peer, const OneSidedCall& call, Arguments&&... arguments);
   Status ended() const;
   Status usable() const;
-  BlockWords::Word& orderWord() const;
+  BlockWords::Word& orderWord() const { return words(orderOwner_).orderedBy(); }
   std::string stateOf(std::span<const Rank> ranks) const;
   const BlockPart& partOf(Rank rank) const { return parts_[static_cast<std::size_t>(rank)]; }
   BlockWords words(Rank rank) const { return wordsOf(partOf(rank).bytes, bytes_, worldSize()); }
@@ -113,6 +119,7 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   const std::vector<BlockPart> parts_;    // by rank
   const std::shared_ptr<void> attached_;  // of this rank
   const bool isAsked_;                    // this rank's part is, by requests
+  const Rank orderOwner_;                 // its part has the word of the host's order; -1: there is no order
   std::vector<Rank> others_;
   const std::string name_;                            // "symmetric memory #3"
   std::vector<std::atomic<std::uint32_t>> barriers_;  // by channel: how many this rank came to; relaxed: a number alone

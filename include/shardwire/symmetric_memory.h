@@ -131,7 +131,8 @@ class SHARDWIRE_EXPORT SymmetricMemory {
   // call may end by the timeout instead.
   virtual Status barrier(int channel, std::optional<Duration> timeout, bool givesWay = false) = 0;
   // Makes a section of this rank exclude the sections of all other ranks of the host until leaveOrder(), for any
-  // destination ranks. So stores to many ranks have one order everywhere.
+  // destination ranks. So stores to many ranks have one order everywhere. kUnsupported, on all ranks of the host, where
+  // no part can be addressed by all of them.
   virtual Status enterOrder() = 0;
   virtual void leaveOrder() = 0;
   // Collective: the block must not be used afterwards. The memory stays as long as a reference exists. localError: an

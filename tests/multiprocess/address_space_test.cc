@@ -134,6 +134,39 @@ TEST_P(LimitedAddressSpace, OfOneRankIsReportedToThePeers) {
   });
 }
 
+// Rank 1 cannot map the heap of rank 0, and so ranks 1 and 2 take their turns by a word in another part.
+TEST_P(LimitedAddressSpace, OfOneRankLeavesOneOrderOfSections) {
+  MemoryStore store;
+  runRanksAsProcesses(3, [&](Rank rank) {
+    ::setenv("SHARDWIRE_HEAP_BYTES", rank == 0 ? "8G" : "512M", 1);
+    if (rank == 1) {
+      limitAddressSpace(std::uint64_t{3} << 30);
+    }
+    auto group = join(store, rank, 3, GetParam());
+    ASSERT_NE(group, nullptr);
+    const auto block = group->makeSymmetric({.bytes = 64, .text = "ordered", .isZeroed = true});
+    ASSERT_TRUE(block.isOk()) << block.status().message();
+    ASSERT_EQ((*block)->address(0) == nullptr, rank == 1);
+    ASSERT_TRUE(group->symmetricBarrier().isOk());
+    const auto counter = [&](Rank owner) -> volatile std::int64_t& {
+      return *reinterpret_cast<volatile std::int64_t*>((*block)->address(owner));
+    };
+    constexpr int kRounds = 20000;
+    for (int round = 0; rank != 0 && round < kRounds; ++round) {
+      ASSERT_TRUE((*block)->enterOrder().isOk());
+      counter(1) = counter(1) + 1;
+      counter(2) = counter(2) + 1;
+      (*block)->leaveOrder();
+    }
+    ASSERT_TRUE(group->symmetricBarrier().isOk());
+    if (rank != 0) {
+      EXPECT_EQ(counter(1), 2 * kRounds);
+      EXPECT_EQ(counter(2), 2 * kRounds);
+    }
+    ASSERT_TRUE(group->symmetricBarrier().isOk());
+  });
+}
+
 // By default a heap leaves room for the heaps of a few peers.
 TEST_P(LimitedAddressSpace, IsSharedWithThePeersByDefault) {
   MemoryStore store;

@@ -617,6 +617,37 @@ def test_what_a_stream_did_not_reach_goes_back_in_order():
     assert run_ranks(2, streaming) == [[3, 4, 5, 6, 7, 8, 9], [0, 1, 2]]
 
 
+def leaves_a_stream(rank, folder):
+    """Rank 0 holds a closed queue; rank 2 waits in it while rank 1 has two entries that it asked for ahead."""
+    q = Queue(group(), 0)
+    gone = folder / "gone"
+    if rank == 0:
+        for number in range(3):
+            q.put(number)
+        q.close()
+        while not gone.exists():
+            time.sleep(0.01)
+        return q.qsize()
+    if rank == 1:
+        stream = q.stream(ahead=2)
+        got = [next(stream)]
+        while q.qsize() > 0:  # the answers to what was asked ahead
+            time.sleep(0.01)
+        (folder / "asked").touch()
+        time.sleep(0.2)  # rank 2 waits meanwhile
+        stream.close()
+        return got
+    while not (folder / "asked").exists():
+        time.sleep(0.01)
+    got = list(q)
+    gone.touch()
+    return got
+
+
+def test_a_closed_queue_is_not_drained_while_entries_may_come_back(tmp_path):
+    assert run_ranks(3, leaves_a_stream, tmp_path) == [0, [0], [1, 2]]
+
+
 # ---- asyncio
 
 def with_asyncio(rank):

@@ -138,23 +138,35 @@ void ShmFabric::keepUntilFree(Remains remains) {
   clearRemains();
 }
 
-// Not under the lock: isFree() asks the listener of the process.
+// Not under the lock: isFree() asks the listener of the process. A call that comes meanwhile finds nothing to look at,
+// so this call looks again.
 void ShmFabric::clearRemains() {
-  std::vector<Remains> all;
+  std::uint64_t seen = 0;
   {
     const MutexLock lock(mutex_);
-    all.swap(remains_);
+    ++numLooks_;
   }
-  std::vector<Remains> kept;
-  for (Remains& each : all) {
-    if (each.isFree(*this)) {
-      arena_.giveBack(each.offset, each.bytes);
-    } else {
-      kept.push_back(std::move(each));
+  while (true) {
+    std::vector<Remains> all;
+    {
+      const MutexLock lock(mutex_);
+      if (seen == numLooks_) {
+        return;
+      }
+      seen = numLooks_;
+      all.swap(remains_);
     }
+    std::vector<Remains> kept;
+    for (Remains& each : all) {
+      if (each.isFree(*this)) {
+        arena_.giveBack(each.offset, each.bytes);
+      } else {
+        kept.push_back(std::move(each));
+      }
+    }
+    const MutexLock lock(mutex_);
+    std::move(kept.begin(), kept.end(), std::back_inserter(remains_));
   }
-  const MutexLock lock(mutex_);
-  std::move(kept.begin(), kept.end(), std::back_inserter(remains_));
 }
 
 std::size_t ShmFabric::numRemains() {

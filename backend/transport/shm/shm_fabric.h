@@ -93,6 +93,7 @@ class ShmFabric final : public FabricPart {
   std::map<std::string, std::weak_ptr<const ShmLink>> links_
       SW_GUARDED_BY(mutex_);  // by the other process's socket name
   std::vector<Remains> remains_ SW_GUARDED_BY(mutex_);
+  std::uint64_t numLooks_ SW_GUARDED_BY(mutex_) = 0;  // calls of clearRemains()
 };
 
 }  // namespace shardwire::internal

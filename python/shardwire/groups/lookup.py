@@ -52,9 +52,10 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
 
     Collective: every rank of 0..size-1 calls, with the same ``name`` (or each without). Blocks until all have met.
 
-    store: any torch.distributed store (TCPStore, FileStore, HashStore for threads). One store may serve several groups
-        made in the same order. Ranks meet by the number of groups that their process has made with this function, over
-        any stores: all ranks of a group must have made equally many.
+    store: any torch.distributed store that the processes share (TCPStore, FileStore). One store may serve several
+        groups made in the same order. Ranks meet by the number of groups that their process has made with this
+        function, over any stores: all ranks of a group must have made equally many. So no two ranks of a group can be
+        threads of one process.
     timeout: seconds or a timedelta for meeting, and for the group's operations; None: 30 minutes.
     name: for messages and :func:`find_process_group`.
     standalone: leaves the group out of torch's tables. Then ``destroy_process_group()`` does not end the group: call

@@ -1,5 +1,5 @@
 // A holder and a user of queues, threads of one process, where an event of the holder throws, as without memory: the
-// exception ends the link of the user alone, and no entry is lost.
+// exception ends the link of the user alone, and no entry is lost. Then a holder that ends while the user waits.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "backend/queues/holder.h"
@@ -108,6 +109,7 @@ class AHolderThatThrows : public ::testing::Test {
     std::promise<void> ready;
     const std::shared_future<void> isReady = ready.get_future().share();
     testing::runRanksAsThreads(2, [&](Rank rank) {
+      std::weak_ptr<QueueHolder> ended;
       auto made = Communicator::create(store, rank, 2, testOptions(), "link");
       if (!made.isOk()) {
         ADD_FAILURE() << made.status().message();
@@ -134,8 +136,14 @@ class AHolderThatThrows : public ::testing::Test {
         ready.set_value();
         onHolder(holder, queue, *link);
         holder->stop();
+        ended = holder;
       }
       group->end();
+      // A wait does not keep the holder with the entries of all queues.
+      for (const Deadline until = Clock::now() + seconds(20); !ended.expired() && Clock::now() < until;) {
+        std::this_thread::yield();
+      }
+      EXPECT_TRUE(ended.expired());
     });
   }
 
@@ -222,6 +230,35 @@ TEST_F(AHolderThatThrows, WhenItReceivesTheNextRequestEndsTheLink) {
       [](QueueUser& user) {
         static_cast<void>(askAndWait(user, QueueOp::kPing));  // after this one the holder receives no more
         expectNoAnswer(user, QueueOp::kPing);
+      });
+}
+
+class AHolderThatEnds : public AHolderThatThrows {};
+
+TEST_F(AHolderThatEnds, WhileAGetterWaitsKeepsNothing) {
+  run(
+      {.sends = 1000, .recvs = 1000, .hasEntry = false},
+      [](const auto& holder, const HeldQueuePtr& queue, ThrowingLink&) {
+        std::size_t waiting = 0;
+        for (const Deadline until = Clock::now() + seconds(20); waiting == 0 && Clock::now() < until;) {
+          holder->run([&] { waiting = queue->counts().getters; });
+        }
+        EXPECT_EQ(waiting, 1U);
+      },
+      [](QueueUser& user) { expectNoAnswer(user, QueueOp::kGet); });
+}
+
+TEST_F(AHolderThatEnds, WhileAUserWaitsForAQueueThatIsNotMadeKeepsNothing) {
+  run(
+      {.sends = 1000, .recvs = 1000, .hasEntry = false},
+      [](const auto& holder, const HeldQueuePtr&, ThrowingLink& link) { expectTheEndOfTheLink(*holder, link); },
+      [](QueueUser& user) {
+        const std::string key = "nowhere";
+        const auto length = static_cast<std::uint32_t>(key.size());
+        std::string head(sizeof length, '\0');
+        std::memcpy(head.data(), &length, sizeof length);
+        EXPECT_TRUE(user.ask({QueueOp::kOpen, 0, 0, 0, 0, head + key, {}, {}}, {}).isOk());
+        EXPECT_EQ(askAndWait(user, QueueOp::kPing), Status::ok());  // the holder has the request, and no queue
       });
 }
 

@@ -111,6 +111,26 @@ TEST_F(HeldQueueTest, AnEntryThatComesBackGoesToItsPlace) {
   EXPECT_EQ(flushed(), (Lines{"h a", "h b", "h c"}));
 }
 
+TEST_F(HeldQueueTest, AClosedQueueIsOverWhenNoEntryCanComeBack) {
+  HeldQueue queue("", 0, false, 0);
+  queue.put(putting(&one, "a"), true);
+  queue.get(getter("g"), true);
+  queue.lend();
+  queue.close();
+  queue.get(getter("watcher", false), true);
+  queue.get(getter("now"), false);
+  queue.get(getter("h"), true);
+  EXPECT_EQ(flushed(), (Lines{"put a ready", "g a", "now nothing"}));
+  queue.giveBack({taken});
+  queue.lend();
+  queue.settle(1);
+  EXPECT_EQ(flushed(), Lines{"h a"});
+  queue.get(getter("i"), true);
+  EXPECT_EQ(flushed(), Lines{});
+  queue.settle(1);
+  EXPECT_EQ(flushed(), (Lines{"watcher over", "i over"}));
+}
+
 TEST_F(HeldQueueTest, AGetterThatGivesUpTakesNothing) {
   HeldQueue queue("", 0, false, 0);
   const QueueGetterPtr leaving = getter("leaving");

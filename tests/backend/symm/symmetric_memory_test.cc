@@ -13,6 +13,7 @@
 #include "backend/memory/shared_heap.h"
 #include "backend/symm/deferred_release.h"
 #include "backend/symm/heap_pages.h"
+#include "backend/symm/symmetric_block.h"
 #include "backend/symm/word_ops.h"
 #include "tests/backend/thread_group.h"
 #include "tests/support/random.h"
@@ -269,6 +270,29 @@ TEST(SymmetricMemory, GoesBackWhenTheLastRankDropsIt) {
   });
 }
 
+TEST(SymmetricMemory, GoesBackWhenTheHeapIsFull) {
+  withProcesses(2, [](Communicator& group) {
+    SharedHeap* const heap = *SharedHeap::instance();
+    ASSERT_TRUE(group.symmetricBarrier().isOk());
+    Block block = makeBlock(group, std::size_t{64} << 20, false);
+    for (const Rank first : {0, 1}) {  // rank 0 keeps its part until rank 1 has dropped the block
+      ASSERT_TRUE(group.symmetricBarrier().isOk());
+      if (group.rank() == first) {
+        block.reset();
+      }
+    }
+    ASSERT_TRUE(group.symmetricBarrier().isOk());
+    if (group.rank() == 0) {
+      EXPECT_EQ(numDeferred(), 1U);
+      const auto most = heap->allocate(heap->reservedBytes() - (std::size_t{32} << 20));
+      ASSERT_TRUE(most.isOk()) << most.status().message();
+      SharedHeap::freeBlock(*most);
+      EXPECT_EQ(numDeferred(), 0U);
+    }
+    ASSERT_TRUE(group.symmetricBarrier().isOk());
+  });
+}
+
 TEST(SymmetricMemory, ManyBlocksLeaveNothing) {
   withProcesses(2, [](Communicator& group) {
     const SharedHeap* heap = *SharedHeap::instance();
@@ -454,6 +478,42 @@ TEST(SymmetricWait, DeathIsNamedInSignalWaitBarrierAndOrder) {
   }
 }
 
+TEST(SymmetricWait, ATurnDoesNotNeedARankThatLeft) {
+  std::atomic<int> ready{0};
+  std::atomic<int> waits{0};
+  std::atomic<bool> hasLeft{false};
+  withSymmetric(3, [&](Communicator& group) {
+    const Block block = makeBlock(group, 32);
+    ASSERT_NE(block, nullptr);
+    ++ready;
+    await(ready, 3);
+    if (group.rank() == 2) {
+      group.end();
+      hasLeft = true;
+      return;
+    }
+    while (!hasLeft) {
+      std::this_thread::yield();
+    }
+    if (group.rank() == 0) {
+      ASSERT_TRUE(block->enterOrder().isOk());
+      ++waits;
+      await(waits, 2);
+      ::usleep(50000);  // rank 1 waits so long that it looks for the rank that delays it
+      block->leaveOrder();
+    } else {
+      await(waits, 1);
+      ++waits;
+      const Status turn = block->enterOrder();
+      ASSERT_TRUE(turn.isOk()) << turn.message();
+      block->leaveOrder();
+    }
+    EXPECT_TRUE(group.status().isOk()) << group.status().message();
+    ++ready;
+    await(ready, 5);
+  });
+}
+
 TEST(SymmetricWait, StoppedRankIsNamedAtTheTimeout) {
   testing::SharedValue<std::atomic<pid_t>> stopped;
   withProcesses(
@@ -502,6 +562,28 @@ TEST(SymmetricMemory, BetweenHostsSaysWhatCannotBeAddressed) {
     }
     EXPECT_TRUE((*group)->symmetricBarrier().isOk());
   });
+}
+
+// By rank and owner. Ranks 0 to 2 are of one host, rank 3 is of another.
+TEST(CommonOwner, IsTheLowestRankThatAllRanksOfTheHostCanAddress) {
+  AddressTable table = {
+      {true, true, true, false}, {true, true, true, false}, {true, true, true, false}, {false, false, false, true}};
+  const auto owners = [&] {
+    std::vector<Rank> found;
+    for (Rank rank = 0; rank < 4; ++rank) {
+      found.push_back(commonOwner(table, rank));
+    }
+    return found;
+  };
+  EXPECT_EQ(owners(), (std::vector<Rank>{0, 0, 0, 3}));
+  table[1][0] = false;
+  EXPECT_EQ(owners(), (std::vector<Rank>{1, 1, 1, 3}));
+  table[0][1] = false;  // ranks 0 and 1 both address rank 2's part
+  EXPECT_EQ(owners(), (std::vector<Rank>{2, 2, 2, 3}));
+  table[1][2] = false;  // rank 1 addresses no other part, and rank 2 addresses the part of rank 1
+  EXPECT_EQ(owners(), (std::vector<Rank>{-1, -1, -1, 3}));
+  table[2][1] = false;
+  EXPECT_EQ(owners(), (std::vector<Rank>{0, 1, 0, 3}));
 }
 
 }  // namespace

@@ -146,6 +146,27 @@ TEST(Inbox, StaysForAPeerThatComesWhenItsOwnerHasLeft) {
   EXPECT_EQ(fabric->numRemains(), before);
 }
 
+// The last peer goes while a thread looks for memory without peers: the call for this end finds an empty list, since
+// the other thread has it.
+TEST(Inbox, APeerThatGoesBetweenTwoLooksIsNoticed) {
+  const auto fabric = ShmFabric::instance();
+  ASSERT_TRUE(fabric.isOk());
+  const auto offset = (*fabric)->arena().take(1);
+  ASSERT_TRUE(offset.isOk());
+  const std::size_t before = (*fabric)->numRemains();
+  bool isGone = false;
+  (*fabric)->keepUntilFree({{}, *offset, 1, [&](ShmFabric& all) {
+                              if (!isGone) {
+                                isGone = true;  // after this look, and before the list is there again
+                                all.clearRemains();
+                                return false;
+                              }
+                              return true;
+                            }});
+  EXPECT_EQ((*fabric)->numRemains(), before);
+  (*fabric)->clearRemains();  // `isGone` ends with this test
+}
+
 // A rank that joins peers late looks only at announced peers.
 TEST(Inbox, WakesAnOwnerThatAwaitsAnnouncements) {
   const auto inbox = makeInbox(130);
