@@ -548,3 +548,22 @@ def _without_handles(rank, size):
 
 def test_shrink_without_handles_says_what_is_missing(run_ranks):
     run_ranks(2, _without_handles)
+
+
+def _interrupted(rank, size):
+    handles = _exchange_handles()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    if rank == 0:
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):  # rank 1 does not come
+            shardwire.reconfigure(None, "alone", handles)
+    meet("interrupted")
+    shardwire.reconfigure(None, "together", handles)
+    assert (_sum(), shardwire.agree().dead) == (size, ())
+
+
+def test_ctrl_c_ends_one_call_and_the_next_one_works(run_ranks):
+    run_ranks(2, _interrupted)

@@ -13,6 +13,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -76,6 +77,29 @@ class RecordClient:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
             self._socket.close()
+
+
+class RenewedClient:
+    """As RecordClient, and a request that failed, or that Ctrl-C interrupted, costs only itself: the next request goes
+    over another connection. ``connect`` makes the connections. Any thread, one at a time."""
+
+    def __init__(self, connect: Callable[[], RecordClient]) -> None:
+        self._lock = threading.Lock()
+        self._connect = connect
+        self._client: RecordClient | None = connect()
+
+    def ask(self, *request: Any) -> Any:
+        return self._with_client(lambda client: client.ask(*request))
+
+    def rest(self, seconds: float) -> None:
+        self._with_client(lambda client: client.rest(seconds))
+
+    def _with_client(self, use: Callable[[RecordClient], Any]) -> Any:
+        with self._lock:
+            client, self._client = self._client or self._connect(), None
+            answer = use(client)
+            self._client = client
+            return answer
 
 
 class RecordStore(dist.Store):  # type: ignore[misc]
