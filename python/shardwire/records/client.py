@@ -105,7 +105,7 @@ class RenewedClient:
 class RecordStore(dist.Store):  # type: ignore[misc]
     """The part of a c10d store that a group of shardwire needs. Keep the object as long as the group."""
 
-    def __init__(self, client: RecordClient, prefix: str) -> None:
+    def __init__(self, client: RecordClient | RenewedClient, prefix: str) -> None:
         super().__init__()
         self._client, self._prefix = client, prefix
 
