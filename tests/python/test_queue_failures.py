@@ -261,6 +261,37 @@ def test_a_stopped_holder_is_a_timeout_and_loses_nothing(run_ranks, tmp_path):
     assert left <= 1
 
 
+def interrupted_transaction(rank, size, folder):
+    group = joined(folder, rank, size, timeout=12)
+    q = Queue(group, 0)
+    if rank == 0:
+        (folder / "pid").write_text(str(os.getpid()))
+        meet("ready")
+        meet("over")
+        return q.qsize()
+    q.put("there")
+    meet("ready")
+    holder = int((folder / "pid").read_text())
+    stop(holder)
+    start = time.monotonic()
+    try:
+        with q.transaction() as puts:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            puts.put(torch.ones(3))
+    except KeyboardInterrupt:
+        pass
+    took = time.monotonic() - start
+    os.kill(holder, signal.SIGCONT)
+    q.put("later")
+    meet("over")
+    return took
+
+
+def test_ctrl_c_ends_a_transaction_though_the_holder_is_stopped(run_ranks, tmp_path):
+    left, took = run_ranks(2, interrupted_transaction, tmp_path, init=False)
+    assert took < 3 and left == 2
+
+
 def awaited_put(rank, size, folder):
     group = joined(folder, rank, size, timeout=3)
     q = Queue(group, 0)

@@ -548,3 +548,46 @@ def _without_handles(rank, size):
 
 def test_shrink_without_handles_says_what_is_missing(run_ranks):
     run_ranks(2, _without_handles)
+
+
+def _interrupted_in(call, *args):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(KeyboardInterrupt):
+        call(*args)
+
+
+def _interrupted(rank, size):
+    handles = _exchange_handles()
+    if rank == 0:
+        _interrupted_in(shardwire.reconfigure, None, "alone", handles)  # rank 1 does not come
+    meet("interrupted")
+    shardwire.reconfigure(None, "together", handles)
+    assert (_sum(), shardwire.agree().dead) == (size, ())
+
+
+def test_ctrl_c_ends_one_call_and_the_next_one_works(run_ranks):
+    run_ranks(2, _interrupted)
+
+
+def _silent_for_a_while(rank, size):
+    RecordClient.__init__.__defaults__ = (0.2,)  # an answer's time limit where the caller gives none
+    handles = _exchange_handles()
+    shardwire.reconfigure(None, "one", handles)
+    if rank == 1:
+        store = survive.known_members(dist.group.WORLD).store
+        _interrupted_in(store.get, "a key that nobody writes")
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+    meet("interrupted")
+    if rank == 1:
+        pid = parse_handle(handles[0]).pid
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(1, os.kill, (pid, signal.SIGCONT)).start()
+    assert _sum(dist.new_group([0, 1])) == size
+
+
+def test_a_group_is_made_though_rank_0_is_silent_for_a_while_or_ctrl_c_came_before(run_ranks):
+    run_ranks(2, _silent_for_a_while)

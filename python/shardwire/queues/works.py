@@ -282,8 +282,12 @@ class Transaction:
         work = QueueWork(self._queue, puts, parts)
         if async_op:
             self._works.append(work)
-        else:
+            return work
+        try:
             work.wait()
+        except BaseException:
+            work.abandon()  # the end of the block drops the entry; the work's destructor would wait once more
+            raise
         return work
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:

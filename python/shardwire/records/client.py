@@ -13,6 +13,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -78,10 +79,33 @@ class RecordClient:
             self._socket.close()
 
 
+class RenewedClient:
+    """As RecordClient, and a request that failed, or that Ctrl-C interrupted, costs only itself: the next request goes
+    over another connection. ``connect`` makes the connections. Any thread, one at a time."""
+
+    def __init__(self, connect: Callable[[], RecordClient]) -> None:
+        self._lock = threading.Lock()
+        self._connect = connect
+        self._client: RecordClient | None = connect()
+
+    def ask(self, *request: Any) -> Any:
+        return self._with_client(lambda client: client.ask(*request))
+
+    def rest(self, seconds: float) -> None:
+        self._with_client(lambda client: client.rest(seconds))
+
+    def _with_client(self, use: Callable[[RecordClient], Any]) -> Any:
+        with self._lock:
+            client, self._client = self._client or self._connect(), None
+            answer = use(client)
+            self._client = client
+            return answer
+
+
 class RecordStore(dist.Store):  # type: ignore[misc]
     """The part of a c10d store that a group of shardwire needs. Keep the object as long as the group."""
 
-    def __init__(self, client: RecordClient, prefix: str) -> None:
+    def __init__(self, client: RecordClient | RenewedClient, prefix: str) -> None:
         super().__init__()
         self._client, self._prefix = client, prefix
 

@@ -14,13 +14,14 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._doctor_wires import chosen_interfaces
 from ..errors import MismatchError
 from ..process.log import log
-from ..records.client import RecordClient, SilentServerError
+from ..records.client import RecordClient, RenewedClient, SilentServerError
 from ..records.server import RecordServer
 
 _PREFIX = "shardwire-process:"
@@ -79,9 +80,9 @@ class OwnStore:
                       if not address.startswith(("127.", "::1", "fe80:"))]
         self.handle = ProcessHandle(secrets.token_hex(8), _host(), socket.gethostname(), os.getpid(), tuple(addresses),
                                     port)
-        self._client = RecordClient("localhost", port, _CONNECT_S)
-        self.ask = self._client.ask
-        self.rest = self._client.rest
+        client = RenewedClient(partial(RecordClient, "localhost", port, _CONNECT_S))
+        self.ask = client.ask
+        self.rest = client.rest
         self.ask("put", _PROCESS_KEY, self.handle.process)
 
 

@@ -10,9 +10,10 @@ import hashlib
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from ..errors import MismatchError, PeerFailedError, TimeoutError
-from ..records.client import RecordClient, RecordStore
+from ..records.client import RecordClient, RecordStore, RenewedClient
 from .agreement import LOOK_S
 from .handles import OtherProcess, ProcessHandle, own_store
 
@@ -43,10 +44,19 @@ def meet(uuid: str, members: Sequence[ProcessHandle], seconds: float) -> GroupSt
         name, _, text = answer.partition(" ")
         raise {each.__name__: each for each in (MismatchError, PeerFailedError, TimeoutError)}[name](
             f"reconfigure {uuid!r}: {text}")
-    client = first.connect()
-    if client is None:
-        raise PeerFailedError(f"reconfigure {uuid!r}: rank 0 ({members[0]}) has ended")
+    client = RenewedClient(partial(_connected, uuid, OtherProcess(members[0]), seconds))
     return GroupStore(client, f"{place}/group/", others)
+
+
+def _connected(uuid: str, first: OtherProcess, seconds: float) -> RecordClient:
+    """A connection to the store of rank 0, which has ``seconds`` for this and for each answer."""
+    end = time.monotonic() + seconds
+    while (client := first.connect(seconds)) is None:
+        if first.is_gone:
+            raise PeerFailedError(f"reconfigure {uuid!r}: rank 0 ({first.handle}) has ended")
+        if time.monotonic() > end:
+            raise TimeoutError(f"reconfigure {uuid!r}: rank 0 ({first.handle}) does not answer")
+    return client
 
 
 def forget_meeting(uuid: str) -> None:
@@ -64,7 +74,7 @@ class GroupStore(RecordStore):
     is waited for: for its address, or in the barrier by which torch 1.13 ends init_process_group, which asks again and
     again for the number of ranks."""
 
-    def __init__(self, client: RecordClient, prefix: str, others: Sequence[OtherProcess]) -> None:
+    def __init__(self, client: RenewedClient, prefix: str, others: Sequence[OtherProcess]) -> None:
         super().__init__(client, prefix)
         self._others = others
         self._ended = ""  # the first rank noticed; others end in consequence
