@@ -143,12 +143,13 @@ bool Driving::flushThem(Completions* done, Duty duty) {
     progress_->ring();
   }
   // A callback may wait for another operation without driving: the thread that drives hands the driving over first.
-  const bool handOver = duty != Duty::kNone && (mayWait || callbacks_.isStuck());
+  const bool runsQueue = mayWait || callbacks_.isStuck();
+  const bool handOver = duty != Duty::kNone && runsQueue;
   std::uint64_t turn = 0;
   if (handOver) {
     stepAside(duty, &turn);
   }
-  if (mayWait || callbacks_.isStuck()) {
+  if (runsQueue) {
     callbacks_.run();
   }
   for (auto& completion : done->list) {
