@@ -104,6 +104,9 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   virtual bool ordered() const { return true; }
 
   // The group of the operation. Valid while the operation is in flight.
+  // Releases the earlier operations that this failed operation waited for. Else thousands of operations over one tensor
+  // would hold each other, and be destroyed by recursion.
+  virtual void forgetEarlier() {}
   RunContext& context() const { return *context_; }
   OperationTag tag() const { return {seq, fingerprint}; }
 

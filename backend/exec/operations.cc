@@ -152,6 +152,9 @@ void Operations::retire(std::size_t index, Status status) {
     new std::pair(activity, activity->keepAlive);
   }
   recordEnd(*activity, status);
+  if (!status.isOk()) {
+    activity->forgetEarlier();
+  }
   if (!activity->isInCall || !activity->endInCall(status)) {
     completions_.push_back(Activity::complete(std::move(activity), std::move(status)));
   }

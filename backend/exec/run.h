@@ -55,6 +55,10 @@ class Run : public Activity {
   // Distinguishes the peers by their missing part and their frames so far: "ranks 2, 3 did not arrive; rank 1 arrived
   // but did not finish".
   std::string waitingFor() const override;
+  void forgetEarlier() final {
+    previous_ = nullptr;
+    gate_ = nullptr;
+  }
   const Activity* heldBackBy() const override { return gate_ == nullptr ? nullptr : gate_->firstOpen(); }
 
  protected:
