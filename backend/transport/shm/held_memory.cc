@@ -102,7 +102,7 @@ class PeerHeapMemory final : public HeldMemory {
 
  private:
   const std::shared_ptr<const ShmLink> link_;  // holds the mapping
-  std::shared_ptr<ShmFabric> fabric_;          // null: released
+  std::shared_ptr<ShmFabric> fabric_;          // null: released, or holds no memory
   std::byte* const bytes_;
   const std::size_t size_;
 };
@@ -111,6 +111,10 @@ class PeerHeapMemory final : public HeldMemory {
 
 std::shared_ptr<HeldMemory> holdOwnProcess(const HeapPlace& place) {
   return std::make_shared<OwnProcessMemory>(reinterpret_cast<std::byte*>(place.address));
+}
+
+std::shared_ptr<HeldMemory> watchPeer(std::shared_ptr<const ShmLink> link) {
+  return std::make_shared<PeerHeapMemory>(std::move(link), nullptr, nullptr, 0);
 }
 
 Result<std::shared_ptr<HeldMemory>> holdPeerHeap(std::shared_ptr<const ShmLink> link, std::shared_ptr<ShmFabric> fabric,
