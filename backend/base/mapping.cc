@@ -4,12 +4,11 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include "backend/base/page_size.h"
 #include "backend/base/system_error.h"
 
 namespace shardwire::internal {
 namespace {
-
-constexpr std::size_t kPage = 4096;
 
 Status mapError(const char* what, std::size_t size, int error) {
   const char* hint =
@@ -29,7 +28,7 @@ Result<Mapping> Mapping::shared(int fd, std::uint64_t offset, std::size_t size, 
                                 std::size_t alignment) {
   SW_CHECK(size > 0 && (alignment & (alignment - 1)) == 0);
   const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
-  if (alignment <= kPage) {
+  if (alignment <= pageBytes()) {
     void* mapped = ::mmap(nullptr, size, protection, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
     return mapped == MAP_FAILED ? Result<Mapping>(mapError(what, size, errno))
                                 : Mapping(static_cast<std::byte*>(mapped), size);
@@ -46,7 +45,7 @@ Result<Mapping> Mapping::shared(int fd, std::uint64_t offset, std::size_t size, 
     ::munmap(start, before);
   }
   Mapping mapping(start + before, size);
-  ::munmap(start + before + ((size + kPage - 1) & ~(kPage - 1)), alignment - before);
+  ::munmap(start + before + inWholePages(size), alignment - before);
   if (::mmap(mapping.bytes_, size, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
              static_cast<off_t>(offset)) == MAP_FAILED) {
     return mapError(what, size, errno);

@@ -24,6 +24,7 @@
 #include "backend/base/mapping.h"
 #include "backend/base/memfd.h"
 #include "backend/base/mutex.h"
+#include "backend/base/page_size.h"
 #include "backend/base/system_error.h"
 #include "backend/memory/extent_map.h"
 #include "backend/memory/huge_pages.h"
@@ -35,7 +36,6 @@ namespace {
 
 // Larger blocks get their memory at the first touch, since a program may allocate much and use little.
 constexpr std::size_t kMostBackedAtOnce = std::size_t{1} << 30;
-constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 constexpr std::uint64_t kLeastAutoBytes = std::uint64_t{64} << 20;
 constexpr std::size_t kBlockAlignment = 64;
@@ -203,7 +203,7 @@ std::optional<std::uint64_t> MemfdHeap::takeSmall(std::uint64_t bytes) {
 }
 
 std::optional<std::uint64_t> MemfdHeap::takeLarge(std::uint64_t bytes, bool* isNew) {
-  const std::uint64_t unit = bytes >= kHugePage ? kHugePage : kPage;
+  const std::uint64_t unit = bytes >= kHugePage ? kHugePage : pageBytes();
   bool wasDirty = false;
   const auto extent = extents_.take(roundUp(bytes, unit), unit, &wasDirty);
   *isNew = unit == kHugePage && !wasDirty;

@@ -260,6 +260,14 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   std::vector<Rank> askers;
   const auto table = readOutcomes(*outcomes, engine->facts().rank, &parts, &askers);
   SW_RETURN_IF_ERROR(table.status());
+  // A rank with a mapping marks the release, unless the process ends before. The engine notices the end of the askers.
+  for (Rank rank = 0; rank < worldSize; ++rank) {
+    BlockPart& each = parts[static_cast<std::size_t>(rank)];
+    if (each.holdsMine && !each.asksMine && each.held == nullptr) {
+      auto watch = engine->memory().hold(rank, {}, 0);
+      each.watch = watch.isOk() ? std::move(*watch) : nullptr;
+    }
+  }
   own.release();  // owned by the block now
   serving.keep(std::move(askers));
   return std::shared_ptr<SymmetricMemory>(

@@ -131,7 +131,7 @@ SymmetricBlock::~SymmetricBlock() {
       part.held->release([&] { words(peer).dropped(rank()).store(1, std::memory_order_seq_cst); });
     }
     if (part.holdsMine) {
-      mine.holders.emplace_back(peer, part.held);
+      mine.holders.emplace_back(peer, part.held != nullptr ? part.held : part.watch);
     }
   }
   releaseLater(std::move(mine));

@@ -27,8 +27,9 @@ struct BlockPart {
   std::byte* attached = nullptr;     // null: not attached, or not addressable
   std::shared_ptr<HeldMemory> attachedHeld;
   std::string whyNot;
-  bool holdsMine = false;  // that rank holds this rank's part
-  bool asksMine = false;   // by requests
+  bool holdsMine = false;             // that rank holds this rank's part
+  bool asksMine = false;              // by requests
+  std::shared_ptr<HeldMemory> watch;  // of a rank with this rank's part mapped whose part is not mapped here
 };
 
 // By rank and owner: whether the rank can address the owner's part. Equal on all ranks.

@@ -193,7 +193,7 @@ class Connection : public PeerFrames, public PeerExposure, public PeerReads, pub
   virtual bool isJoined() const { return true; }
 
   // Symmetric memory: a range of whole pages that the peer made for its peers to write. kUnsupported, with the reason,
-  // when the peer's memory is not mapped here.
+  // when the peer's memory is not mapped here. `size` 0: no memory; the result detects the end of the peer's process.
   virtual Result<std::shared_ptr<HeldMemory>> hold(const HeapPlace& place, std::size_t size);
 
   // A step of the normal end, for connections that are used no more: sends the last frames and the leave, and never

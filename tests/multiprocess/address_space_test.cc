@@ -2,8 +2,10 @@
 // same.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <numeric>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "backend/memory/shared_heap.h"
+#include "backend/symm/deferred_release.h"
 #include "shardwire/communicator.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
@@ -165,6 +168,33 @@ TEST_P(LimitedAddressSpace, OfOneRankLeavesOneOrderOfSections) {
     }
     ASSERT_TRUE(group->symmetricBarrier().isOk());
   });
+}
+
+// Rank 0 has the part of rank 1 mapped, and rank 1 not the heap of rank 0.
+TEST_P(LimitedAddressSpace, OfOneRankLetsSymmetricMemoryOfADeadRankComeBack) {
+  MemoryStore store;
+  const auto body = [&](Rank rank) {
+    ::setenv("SHARDWIRE_HEAP_BYTES", "2G", 1);
+    if (rank == 1) {
+      limitAddressSpace(std::uint64_t{3} << 30);
+    }
+    auto group = join(store, rank, 2, GetParam());
+    ASSERT_NE(group, nullptr);
+    auto block = group->makeSymmetric({.bytes = 64, .text = "kept"});
+    ASSERT_TRUE(block.isOk()) << block.status().message();
+    ASSERT_EQ((*block)->address(1 - rank) == nullptr, rank == 1);
+    ASSERT_TRUE(group->exchange({.what = "all have it"}).isOk());
+    if (rank == 0) {
+      ::raise(SIGKILL);
+    }
+    block->reset();
+    for (int i = 0; i < 2000 && numDeferred() > 0; ++i) {  // the socket's hang-up comes after the death
+      ::usleep(1000);
+      releaseUnheld();
+    }
+    EXPECT_EQ(numDeferred(), 0U);
+  };
+  runRanksAsProcesses(2, body, testing::kRankTimeLimit, {0});
 }
 
 // By default a heap leaves room for the heaps of a few peers.

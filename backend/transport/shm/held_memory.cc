@@ -12,14 +12,13 @@
 
 #include "backend/base/fd.h"
 #include "backend/base/mutex.h"
+#include "backend/base/page_size.h"
 #include "backend/base/per_process.h"
 #include "backend/base/system_error.h"
 #include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {
 namespace {
-
-constexpr std::uint64_t kHeldPage = 4096;
 
 // The lock orders a release before a new use. Once the owner is notified of the release, the owner may give the same
 // pages to a new block, which another thread of this process then holds: that thread must not make the pages writable
@@ -102,7 +101,7 @@ class PeerHeapMemory final : public HeldMemory {
 
  private:
   const std::shared_ptr<const ShmLink> link_;  // holds the mapping
-  std::shared_ptr<ShmFabric> fabric_;          // null: released
+  std::shared_ptr<ShmFabric> fabric_;          // null: released, or holds no memory
   std::byte* const bytes_;
   const std::size_t size_;
 };
@@ -113,10 +112,14 @@ std::shared_ptr<HeldMemory> holdOwnProcess(const HeapPlace& place) {
   return std::make_shared<OwnProcessMemory>(reinterpret_cast<std::byte*>(place.address));
 }
 
+std::shared_ptr<HeldMemory> watchPeer(std::shared_ptr<const ShmLink> link) {
+  return std::make_shared<PeerHeapMemory>(std::move(link), nullptr, nullptr, 0);
+}
+
 Result<std::shared_ptr<HeldMemory>> holdPeerHeap(std::shared_ptr<const ShmLink> link, std::shared_ptr<ShmFabric> fabric,
                                                  std::uint64_t offset, std::size_t size, const std::string& who) {
   const std::uint64_t heapBytes = link->heap()->size();
-  if (offset % kHeldPage != 0 || size % kHeldPage != 0 || size == 0 || offset > heapBytes ||
+  if (offset % pageBytes() != 0 || size % pageBytes() != 0 || size == 0 || offset > heapBytes ||
       size > heapBytes - offset) {
     return Status{StatusCode::kMismatch,
                   fmt::format("{} says that {} bytes of symmetric memory lie at {} of its heap of {} bytes", who, size,

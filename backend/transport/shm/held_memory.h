@@ -14,6 +14,8 @@ class ShmFabric;
 
 // For a rank of this process: the memory itself.
 std::shared_ptr<HeldMemory> holdOwnProcess(const HeapPlace& place);
+// No memory: detects the end of the process at the other end of the link.
+std::shared_ptr<HeldMemory> watchPeer(std::shared_ptr<const ShmLink> link);
 // `size` bytes at `offset` of the heap mapped by `link`; both multiples of a page, checked. `fabric`: the fabric of
 // this process, which must stay alive for peers meanwhile. kSystem when the kernel refuses, kMismatch for a place
 // outside the heap.

@@ -16,6 +16,7 @@
 #include "backend/base/futex.h"
 #include "backend/base/log.h"
 #include "backend/base/mutex.h"
+#include "backend/base/page_size.h"
 #include "backend/base/per_process.h"
 #include "backend/base/system_error.h"
 #include "backend/transport/shm/shm_fabric.h"
@@ -77,7 +78,7 @@ std::string readText(std::span<const char> from) {
 
 std::size_t inboxHeaderBytes(int worldSize) {
   const std::size_t words = (static_cast<std::size_t>(worldSize) + 63) / 64;
-  return (InboxHeader::kAnnouncedOffset + words * sizeof(std::uint64_t) + kInboxPage - 1) / kInboxPage * kInboxPage;
+  return inWholePages(InboxHeader::kAnnouncedOffset + words * sizeof(std::uint64_t));
 }
 
 std::size_t slotBytes(const std::array<std::uint64_t, kNumLanes>& laneBytes) {
@@ -85,7 +86,7 @@ std::size_t slotBytes(const std::array<std::uint64_t, kNumLanes>& laneBytes) {
   for (const std::uint64_t lane : laneBytes) {
     bytes += lane;
   }
-  return bytes;
+  return inWholePages(bytes);
 }
 
 std::byte* InboxSlot::laneData(Lane lane) const {
@@ -150,7 +151,7 @@ Result<std::shared_ptr<Inbox>> Inbox::map(const At& at, Rank owner, int worldSiz
     return Status{StatusCode::kMismatch,
                   fmt::format("rank {} says that its inbox lies at byte {} of {}", owner, at.offset, at.arenaBytes)};
   };
-  if (at.offset % kInboxPage != 0 || at.offset > at.arenaBytes || at.arenaBytes - at.offset < headerBytes) {
+  if (at.offset % pageBytes() != 0 || at.offset > at.arenaBytes || at.arenaBytes - at.offset < headerBytes) {
     return outside();
   }
   std::shared_ptr<Inbox> inbox(new Inbox);

@@ -29,7 +29,7 @@ struct ShmProcessPage;
 
 inline constexpr std::uint64_t kInboxMagic = 0x584f424e49575348;  // "HSWINBOX" as bytes
 inline constexpr std::uint32_t kInboxVersion = 7;
-inline constexpr std::size_t kInboxPage = 4096;
+inline constexpr std::size_t kInboxPage = 4096;  // of a slot before the data of its lanes
 
 enum class RankState : std::uint32_t { kAlive = 0, kLeft = 1 };
 
@@ -84,7 +84,7 @@ std::string readText(std::span<const char> from);
 
 // Bytes of the header with the bits behind it, in whole pages.
 std::size_t inboxHeaderBytes(int worldSize);
-// Bytes of one peer's part: a page of ring words and of the peer's report, then the lanes' data.
+// Bytes of one peer's part, in whole pages: ring words and the peer's report, then the lanes' data.
 std::size_t slotBytes(const std::array<std::uint64_t, kNumLanes>& laneBytes);
 
 struct InboxSlot {

@@ -14,14 +14,13 @@
 namespace shardwire::internal {
 namespace {
 
-constexpr std::uint64_t kPage = kShmPage;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;
 
 // The kernel would kill a process that makes a longer file.
 std::uint64_t longestFile() {
   rlimit limit{};
   const bool isLimited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  return isLimited ? limit.rlim_cur / kPage * kPage : kMostBytes;
+  return isLimited ? limit.rlim_cur / pageBytes() * pageBytes() : kMostBytes;
 }
 
 }  // namespace
@@ -35,7 +34,7 @@ Result<ShmArena> ShmArena::create() {
 }
 
 Result<std::uint64_t> ShmArena::take(std::size_t bytes) {
-  const std::uint64_t whole = (bytes + kPage - 1) / kPage * kPage;
+  const std::uint64_t whole = inWholePages(bytes);
   const std::uint64_t offset = used_.fetch_add(whole, std::memory_order_relaxed);
   if (offset > bytes_ || whole > bytes_ - offset) {
     return Status{

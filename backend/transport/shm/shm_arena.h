@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "backend/base/fd.h"
+#include "backend/base/page_size.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {
@@ -32,7 +33,7 @@ class ShmArena {
 
   Fd fd_;
   std::uint64_t bytes_;
-  std::atomic<std::uint64_t> used_{kShmPage};
+  std::atomic<std::uint64_t> used_{inWholePages(kShmPage)};
 };
 
 }  // namespace shardwire::internal

@@ -142,6 +142,9 @@ Result<std::shared_ptr<HeldMemory>> ShmConnection::hold(const HeapPlace& place, 
   if (joint_.isSameProcess()) {
     return holdOwnProcess(place);
   }
+  if (size == 0) {
+    return watchPeer(joint_.link);
+  }
   const bool isMapped = joint_.link->heap() != nullptr;
   if (!isMapped || !place.isInHeap) {
     const std::string why = isMapped ? "the memory lies outside of its shared heap" : joint_.link->whyNoHeap();
