@@ -351,12 +351,12 @@ class Queue:
             found = content.Content(message.head)
             if wanted is not None or out is not None:
                 found.check(wanted, out)
+            if message.parts is not None:
+                return _Received(found, message.parts, None, message.value)
+            parts, tensor = found.memory(message.part_sizes, out)
         except BaseException:
             link.give_up(call, message)
             raise
-        if message.parts is not None:
-            return _Received(found, message.parts, None, message.value)
-        parts, tensor = found.memory(message.part_sizes, out)
         link.receive(call, parts)
         return _Received(found, parts, tensor, message.value)
 

@@ -221,11 +221,13 @@ class UseLink:
                 continue
             try:
                 message = self._message(call) if message is None else message
-                for size in message.part_sizes if call.op == wire.GET and message.parts is None else ():
-                    if size:
-                        self.backend.recv([torch.empty(size, dtype=torch.uint8, device="cpu")], wire.HOST, call.tag)
+                sizes = message.part_sizes if call.op == wire.GET and message.parts is None else ()
+                for part in [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes if size]:
+                    self.backend.recv([part], wire.HOST, call.tag)
             except ShardwireError:
                 pass  # the link is over: the next request says so
+            except RuntimeError:  # no memory at present; torch has no error of its own for this
+                self._abandoned.append((call, message))
 
     # ---- queues
 
