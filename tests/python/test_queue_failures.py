@@ -8,6 +8,7 @@ import os
 import queue as standard
 import random
 import re
+import resource
 import signal
 import sys
 import threading
@@ -259,6 +260,39 @@ def test_a_stopped_holder_is_a_timeout_and_loses_nothing(run_ranks, tmp_path):
     assert silence < 8
     assert 2.5 < put_time < 5.5, "a put waits for a silent holder once"
     assert left <= 1
+
+
+def getter_without_memory(rank, size, folder):
+    group = joined(folder, rank, size)
+    q = Queue(group, 0)
+    if rank == 0:
+        q.put(torch.ones(25_000_000))
+        q.put("second")
+        meet("ready")
+        meet("failed")
+        got = [q.get(timeout=10), q.get(timeout=10)]
+        q.put("third")
+        meet("over")
+        return got[0].numel(), got[1], q.qsize()
+    assert q.qsize() <= 2
+    meet("ready")
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (60 << 20), limits[1]))
+    errors = [raised(q.get), raised(lambda: asyncio.run(q.get_async()))]
+    left = q.qsize()  # there is still no memory for the bytes that were refused
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    meet("failed")
+    assert q.get(timeout=20) == "third"
+    meet("over")
+    return errors, left
+
+
+def test_an_entry_for_which_a_getter_has_no_memory_goes_back(run_ranks, tmp_path):
+    there, (errors, left) = run_ranks(2, getter_without_memory, tmp_path, init=False)
+    assert there == (25_000_000, "second", 0) and left == 2
+    for kind, text in errors:
+        assert kind is RuntimeError and "memory" in text, text
 
 
 def interrupted_transaction(rank, size, folder):

@@ -341,6 +341,7 @@ class Queue:
     def receive(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float,
                 out: torch.Tensor | None) -> _Received:
         """The entry's bytes. The holder keeps the entry until this rank confirms it with TAKEN."""
+        message = None
         try:
             message = link.answer(call, deadline)
             if message is None:
@@ -350,12 +351,12 @@ class Queue:
             found = content.Content(message.head)
             if wanted is not None or out is not None:
                 found.check(wanted, out)
+            if message.parts is not None:
+                return _Received(found, message.parts, None, message.value)
+            parts, tensor = found.memory(message.part_sizes, out)
         except BaseException:
-            link.give_up(call)
+            link.give_up(call, message)
             raise
-        if message.parts is not None:
-            return _Received(found, message.parts, None, message.value)
-        parts, tensor = found.memory(message.part_sizes, out)
         link.receive(call, parts)
         return _Received(found, parts, tensor, message.value)
 

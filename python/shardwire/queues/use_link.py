@@ -37,7 +37,7 @@ class UseLink:
         self.peer_gone = False
         self.numbers: dict[str, int] = {}  # key of a queue -> the queue's number at the holder
         self._user = _C.QueueUser(backend)
-        self._abandoned: list[Call] = []
+        self._abandoned: list[tuple[Call, wire.Message | None]] = []  # with the answer, where it was read
         self._sweeping = threading.Lock()
 
     # ---- asking
@@ -102,13 +102,13 @@ class UseLink:
             if now < look and not is_over:
                 continue
             if ping is not None and not ping.is_completed() and now - asked >= half / 2:
-                self._abandoned.append(ping)
+                self.forget(ping)
                 raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, has "
                                    f"answered nothing for {now - answered:.3g} s: it is stopped, or something holds "
                                    "its Python")
             if is_over:
                 if ping is not None:
-                    self._abandoned.append(ping)
+                    self.forget(ping)
                 return False
             look = now + half
             if ping is None:
@@ -116,7 +116,7 @@ class UseLink:
             else:
                 ping, answered = None, now
         if ping is not None:
-            self._abandoned.append(ping)
+            self.forget(ping)
         return True
 
     def came(self, call: Call, until: float) -> bool:
@@ -200,31 +200,34 @@ class UseLink:
 
     # ---- giving up
 
-    def give_up(self, call: Call) -> None:
-        """Ends the wait for an answer. The holder takes back an entry handed out for the request."""
+    def give_up(self, call: Call, message: wire.Message | None = None) -> None:
+        """Ends the wait for an answer. The holder takes back an entry handed out for the request. message: the answer,
+        where it was read and the bytes of its parts were not received."""
         if self.broken is None:
-            self._abandoned.append(call)
+            self._abandoned.append((call, message))
             self.send_note(wire.CANCEL, call.queue, call.request)
 
     def forget(self, call: Call) -> None:
         """Nobody waits for the answer any more, which comes in any case: the next request receives the answer."""
-        self._abandoned.append(call)
+        self._abandoned.append((call, None))
 
     def _sweep(self) -> None:
         """Receives late answers of given-up requests: unreceived bytes would be kept for ever."""
         with self._sweeping:
             waiting, self._abandoned = self._abandoned, []
-        for call in waiting:
+        for call, message in waiting:
             if not call.is_completed():
-                self._abandoned.append(call)
+                self._abandoned.append((call, message))
                 continue
             try:
-                message = self._message(call)
-                for size in message.part_sizes if call.op == wire.GET and message.parts is None else ():
-                    if size:
-                        self.backend.recv([torch.empty(size, dtype=torch.uint8, device="cpu")], wire.HOST, call.tag)
+                message = self._message(call) if message is None else message
+                sizes = message.part_sizes if call.op == wire.GET and message.parts is None else ()
+                for part in [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes if size]:
+                    self.backend.recv([part], wire.HOST, call.tag)
             except ShardwireError:
                 pass  # the link is over: the next request says so
+            except RuntimeError:  # no memory at present; torch has no error of its own for this
+                self._abandoned.append((call, message))
 
     # ---- queues
 
@@ -236,10 +239,10 @@ class UseLink:
         try:
             message = self.answer(call, latest if deadline is None else min(deadline, latest))
         except BaseException:
-            self._abandoned.append(call)
+            self.forget(call)
             raise
         if message is None:
-            self._abandoned.append(call)
+            self.forget(call)
             raise TimeoutError(f"{label}: rank {self.holder} of group {self.hub.label!r} has not said in time that it "
                                "made this Queue: it has not made the Queue yet, which each rank in `location` has to, "
                                "or is late")
