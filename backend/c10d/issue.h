@@ -15,7 +15,7 @@ struct ProcessGroupShardwire::Call {
   ::c10d::OpType type;
   const char* name;
   const char* title;
-  bool writes = true;  // the operation changes `outputs` on this rank: false for a broadcast at its root
+  bool writes = true;            // the operation changes `outputs` on this rank: false for a broadcast at its root
   Clock::time_point began = {};  // set where the call waits before start()
 };
 
@@ -50,9 +50,9 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
     coalesced_.push_back(work);
     coalescedTensors_.outputs.append(kept->outputs.begin(), kept->outputs.end());
   }
-  return internal::WorkShardwire::create(std::move(work), std::move(kept),
-                                         {getRank(), call.type, communicator->sequenceNumber(), std::move(range), began},
-                                         isObserved ? observer_ : nullptr);
+  return internal::WorkShardwire::create(
+      std::move(work), std::move(kept), {getRank(), call.type, communicator->sequenceNumber(), std::move(range), began},
+      isObserved ? observer_ : nullptr);
 }
 
 namespace internal {

@@ -50,8 +50,7 @@ at::Tensor metadataOf(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
 at::Tensor summed(const at::Tensor& indices, const at::Tensor& values, c10::IntArrayRef sizes, std::int64_t divisor) {
   const c10::ScalarType type = values.scalar_type();
   const bool isNarrow = at::isFloatingType(type) && values.element_size() < 4;
-  const at::Tensor sum =
-      at::sparse_coo_tensor(indices, isNarrow ? values.to(at::kFloat) : values, sizes).coalesce();
+  const at::Tensor sum = at::sparse_coo_tensor(indices, isNarrow ? values.to(at::kFloat) : values, sizes).coalesce();
   at::Tensor entries = sum._values();
   if (divisor != 1) {
     entries = at::isIntegralType(type, false) ? at::div(entries, divisor, "trunc") : entries / divisor;

@@ -32,8 +32,8 @@ class ListMemory {
     uses_.push_back({&tensor, operation, list, index, inner, true});
   }
   // ValueError naming both tensors when two written tensors share memory, or when a written tensor shares memory with a
-  // tensor read by another operation; and naming the tensor when elements of a written tensor share memory. For in-place
-  // use within one operation: refuseSharedWithin(). The tensors are strided, of any device.
+  // tensor read by another operation; and naming the tensor when elements of a written tensor share memory. For
+  // in-place use within one operation: refuseSharedWithin(). The tensors are strided, of any device.
   void refuse();
 
  private:

@@ -71,7 +71,7 @@ class SHARDWIRE_EXPORT WorkShardwire final : public ::c10d::Work {
   std::shared_ptr<const OperationTensors> tensors_;
   std::uint64_t sequence_;
   std::shared_ptr<Observer> observer_;
-  std::shared_ptr<ProfilerRange> range_;            // mostly null
+  std::shared_ptr<ProfilerRange> range_;  // mostly null
   Clock::time_point started_;
   std::atomic<std::int64_t> durationNs_ = -1;       // relaxed: a value alone. Negative: not timed, or not over
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_ of the base; made when first asked for

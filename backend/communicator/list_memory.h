@@ -21,6 +21,6 @@ struct ListNames {
 // tensor at `rank` of each list, or with the only tensor of a list. kInvalidArgument too for a tensor that has not one
 // stride per dimension.
 SHARDWIRE_EXPORT Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs,
-                       std::span<const TensorView> outputs);
+                                        std::span<const TensorView> outputs);
 
 }  // namespace shardwire::internal

@@ -112,9 +112,8 @@ void ProgressThread::enterCallbacks(std::uint64_t* turn) {
     try {
       threads_.emplace_back([state = state_] { state->follow(false); });
     } catch (const std::system_error& error) {  // the next callbacks try again
-      logWarn(
-          "no thread could be started: {}; operations without a waiting caller stand still while a callback runs",
-          error.what());
+      logWarn("no thread could be started: {}; operations without a waiting caller stand still while a callback runs",
+              error.what());
     }
   }
 }

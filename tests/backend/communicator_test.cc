@@ -469,9 +469,39 @@ TEST(NonContiguous, ATensorWithoutItsStridesIsRefused) {
       expectSays(group.recv(wrong, peer, 0).status(), StatusCode::kInvalidArgument, says);
       const std::string rank = std::to_string(group.rank());
       expectSays(group.allGather(whole, std::vector{whole, wrong}).status(), StatusCode::kInvalidArgument,
-                 "all_gather: outputs[1] of rank " + rank + " " + says);
+                 "all_gather: outputs[1] of rank " + rank + ": a tensor " + says);
       expectSays(group.allGather(wrong, std::vector{whole, whole}).status(), StatusCode::kInvalidArgument,
                  "all_gather: the input of rank " + rank + " " + says);
+    }
+    expectOk(group.allReduce(whole, ReduceOp::kSum));
+    EXPECT_EQ(values, std::vector<std::int64_t>(8, 2));
+  });
+}
+
+TEST(Collectives, TensorsThatCannotBeAreRefused) {
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(8, 1);
+    const TensorView whole = viewOf(values);
+    struct Case {
+      Dims shape;
+      Dims strides;
+      DType dtype;
+      const char* says;
+    };
+    const auto unknown = static_cast<DType>(77);
+    for (const Case& wrong : {Case{{-4}, {1}, DType::kInt64, "of shape [-4] has a negative extent"},
+                              Case{{-4, -4}, {-4, 1}, DType::kInt64, "of shape [-4, -4] has a negative extent"},
+                              Case{{3, 6148914691236517206}, {0, 0}, DType::kInt64, "more bytes than any memory has"},
+                              Case{{8}, {1}, unknown, "has the dtype number 77; there are 0 to 25"}}) {
+      const TensorView view{whole.bytes, wrong.dtype, wrong.shape, wrong.strides};
+      const std::vector<TensorView> list(2, view);
+      for (const Status& found :
+           {group.allReduce(view, ReduceOp::kSum).status(), group.broadcast(view, 0).status(),
+            group.send(view, 1 - group.rank(), 0).status(), group.recv(view, 1 - group.rank(), 0).status(),
+            group.allToAll(list, list).status(), group.allGather(view, list).status(),
+            group.reduceScatter(view, list, ReduceOp::kSum).status()}) {
+        expectSays(found, StatusCode::kInvalidArgument, wrong.says);
+      }
     }
     expectOk(group.allReduce(whole, ReduceOp::kSum));
     EXPECT_EQ(values, std::vector<std::int64_t>(8, 2));

@@ -1,6 +1,6 @@
 // The contract over MPI, and tests of MPI alone. Every test runs in each process started by mpirun: see run_mpi.py.
-// First the contract and the moves of one look, then fetches under way when an owner gives up, then the last frames of a
-// rank that leaves, then pairs left behind, and at last the death of a rank.
+// First the contract and the moves of one look, then fetches under way when an owner gives up, then the last frames of
+// a rank that leaves, then pairs left behind, and at last the death of a rank.
 #include <signal.h>
 #include <unistd.h>
 
@@ -169,8 +169,8 @@ TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
   }
 }
 
-// Between hosts the sender's process takes part in sending a long message. This rank ends its connections while the peer
-// computes, and then makes no call to MPI any more. Polls of the peer's progress thread must be enough.
+// Between hosts the sender's process takes part in sending a long message. This rank ends its connections while the
+// peer computes, and then makes no call to MPI any more. Polls of the peer's progress thread must be enough.
 TEST(MpiTransport, LastFramesArriveThoughThePeerTakesThemLate) {
   const auto store = makeStore();
   runLaunchedRank(2, [&](Rank rank) {

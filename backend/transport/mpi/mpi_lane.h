@@ -2,8 +2,8 @@
 // bookkeeping.
 //
 // Both ends place messages by one rule: messages follow each other in whole granules. A message may extend past the end
-// of the memory's capacity, into a spare part as long as the longest message; the next message then starts at the front.
-// Since no more than the capacity is ever in use, a message never overlaps an older message.
+// of the memory's capacity, into a spare part as long as the longest message; the next message then starts at the
+// front. Since no more than the capacity is ever in use, a message never overlaps an older message.
 //
 // The receiving end has room for a longest message more than the sending end fills: a receive is posted all the time.
 // Each sent message arrives as soon as the peer's process polls, whether or not the peer's caller takes the frames.
