@@ -6,6 +6,7 @@
 
 #include "backend/c10d/issue.h"
 #include "backend/c10d/tensor_list_memory.h"
+#include "backend/communicator/list_memory.h"
 
 namespace shardwire {
 
@@ -170,6 +171,9 @@ TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tenso
     }
   }
   memory.refuse();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    internal::refuseSharedWithin({call.name, "input", "output"}, i, getRank(), {&inputViews[i], 1}, outputViews[i]);
+  }
   return start(call, std::move(tensors), host, options.timeout,
                [&](Communicator& communicator, CallOptions callOptions) {
                  return internal::issueEach(inputs.size(), [&](std::size_t i) {
@@ -194,6 +198,7 @@ TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& output
     checkSameDType(outputViews[i].front(), inputViews[i], call.name);
     memory.reads(inputs[i], i, "input", i);
     memory.writes(outputs[i], i, "output", i);
+    internal::refuseSharedWithin({call.name, "input", "output"}, i, getRank(), {&inputViews[i], 1}, outputViews[i]);
   }
   memory.refuse();
   return start(call, tensorsOf(outputs, inputs), host, options.timeout,

@@ -7,6 +7,7 @@
 
 #include "backend/c10d/issue.h"
 #include "backend/c10d/tensor_list_memory.h"
+#include "backend/communicator/list_memory.h"
 
 namespace shardwire {
 
@@ -251,6 +252,7 @@ TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& output
     checkSameDType(outputViews[i], inputViews[i].front(), call.name);
     memory.reads(sources[i], i, "input", i);
     memory.writes(outputs[i], i, "output", i);
+    internal::refuseSharedWithin({call.name, "input", "output"}, i, getRank(), inputViews[i], {&outputViews[i], 1});
   }
   memory.refuse();
   return start(call, tensorsOf(outputs, sources), host, options.timeout,

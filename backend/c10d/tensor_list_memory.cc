@@ -10,6 +10,8 @@
 
 #include "backend/c10d/tensor_adapter.h"
 #include "backend/c10d/throw_status.h"
+#include "backend/communicator/flat_tensor.h"
+#include "backend/communicator/list_memory.h"
 #include "ops/boxes/view_overlap.h"
 
 namespace shardwire::internal {
@@ -45,6 +47,9 @@ void ListMemory::refuse() {
   std::vector<const at::Tensor*> tensors;
   for (const Use& use : uses_) {
     tensors.push_back(use.tensor);
+    if (const Status found = FlatTensors::checkUse(deviceViewOf(*use.tensor), use.written); !found.isOk()) {
+      refuseCall(found.code(), "{}: {}: {}", call_, nameOf(use), found.message());
+    }
   }
   forEachPair(tensors, [&](std::size_t i, std::size_t j) {
     const Use& a = uses_[i];
@@ -64,6 +69,13 @@ void ListMemory::refuse() {
   });
 }
 
+void refuseSharedWithin(const ListNames& names, std::size_t index, Rank rank, std::span<const TensorView> inputs,
+                        std::span<const TensorView> outputs) {
+  if (const Status found = checkListMemory(names, rank, inputs, outputs); !found.isOk()) {
+    refuseCall(found.code(), "{} (tensor {} of the call's lists)", found.message(), index);
+  }
+}
+
 void refuseSharedOutputs(const char* call, std::span<const at::Tensor> outputs) {
   ListMemory memory(call);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -76,8 +88,11 @@ std::vector<std::size_t> findRepeated(const char* call, std::span<const at::Tens
   std::vector<std::size_t> first(tensors.size());
   std::iota(first.begin(), first.end(), 0);
   std::vector<const at::Tensor*> pointers;
-  for (const at::Tensor& tensor : tensors) {
-    pointers.push_back(&tensor);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    pointers.push_back(&tensors[i]);
+    if (const Status found = FlatTensors::checkUse(deviceViewOf(tensors[i]), true); !found.isOk()) {
+      refuseCall(found.code(), "{}: tensors[{}]: {}", call, i, found.message());
+    }
   }
   forEachPair(pointers, [&](std::size_t i, std::size_t j) {
     if (!areOneTensor(deviceViewOf(tensors[i]), deviceViewOf(tensors[j]))) {

@@ -184,13 +184,17 @@ Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& c
 }
 
 Result<WorkPtr> CommunicatorImpl::barrier(CallOptions options) {
-  Call call{.options = std::move(options)};
+  Call call{.flat = FlatTensors("barrier"), .options = std::move(options)};
   return start(call, {.kind = Collective::kBarrier, .dtype = DType::kUInt8}, kNone, kNone);
 }
 
 Result<WorkPtr> CommunicatorImpl::broadcast(const TensorView& tensor, Rank root, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "broadcast"));
-  Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
+  Call call{.flat = FlatTensors("broadcast"),
+            .options = std::move(options),
+            .like = &tensor,
+            .givenInputs = one(tensor),
+            .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.input(tensor) : call.flat.output(tensor);
   SW_RETURN_IF_ERROR(flat.status());
@@ -201,7 +205,11 @@ Result<WorkPtr> CommunicatorImpl::broadcast(const TensorView& tensor, Rank root,
 
 Result<WorkPtr> CommunicatorImpl::allReduce(const TensorView& tensor, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkReduction(tensor, op, "all_reduce"));
-  Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
+  Call call{.flat = FlatTensors("all_reduce"),
+            .options = std::move(options),
+            .like = &tensor,
+            .givenInputs = one(tensor),
+            .givenOutputs = one(tensor)};
   const Result<const TensorView*> flat = call.flat.inOut(tensor);
   SW_RETURN_IF_ERROR(flat.status());
   return start(call, {Collective::kAllReduce, tensor.dtype, op, 0, numElements((*flat)->shape)}, one(**flat),
@@ -211,7 +219,11 @@ Result<WorkPtr> CommunicatorImpl::allReduce(const TensorView& tensor, ReduceOp o
 Result<WorkPtr> CommunicatorImpl::reduce(const TensorView& tensor, Rank root, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "reduce"));
   SW_RETURN_IF_ERROR(checkReduction(tensor, op, "reduce"));
-  Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
+  Call call{.flat = FlatTensors("reduce"),
+            .options = std::move(options),
+            .like = &tensor,
+            .givenInputs = one(tensor),
+            .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
   SW_RETURN_IF_ERROR(flat.status());
@@ -221,7 +233,11 @@ Result<WorkPtr> CommunicatorImpl::reduce(const TensorView& tensor, Rank root, Re
 
 Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, const TensorView& input,
                                                  std::span<const TensorView> outputs, CallOptions options) {
-  Call call{.options = std::move(options), .like = &input, .givenInputs = one(input), .givenOutputs = outputs};
+  Call call{.flat = FlatTensors(collectiveName(collective.kind).data()),
+            .options = std::move(options),
+            .like = &input,
+            .givenInputs = one(input),
+            .givenOutputs = outputs};
   const Result<const TensorView*> flat = call.flat.input(input);
   SW_RETURN_IF_ERROR(flat.status());
   const Result<std::span<const TensorView>> flatOutputs = call.flat.outputs(outputs);
@@ -232,7 +248,11 @@ Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, cons
 
 Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, const TensorView& output,
                                                   std::span<const TensorView> inputs, CallOptions options) {
-  Call call{.options = std::move(options), .like = &output, .givenInputs = inputs, .givenOutputs = one(output)};
+  Call call{.flat = FlatTensors(collectiveName(collective.kind).data()),
+            .options = std::move(options),
+            .like = &output,
+            .givenInputs = inputs,
+            .givenOutputs = one(output)};
   const Result<const TensorView*> flat = call.flat.output(output);
   SW_RETURN_IF_ERROR(flat.status());
   const Result<std::span<const TensorView>> flatInputs = call.flat.inputs(inputs);
@@ -279,7 +299,8 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
   SW_RETURN_IF_ERROR(checkList(inputs, dtype, -1, "all_to_all", "inputs"));
   SW_RETURN_IF_ERROR(checkList(outputs, dtype, -1, "all_to_all", "outputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"all_to_all", "input", "output"}, rank(), inputs, outputs));
-  Call call{.options = std::move(options),
+  Call call{.flat = FlatTensors("all_to_all"),
+            .options = std::move(options),
             .sends = inputs,
             .receives = outputs,
             .givenInputs = inputs,

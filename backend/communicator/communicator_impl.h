@@ -69,8 +69,8 @@ class CommunicatorImpl final : public Communicator {
  private:
   // One call: its flat tensors, and objects that must live as long as the call.
   struct Call {
-    CallOptions options;
     FlatTensors flat;
+    CallOptions options;
     // For Options::checkAll, as given by the caller: the tensor whose shape all ranks have, or the lists of all_to_all.
     const TensorView* like = nullptr;
     std::span<const TensorView> sends = {};

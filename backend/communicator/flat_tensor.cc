@@ -62,25 +62,31 @@ Status FlatTensors::check(const TensorView& view) {
   return Status::ok();
 }
 
-Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bool unpack) {
-  SW_RETURN_IF_ERROR(check(tensor));
+Status FlatTensors::checkUse(const TensorView& view, bool isWritten) {
+  SW_RETURN_IF_ERROR(check(view));
+  if (numElements(view.shape) == 0 || isContiguous(view)) {
+    return Status::ok();
+  }
+  if (!isAddressable(view)) {
+    return {StatusCode::kInvalidArgument, fmt::format("a tensor of shape {} has strides {}, which are more bytes than "
+                                                      "any memory has; where an extent is 1, pass a stride that fits",
+                                                      toString(view.shape), toString(view.strides))};
+  }
+  if (isWritten && overlapsItself(view)) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("a tensor of shape {} and strides {} has elements that share memory, and the operation writes "
+                        "each element; pass a tensor without shared elements, as clone() makes",
+                        toString(view.shape), toString(view.strides))};
+  }
+  return Status::ok();
+}
+
+TensorView FlatTensors::flatView(const TensorView& tensor, bool pack, bool unpack) {
   const std::int64_t elems = numElements(tensor.shape);
   if (elems == 0 || isContiguous(tensor)) {
     TensorView flat = TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});
     flat.storage = tensor.storage;
     return flat;
-  }
-  if (!isAddressable(tensor)) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("a tensor of shape {} has strides {}, which are more bytes "
-                                                            "than any memory has; where an extent is 1, pass a "
-                                                            "stride that fits",
-                                                            toString(tensor.shape), toString(tensor.strides)));
-  }
-  if (unpack && overlapsItself(tensor)) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("a tensor of shape {} and strides {} has elements that share memory, and the operation "
-                              "writes each element; pass a tensor without shared elements, as clone() makes",
-                              toString(tensor.shape), toString(tensor.strides)));
   }
   Result<std::shared_ptr<void>> memory = allocateScratch(static_cast<std::size_t>(elems) * elementBytes(tensor.dtype));
   if (!memory.isOk()) {
@@ -95,17 +101,19 @@ Result<TensorView> FlatTensors::flatView(const TensorView& tensor, bool pack, bo
   return TensorView::contiguous(packed, tensor.dtype, {elems});
 }
 
-Result<std::span<const TensorView>> FlatTensors::flattenAll(std::span<const TensorView> tensors, bool pack,
-                                                            bool unpack) {
+Result<std::span<const TensorView>> FlatTensors::flattenAll(std::span<const TensorView> tensors, const char* list,
+                                                            bool pack, bool unpack) {
   if (std::ranges::all_of(tensors, isFlat)) {
     return tensors;
   }
   std::vector<TensorView>& flat = made_.emplace_front();
   flat.reserve(tensors.size());
-  for (const TensorView& tensor : tensors) {
-    Result<TensorView> view = flatView(tensor, pack, unpack);
-    SW_RETURN_IF_ERROR(view.status());
-    flat.push_back(*view);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (const Status found = checkUse(tensors[i], unpack); !found.isOk()) {
+      return Status(found.code(), list == nullptr ? fmt::format("{}: {}", call_, found.message())
+                                                  : fmt::format("{}: {}[{}]: {}", call_, list, i, found.message()));
+    }
+    flat.push_back(flatView(tensors[i], pack, unpack));
   }
   return std::span<const TensorView>(flat);
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 #include "shardwire/tensor_view.h"
 
@@ -16,13 +17,19 @@ namespace shardwire::internal {
 // Makes flat views of the tensors of one call; owns the copies.
 class FlatTensors {
  public:
+  // `call` begins the errors' texts; a literal.
+  explicit FlatTensors(const char* call) : call_(call) {}
+
   // Whether operations can take the view as given; false where check() finds an error. Views without elements are made
   // anew. So are views with a dimension of extent 1 and another stride than a row-major view: no arithmetic of
   // addresses may fit this stride.
   static bool isFlat(const TensorView& view);
   // kInvalidArgument where the view has not one stride per dimension, a negative extent, more bytes than any memory, or
-  // an unknown dtype. The functions below check their views, too.
+  // an unknown dtype.
   static Status check(const TensorView& view);
+  // The whole check of the functions below: check(), strides whose bytes have addresses, and for a view to write
+  // elements that do not share memory.
+  SHARDWIRE_EXPORT static Status checkUse(const TensorView& view, bool isWritten);
   // A view of the tensor's elements in row-major order without gaps: the tensor itself where it is so, and otherwise a
   // flat view that lives as long as this object. Without memory for a copy, the view has no address and status() has
   // the error. The collective must still be issued, and fail at its position in the order (StartGate), because its
@@ -34,10 +41,10 @@ class FlatTensors {
 
   // The same for each tensor of a list.
   Result<std::span<const TensorView>> inputs(std::span<const TensorView> tensors) {
-    return flattenAll(tensors, true, false);
+    return flattenAll(tensors, "inputs", true, false);
   }
   Result<std::span<const TensorView>> outputs(std::span<const TensorView> tensors) {
-    return flattenAll(tensors, false, true);
+    return flattenAll(tensors, "outputs", false, true);
   }
 
   // kSystem: there was no memory for one of the copies.
@@ -75,12 +82,16 @@ class FlatTensors {
     if (isFlat(tensor)) {
       return &tensor;
     }
-    const Result<std::span<const TensorView>> flat = flattenAll({&tensor, 1}, pack, unpack);
+    const Result<std::span<const TensorView>> flat = flattenAll({&tensor, 1}, nullptr, pack, unpack);
     SW_RETURN_IF_ERROR(flat.status());
     return flat->data();
   }
-  Result<std::span<const TensorView>> flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack);
-  Result<TensorView> flatView(const TensorView& tensor, bool pack, bool unpack);
+  // `list`: the list's name for errors; null for a single tensor.
+  Result<std::span<const TensorView>> flattenAll(std::span<const TensorView> tensors, const char* list, bool pack,
+                                                 bool unpack);
+  // The view is checked.
+  TensorView flatView(const TensorView& tensor, bool pack, bool unpack);
+  const char* const call_;
   std::forward_list<std::vector<TensorView>> made_;
   std::shared_ptr<std::vector<Copy>> copies_;
   Status status_;

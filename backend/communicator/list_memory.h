@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 #include "shardwire/tensor_view.h"
 
@@ -19,7 +20,7 @@ struct ListNames {
 // part of the collective) still reads. One output may be identical with the input that this rank gives itself: with the
 // tensor at `rank` of each list, or with the only tensor of a list. kInvalidArgument too for a tensor that has not one
 // stride per dimension.
-Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs,
-                       std::span<const TensorView> outputs);
+SHARDWIRE_EXPORT Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs,
+                                        std::span<const TensorView> outputs);
 
 }  // namespace shardwire::internal

@@ -385,7 +385,8 @@ def run_refusals(rank, size):
     raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * size, [2] * size),
            contains="split sizes")
     raises(ValueError, lambda: dist.broadcast(torch.ones(1).expand(2**62 + 1), 0), contains="more bytes than any")
-    raises(ValueError, lambda: dist.all_reduce(torch.ones(1).expand(4)), contains="elements that share memory")
+    raises(ValueError, lambda: dist.all_reduce(torch.ones(1).expand(4)),
+           contains="all_reduce: a tensor of shape [4] and strides [0] has elements that share memory")
     raises(ValueError, lambda: dist.all_gather([torch.ones(1).expand(4)] * size, torch.ones(4)), contains="memory")
     # The sum of these wraps to the number of rows.
     wraps = [2**63 - 1, 2**63 - 1, size + 2] + [0] * (size - 3)

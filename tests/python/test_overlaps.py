@@ -136,6 +136,38 @@ def test_lists_that_share_memory_are_refused_by_name(run_ranks):
     run_ranks(3, run_refusals)
 
 
+def run_refused_before_the_first(rank, size):
+    """Of a list whose last tensor is refused no operation is issued, so the peer's call meets the right call."""
+    expanded = torch.ones(1).expand(4)
+    mine, other, zeros = torch.full((4,), rank + 1.0), torch.full((4,), 10.0 * (rank + 1)), lambda: torch.zeros(4)
+    lists = [[zeros(), zeros()] for _ in range(size)]
+    lists[1 - rank][1] = other
+    refused = [(lambda: alone().allreduce_coalesced([mine, expanded]), "all_reduce_coalesced: tensors[1]: a tensor of"),
+               (lambda: dist.all_gather([torch.zeros(5), expanded], torch.ones(5 - rank)), "all_gather: output[1]: a"),
+               (lambda: dist.all_gather_coalesced(lists, [mine, other]),
+                f"all_gather_coalesced: the input and outputs[{1 - rank}]")]
+    if hasattr(alone(), "allgather_into_tensor_coalesced") and TORCH >= (2, 1):
+        whole = torch.ones(8)
+        refused += [(lambda: alone().allgather_into_tensor_coalesced([torch.zeros(8), whole], [mine, whole[2:6]]),
+                     "all_gather_into_tensor_coalesced: the input and outputs[0]"),
+                    (lambda: alone().reduce_scatter_tensor_coalesced([zeros(), whole[2:6]], [torch.ones(8), whole]),
+                     "reduce_scatter_tensor_coalesced: inputs[0]")]
+    if rank == 1:  # the output of reduce_scatter that this rank reduces in place, as the second operation
+        pieces = [torch.ones(5), torch.ones(4)]
+        refused += [(lambda: dist.reduce_scatter(expanded, pieces), "reduce_scatter: output: a tensor of")]
+    before = alone()._get_sequence_number_for_group()
+    for call, text in refused:
+        raises(ValueError, call, contains=text)
+    assert alone()._get_sequence_number_for_group() == before
+    alone().allreduce_coalesced([mine, other]).wait()
+    assert mine.tolist() == [3.0] * 4 and other.tolist() == [30.0] * 4
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed.*will be deprecated")
+def test_a_refused_list_issues_no_operation(run_ranks):
+    run_ranks(2, run_refused_before_the_first)
+
+
 # ---- operations in flight over the same memory
 
 
