@@ -1,6 +1,6 @@
 // all_reduce of sparse COO tensors. First all ranks gather shape, dtype, reduction and number of entries of each rank
 // and check that the ranks agree. Then the ranks exchange indices and values. At the end each rank adds up the entries
-// of equal index.
+// of equal index, in float32 where the elements are narrower, as the reductions of dense tensors do.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
@@ -43,6 +43,19 @@ at::Tensor metadataOf(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
   }
   fields[kNumEntries] = tensor._nnz();
   return metadata;
+}
+
+// One entry for each index: the sum of the values at this index, divided by `divisor` and rounded once. Integers round
+// towards zero.
+at::Tensor summed(const at::Tensor& indices, const at::Tensor& values, c10::IntArrayRef sizes, std::int64_t divisor) {
+  const c10::ScalarType type = values.scalar_type();
+  const bool isNarrow = at::isFloatingType(type) && values.element_size() < 4;
+  const at::Tensor sum = at::sparse_coo_tensor(indices, isNarrow ? values.to(at::kFloat) : values, sizes).coalesce();
+  at::Tensor entries = sum._values();
+  if (divisor != 1) {
+    entries = at::isIntegralType(type, false) ? at::div(entries, divisor, "trunc") : entries / divisor;
+  }
+  return at::_sparse_coo_tensor_unsafe(sum._indices(), entries.to(type), sizes)._coalesced_(true);
 }
 
 std::string describeFields(const std::int64_t* fields) {
@@ -117,7 +130,8 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
                "all_reduce: sparse tensors can be summed and averaged only; call to_dense() first");
   }
   const c10::AutoGradMode noGradients(false);
-  const at::Tensor own = tensor.coalesce();
+  const at::Tensor own =
+      tensor.is_coalesced() ? tensor : summed(tensor._indices(), tensor._values(), tensor.sizes(), 1);
   // The number of entries is known only after a first exchange, for which this call waits. So ranks in two groups must
   // make the calls of both groups in the same order.
   at::Tensor metadata = at::zeros({getSize(), kNumFields}, at::kLong);
@@ -149,11 +163,7 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
   const auto views = [](const Tensors& list) { return viewsOf(list, "all_reduce: sparse tensor"); };
   const auto compute = [tensor, indices, values, average, size = getSize()] {
     const c10::AutoGradMode without(false);
-    at::Tensor sum = at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), tensor.sizes()).coalesce();
-    if (average) {
-      sum = sum / size;
-    }
-    tensor.copy_(sum);
+    tensor.copy_(summed(at::cat(indices, 1), at::cat(values, 0), tensor.sizes(), average ? size : 1));
   };
   internal::HostTensors none(stager_);
   return start(call, std::move(kept), none, options.timeout,

@@ -54,6 +54,26 @@ def test_average(run_ranks):
     run_ranks(2, body)
 
 
+def test_the_sum_is_as_of_dense_tensors(run_ranks):
+    """Elements of 16 bits are added in float32 and rounded once. An average of integers is rounded towards zero."""
+    def body(rank, size):
+        cases = [(torch.bfloat16, (256.0, 1.0, 1.0), "SUM"), (torch.float16, (2048.0, 1.0, 1.0), "SUM"),
+                 (torch.float16, (60000.0,) * 3, "AVG"), (torch.int64, (2**24 + 1,) * 3, "AVG"),
+                 (torch.int64, (-3, -1, -1), "AVG"), (torch.int32, (2, 3, 3), "AVG")]
+        for dtype, values, op in cases:
+            dense = torch.tensor([values[rank]], dtype=dtype)
+            sparse = dense.to_sparse()
+            dist.all_reduce(dense, getattr(dist.ReduceOp, op))
+            dist.all_reduce(sparse, getattr(dist.ReduceOp, op))
+            assert sparse.dtype == dtype and sparse.to_dense().tolist() == dense.tolist(), (dtype, values, sparse)
+        # Entries of one rank at one index are added in the same way.
+        repeated = torch.sparse_coo_tensor([[0, 0, 0]], torch.tensor([2048, 1, 1]).half(), (1,))
+        dist.all_reduce(repeated)
+        assert repeated.to_dense().item() == torch.tensor(2050.0 * size).half().item()
+
+    run_ranks(3, body)
+
+
 def test_asynchronous(run_ranks):
     """Two operations in flight; the wait for one is by the future."""
     def body(rank, size):
