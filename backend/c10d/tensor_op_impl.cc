@@ -9,6 +9,8 @@
 
 #include "backend/c10d/host_tensors.h"
 #include "backend/c10d/throw_status.h"
+#include "backend/plans/op_facts.h"
+#include "ops/boxes/view_overlap.h"
 
 namespace shardwire::internal {
 
@@ -42,10 +44,6 @@ bool hasDeviceTensors(Tensors tensors) {
                      [](const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); });
 }
 
-const void* placeOf(const at::Tensor& tensor) {
-  return tensor.storage().data();
-}
-
 // For each tensor the host's view, and the view for the checks: a copy would always pass.
 struct Views {
   std::vector<TensorView> seen;
@@ -69,7 +67,7 @@ BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<CompiledOp> op, s
                                                std::string name)
     : op_(std::move(op)), bound_(std::move(bound)), tensors_(std::move(tensors)), rank_(rank), name_(std::move(name)) {
   for (const auto* list : {&tensors_->inputs, &tensors_->outputs}) {
-    std::ranges::transform(*list, std::back_inserter(places_), &placeOf);
+    std::ranges::transform(*list, std::back_inserter(places_), &deviceViewOf);
   }
 }
 
@@ -78,14 +76,17 @@ BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire
                                                std::optional<Duration> timeout)
     : unbound_(std::move(op)), tensors_(std::move(tensors)), timeout_(timeout), rank_(0) {}
 
-// The core keeps the addresses from bind(). After a resize the storage has other memory, or none.
+// The core keeps the views from bind(). After a resize the storage has other memory, or none; after an assignment to
+// `t.data`, and after `t.t_()`, the tensor is another view.
 void BoundTensorOpShardwire::checkPlaces() const {
   std::size_t place = 0;
   const auto check = [&](const auto& list, const char* which) {
     for (std::size_t i = 0; i < list.size(); ++i) {
-      if (placeOf(list[i]) != places_[place++] || !fitsStorage(list[i])) {
+      if (!areOneTensor(deviceViewOf(list[i]), places_[place++]) || !fitsStorage(list[i])) {
         refuseCall(StatusCode::kInvalidArgument,
-                   "{}: the memory of {}[{}] was freed or moved since bind(): bind the tensors again", name_, which, i);
+                   "{} on rank {}: the memory of {}[{}] was freed or moved since bind(), or the tensor became another "
+                   "view: bind the tensors again",
+                   labelOf(name_), rank_, which, i);
       }
     }
   };

@@ -35,7 +35,7 @@ class BoundTensorOpShardwire final : public BoundTensorOp {
   std::unique_ptr<BoundOp> bound_;
   std::shared_ptr<TensorOpShardwire> unbound_;
   std::shared_ptr<const OperationTensors> tensors_;
-  std::vector<const void*> places_;  // of the tensors' storages at bind(): inputs, then outputs
+  std::vector<TensorView> places_;  // of the tensors at bind(): inputs, then outputs
   std::optional<Duration> timeout_;
   int rank_;
   std::string name_;

@@ -56,7 +56,8 @@ class OpFacts {
   std::string label_;
 };
 
-std::string labelOf(const std::string& name);
+// The label of the op with this name; the name may be empty.
+SHARDWIRE_EXPORT std::string labelOf(const std::string& name);
 
 // The facts of an op planned without a group (offline_op.cc); null for other ops.
 SHARDWIRE_EXPORT const OpFacts* offlineFactsOf(const CompiledOp& op);

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -518,6 +519,34 @@ def bound(rank: int) -> None:
 
 def test_bound_ops_run_again_and_again() -> None:
     run_ranks(2, bound)
+
+
+def bound_to_views(rank: int) -> None:
+    """The assignment of `data` and in-place transposes leave the storage, and make the tensor another view."""
+    square = [box((0, 0), (2, 2))]
+    op = shardwire.compile_op(group(), (2, 2), torch.float32, square if rank == 0 else [], square)
+    buffer, out = torch.arange(8.0).view(2, 2, 2), torch.zeros(2, 2)
+    text = "compile_op on rank 0: the memory of inputs[0] was freed or moved since bind()"
+
+    def moved_data(tensor: torch.Tensor) -> None:
+        tensor.data = buffer[1]
+
+    for change in (moved_data, torch.Tensor.t_, lambda tensor: tensor.set_(buffer[1])):
+        mine = buffer[0]
+        start = op.bind([mine] if rank == 0 else [], [out])
+        start().wait()
+        assert torch.equal(out, mine)
+        change(mine)
+        if rank == 0:
+            with pytest.raises(ValueError, match=re.escape(text)):
+                start()
+            start = op.bind([mine], [out])
+        start().wait()
+        assert torch.equal(out, mine)
+
+
+def test_a_bound_tensor_that_became_another_view_is_refused() -> None:
+    run_ranks(2, bound_to_views)
 
 
 def inspected(rank: int) -> dict[str, Any]:
