@@ -85,6 +85,10 @@ std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
                what, describeTensor(tensor));
   }
   const std::optional<std::size_t> needs = bytesReached(tensor);
+  if (needs.has_value() && *needs <= has) {
+    refuseCall(StatusCode::kInvalidArgument, "{} has no memory to move (a FakeTensor, or an efficient zero tensor)",
+               what);
+  }
   refuseCall(StatusCode::kInvalidArgument,
              "{} is {}, a view that needs {} bytes of its storage, which has {}: the storage was made smaller "
              "after the view",
@@ -176,11 +180,12 @@ DType opaqueOf(std::size_t bytes) {
 
 bool fitsStorage(const at::Tensor& tensor) {
   const std::optional<std::size_t> reached = bytesReached(tensor);
-  return reached.has_value() && *reached <= tensor.storage().nbytes();
+  return reached.has_value() && *reached <= tensor.storage().nbytes() &&
+         (*reached == 0 || tensor.storage().data() != nullptr);
 }
 
 void requireStorage(const at::Tensor& tensor, std::string_view what) {
-  if (tensor.defined() && tensor.has_storage() && !fitsStorage(tensor)) {
+  if (tensor.defined() && tensor.has_storage() && !tensor.is_meta() && !fitsStorage(tensor)) {
     refuseStorage(tensor, what);
   }
 }

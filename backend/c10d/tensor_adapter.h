@@ -36,10 +36,10 @@ SHARDWIRE_EXPORT std::optional<c10::ScalarType> scalarTypeOf(DType dtype);
 std::string shapeText(const at::Tensor& tensor);
 
 // Whether all elements of the tensor lie inside its storage: storages are resized, and freed, under tensors that stay.
-// The tensor has a storage.
+// False too where the storage has a size and no memory, as of a FakeTensor. The tensor has a storage.
 bool fitsStorage(const at::Tensor& tensor);
 // Throws StatusError for a tensor with a storage that does not hold all elements; for code that reads the memory
-// without a view.
+// without a view. Such code refuses meta tensors itself.
 SHARDWIRE_EXPORT void requireStorage(const at::Tensor& tensor, std::string_view what);
 
 // `what` names the tensor in errors: "all_reduce: tensor". Takes strided CPU tensors of any strides (device tensors go

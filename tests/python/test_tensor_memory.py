@@ -12,6 +12,7 @@ import shardwire
 import shardwire.distributed as swd
 from conftest import raises
 from shardwire import symm
+from torch._subclasses.fake_tensor import FakeTensorMode
 from shardwire.plain.tensor_bytes import untyped
 from shardwire.distributed.distribution import Slab
 
@@ -131,6 +132,30 @@ def run_refused(rank, size):
 
 def test_tensors_without_their_memory_are_refused_before_anything_is_sent(run_ranks):
     run_ranks(2, run_refused)
+
+
+def run_never_there(rank, size):
+    """A FakeTensor and an efficient zero tensor have a storage with a size and without memory."""
+    swd.initialize()
+    run_refused.part, run_refused.queue = symm.zeros(4), shardwire.Queue(None, 0)
+    with FakeTensorMode():
+        fake = torch.ones(1, N)
+    op = whole_op()
+    for tensor in (fake, torch._efficientzerotensor((1, N))):
+        given = ([tensor], []) if rank == 0 else ([], [tensor])
+        raises(ValueError, lambda: op(*given), contains="has no memory to move")
+        raises(ValueError, lambda: op.bind(*given), contains="has no memory to move")
+    zero = torch._efficientzerotensor(4)
+    raises(ValueError, lambda: dist.all_gather([fine(), fine()], zero), contains="input has no memory to move")
+    for name in ("send", "symm.put", "Queue.put", "serialize"):
+        raises(ValueError, lambda: CALLS[name](lambda *shape: zero), contains="no memory")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == size
+
+
+def test_tensors_that_never_had_memory_are_refused(run_ranks):
+    run_ranks(2, run_never_there)
 
 
 def run_empty(rank, size):
