@@ -126,6 +126,7 @@ std::shared_ptr<Communicator> ProcessGroupShardwire::communicator() const {
 }
 
 std::vector<std::int64_t> ProcessGroupShardwire::globalRanks() const {
+  throwUnlessOk(owner_.check("this process group"));
   const internal::MutexLock lock(mutex_);
   return globalRanks_;
 }

@@ -168,6 +168,9 @@ OpStats CompiledOpImpl::stats() const {
   stats.scratchBytes = plan_->receives.size() * engine_->facts().options.ringBytes +
                        (mostSources > 1 ? mostSources * engine_->facts().segmentBytes : 0);
   stats.compileSeconds = compileSeconds_;
+  if (!engine_->facts().owner.isHere()) {
+    return stats;  // a forked child has no runs, and a thread that it lacks may have held the lock
+  }
   const MutexLock lock(mutex_);
   stats.numRuns = numRuns_;
   if (const auto run = lastRun_.lock(); run != nullptr && run->isDone()) {

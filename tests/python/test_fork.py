@@ -223,6 +223,8 @@ def test_descriptions_in_a_child_that_was_forked_during_a_run(run_ranks):
         def child():
             for text in (op.explain(), shardwire.describe_transports()):
                 assert "no links: this process was forked" in text
+            # A child that reads the count of its parent has taken the lock, which nobody may give back.
+            assert op.stats()["num_runs"] == 0 and op.stats()["bytes_local"] == 4 * count
 
         for _ in range(5):
             running = op([source], [target])
