@@ -385,7 +385,6 @@ Status ProcessGroupShardwire::endCommunicator() {
   {
     const internal::MutexLock lock(mutex_);
     communicator = std::exchange(communicator_, nullptr);
-    coalesced_.clear();
     if (communicator == nullptr) {
       return Status::ok();
     }

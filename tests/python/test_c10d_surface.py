@@ -580,6 +580,22 @@ def test_coalescing_manager(run_ranks):
     run_ranks(2, body)
 
 
+@pytest.mark.skipif(not NEWEST, reason="this torch does not coalesce the calls of a backend")
+def test_a_batch_that_is_open_when_the_group_ends_fails(run_ranks):
+    """Another thread ends the group between the calls of the batch and its end."""
+    def body(rank, size):
+        group = dist.new_group([0, 1])
+        coalescing = dist.distributed_c10d._coalescing_manager(group, torch.device("cpu"), async_ops=True)
+        with coalescing as manager:
+            dist.irecv(torch.zeros(2), 1 - rank, group=group)
+            ending = threading.Thread(target=backend_of(group).shutdown)
+            ending.start()
+            ending.join()
+        raises(shardwire.AbortedError, manager.wait)
+
+    run_ranks(2, body)
+
+
 # ---- point to point
 
 
