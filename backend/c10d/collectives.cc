@@ -1,7 +1,6 @@
 // ProcessGroupShardwire's collectives that move without computing. All are written alike: take the tensors of the call
 // out of c10d's lists, get the host's view of each from HostTensors, check shapes and dtypes, and start() one operation
 // of the communicator.
-#include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
 #include "backend/c10d/issue.h"
@@ -123,10 +122,7 @@ TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list,
     memory.writes(list[i], i, "output", i);
   }
   memory.refuse();
-  {
-    const c10::AutoGradMode noGradients(false);
-    list[own].view_as(input).copy_(input);
-  }
+  internal::copyInto(list[own].view_as(input), input);
   return start(call, tensorsOf(list, {}), host, timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(views.size(), [&](std::size_t i) {
       return communicator.broadcast(views[i], static_cast<Rank>(i), callOptions);

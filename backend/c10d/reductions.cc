@@ -44,8 +44,7 @@ struct Reduction {
   // For operations with a tensor of their own.
   void scaleInPlace(at::Tensor& tensor) const {
     if (scales()) {
-      const c10::AutoGradMode noGradients(false);
-      tensor.copy_(scaled(tensor));
+      internal::copyInto(tensor, scaled(tensor));
     }
   }
 };
@@ -202,10 +201,7 @@ TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor
   }
   memory.writes(output, own, "output");
   memory.refuse();
-  {
-    const c10::AutoGradMode noGradients(false);
-    output.view_as(list[own]).copy_(list[own]);
-  }
+  internal::copyInto(output.view_as(list[own]), list[own]);
   views[own] = outputView;
   return start(call, tensorsOf({output}, list), host, timeout,
                [&](Communicator& communicator, CallOptions callOptions) {

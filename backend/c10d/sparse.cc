@@ -163,7 +163,7 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
   const auto views = [](const Tensors& list) { return viewsOf(list, "all_reduce: sparse tensor"); };
   const auto compute = [tensor, indices, values, average, size = getSize()] {
     const c10::AutoGradMode without(false);
-    tensor.copy_(summed(at::cat(indices, 1), at::cat(values, 0), tensor.sizes(), average ? size : 1));
+    internal::copyInto(tensor, summed(at::cat(indices, 1), at::cat(values, 0), tensor.sizes(), average ? size : 1));
   };
   internal::HostTensors none(stager_);
   return start(call, std::move(kept), none, options.timeout,

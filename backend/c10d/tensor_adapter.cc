@@ -2,6 +2,8 @@
 // says what to call instead.
 #include "backend/c10d/tensor_adapter.h"
 
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -177,6 +179,12 @@ DType opaqueOf(std::size_t bytes) {
 }
 
 }  // namespace
+
+void copyInto(const at::Tensor& to, const at::Tensor& from) {
+  const c10::InferenceMode mode(to.is_inference());
+  const c10::AutoGradMode noGradients(false);  // second, because the end of inference mode turns gradients on
+  to.copy_(from);
+}
 
 bool fitsStorage(const at::Tensor& tensor) {
   const std::optional<std::size_t> reached = bytesReached(tensor);

@@ -35,6 +35,9 @@ SHARDWIRE_EXPORT std::optional<c10::ScalarType> scalarTypeOf(DType dtype);
 // For errors: the shape, or the first kMaxDims extents.
 std::string shapeText(const at::Tensor& tensor);
 
+// Tensor::copy_ outside of autograd. torch changes inference tensors in inference mode alone, which is a thread's.
+void copyInto(const at::Tensor& to, const at::Tensor& from);
+
 // Whether all elements of the tensor lie inside its storage: storages are resized, and freed, under tensors that stay.
 // False too where the storage has a size and no memory, as of a FakeTensor. The tensor has a storage.
 bool fitsStorage(const at::Tensor& tensor);

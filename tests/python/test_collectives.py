@@ -234,6 +234,24 @@ def test_reduce_scatter(run_ranks, size):
     run_ranks(size, run_reduce_scatter)
 
 
+def run_inference(rank, size):
+    """Outside of inference mode, where torch itself refuses to change such tensors."""
+    with torch.inference_mode():
+        gathered, mine = [torch.zeros(r + 1) for r in range(size)], torch.ones(rank + 1)
+        output, pieces = torch.zeros(rank + 1), [torch.ones(r + 1) for r in range(size)]
+        total, scaled = torch.ones(3), torch.ones(3)
+    dist.all_gather(gathered, mine)
+    dist.reduce_scatter(output, pieces)
+    dist.all_reduce(total)
+    dist.all_reduce(scaled, op=dist._make_nccl_premul_sum(2.0))
+    assert torch.equal(torch.cat(gathered), torch.cat(pieces)) and torch.equal(output, size * mine)
+    assert total.tolist() == [size] * 3 and scaled.tolist() == [2 * size] * 3
+
+
+def test_inference_tensors(run_ranks):
+    run_ranks(2, run_inference)
+
+
 def run_all_to_all(rank, size):
     inputs = [torch.full((rank + k, 2), float(10 * rank + k)) for k in range(size)]
     outputs = [torch.zeros(k + rank, 2) for k in range(size)]

@@ -87,6 +87,17 @@ def test_asynchronous(run_ranks):
     run_ranks(2, body)
 
 
+def test_inference_tensors(run_ranks):
+    """torch changes such tensors in inference mode only, which is a thread's: the thread that computes is another."""
+    def body(rank, size):
+        with torch.inference_mode():
+            tensor = torch.sparse_coo_tensor([[rank]], [1.0 + rank], (2,))
+        dist.all_reduce(tensor)
+        assert tensor.is_inference() and tensor.to_dense().tolist() == [1.0, 2.0]
+
+    run_ranks(2, body)
+
+
 def test_disagreement_is_reported_on_all_ranks(run_ranks):
     def body(rank, size):
         error = raises(shardwire.MismatchError,
