@@ -41,9 +41,11 @@ struct Reduction {
     const at::Tensor factor = SW_TORCH_SUPPLEMENT_FACTOR(*premultiplier);
     return factor.defined() ? tensor.mul(factor).to(tensor.scalar_type()) : tensor.mul(premultiplier->double_factor);
   }
-  // For operations with a tensor of their own.
-  void scaleInPlace(at::Tensor& tensor) const {
+  // For operations that change the tensor. The last step before the start: a refused call leaves the tensor as it is,
+  // also where the group has failed.
+  void scaleInPlace(at::Tensor& tensor, const ProcessGroupShardwire& group) const {
     if (scales()) {
+      internal::throwUnlessOk(group.communicator()->status());
       internal::copyInto(tensor, scaled(tensor));
     }
   }
@@ -103,7 +105,7 @@ TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::Allre
   const TensorView view = viewOf(host.inOut(tensor, "all_reduce: tensor"), "all_reduce: tensor");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(view.dtype, reduction, call.name);
-  reduction.scaleInPlace(tensor);
+  reduction.scaleInPlace(tensor, *this);
   return start(call, {{tensor}, {}}, host, options.timeout, calling(&Communicator::allReduce, view, reduction.op));
 }
 
@@ -122,7 +124,7 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors,
   OperationTensors kept = tensorsOf(tensors, {});
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (first[i] == i) {
-      reduction.scaleInPlace(tensors[i]);
+      reduction.scaleInPlace(tensors[i], *this);
     } else if (tensors[i].device().is_cpu()) {
       // The tensor itself is reduced once. The other ranks count this occurrence as well, so a temporary copy takes
       // part. (Tensors on devices all have copies, which are copied back at the end.)
@@ -147,12 +149,13 @@ TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOp
   checkComputable(internal::dtypeOf(tensor.scalar_type()), reduction, call.name);
   if (reduction.scales() && root != getRank()) {
     tensor = reduction.scaled(tensor);  // the caller's tensor stays unchanged on all ranks but root
-  } else {
-    reduction.scaleInPlace(tensor);
   }
   HostTensors host(stager_);
   const TensorView view = viewOf(
       root == getRank() ? host.inOut(tensor, "reduce: tensor") : host.in(tensor, "reduce: tensor"), "reduce: tensor");
+  if (root == getRank()) {
+    reduction.scaleInPlace(tensor, *this);
+  }
   return start(call, {{tensor}, {}}, host, options.timeout, calling(&Communicator::reduce, view, root, reduction.op));
 }
 

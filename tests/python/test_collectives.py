@@ -82,6 +82,20 @@ def test_premultiplied_sum(run_ranks):
     run_ranks(3, run_premul)
 
 
+def run_refused_premul(rank, size):
+    op, tensor = dist._make_nccl_premul_sum(0.5), torch.ones(5)
+    shardwire.resolve_backend(None).abort()
+    for call in (lambda: dist.all_reduce(tensor, op=op), lambda: dist.reduce(tensor, dst=0, op=op),
+                 lambda: dist.all_reduce_coalesced([tensor], op=op)):
+        raises(shardwire.AbortedError, call)
+        assert tensor.tolist() == [1.0] * 5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed.*will be deprecated")
+def test_a_refused_premultiplied_sum_leaves_the_tensor_as_it_is(run_ranks):
+    run_ranks(1, run_refused_premul)
+
+
 def sum_subnormals(rank, size):
     torch.set_flush_denormal(True)  # of this thread; the thread of the group's progress keeps denormals
     seen = []
