@@ -127,7 +127,7 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors,
       reduction.scaleInPlace(tensors[i], *this);
     } else if (tensors[i].device().is_cpu()) {
       // The tensor itself is reduced once. The other ranks count this occurrence as well, so a temporary copy takes
-      // part. (Tensors on devices all have copies, which are copied back at the end.)
+      // part, of the values at the call. (Tensors on devices all have copies, which are copied back at the end.)
       const c10::AutoGradMode noGradients(false);
       seen[i] = tensors[i].clone();
       views[i] = viewOf(seen[i], "all_reduce_coalesced: tensors");
