@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/c10d/host_tensors.h"
+#include "backend/c10d/observer.h"
 #include "backend/c10d/process_group_shardwire.h"
 
 namespace shardwire {
@@ -14,7 +15,8 @@ struct ProcessGroupShardwire::Call {
   ::c10d::OpType type;
   const char* name;
   const char* title;
-  bool writes = true;  // the operation changes `outputs` on this rank: false for a broadcast at its root
+  bool writes = true;            // the operation changes `outputs` on this rank: false for a broadcast at its root
+  Clock::time_point began = {};  // set where the call waits before start()
 };
 
 // `issue` gets the communicator and the call's options, and returns Result<WorkPtr>. The views inside `issue` are views
@@ -24,6 +26,8 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
                                                               internal::HostTensors& host, Milliseconds timeout,
                                                               Issue&& issue) {
   const std::shared_ptr<Communicator> communicator = this->communicator();
+  const bool isObserved = observer_->isActive();
+  const Clock::time_point began = isObserved && call.began == Clock::time_point() ? Clock::now() : call.began;
   auto kept = std::make_shared<internal::OperationTensors>(std::move(tensors));
   std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open(profiledAs_, call.title, *kept);
   CallOptions options;
@@ -46,9 +50,9 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
     coalesced_.push_back(work);
     coalescedTensors_.outputs.append(kept->outputs.begin(), kept->outputs.end());
   }
-  return internal::WorkShardwire::create(std::move(work), std::move(kept),
-                                         {getRank(), call.type, communicator->sequenceNumber(), std::move(range)},
-                                         observer_);
+  return internal::WorkShardwire::create(
+      std::move(work), std::move(kept), {getRank(), call.type, communicator->sequenceNumber(), std::move(range), began},
+      isObserved ? observer_ : nullptr);
 }
 
 namespace internal {

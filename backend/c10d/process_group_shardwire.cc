@@ -220,7 +220,8 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::endCoalescing() {
   // Without the lock, since a hook of the user may run here. The coalesced operations have ranges of their own in the
   // profiler, which end with the operations.
   return internal::WorkShardwire::create(internal::bundleWorks(std::move(works)), std::move(tensors),
-                                         {getRank(), OpType::UNKNOWN, sequence}, observer_);
+                                         {getRank(), OpType::UNKNOWN, sequence, nullptr, Clock::now()},
+                                         observer_->isActive() ? observer_ : nullptr);
 }
 
 std::uint64_t ProcessGroupShardwire::getSequenceNumberForGroup() {

@@ -118,7 +118,8 @@ class ComputedWork final : public Work, public std::enable_shared_from_this<Comp
 }  // namespace
 
 TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
-  const Call call{::c10d::OpType::ALLREDUCE, "all_reduce", "sparse_all_reduce"};
+  Call call{::c10d::OpType::ALLREDUCE, "all_reduce", "sparse_all_reduce"};
+  call.began = Clock::now();
   at::Tensor& tensor = onlyTensor(tensors, call.name);
   const bool average = options.reduceOp.op_ == ::c10d::ReduceOp::AVG;
   if (!tensor.is_sparse() || !tensor.device().is_cpu() || tensor.dim() > kMaxDims) {

@@ -173,7 +173,7 @@ c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::share
   if (self->range_ != nullptr) {
     self->work_->onDone([range = self->range_](const Status&) { range->end(); });
   }
-  if (self->observer_ != nullptr && self->observer_->isActive()) {
+  if (self->observer_ != nullptr) {
     self->observe();
   }
   return self;
@@ -189,10 +189,10 @@ WorkShardwire::WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensor
       tensors_(std::move(tensors)),
       sequence_(origin.sequence),
       observer_(std::move(observer)),
-      range_(std::move(origin.range)) {}
+      range_(std::move(origin.range)),
+      started_(origin.began) {}
 
 void WorkShardwire::observe() {
-  started_ = Clock::now();
   observer_->began();
   const auto self = c10::intrusive_ptr<WorkShardwire>::reclaim_copy(this);
   work_->onDone([self](const Status&) {

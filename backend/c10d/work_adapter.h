@@ -28,8 +28,9 @@ class SHARDWIRE_EXPORT WorkShardwire final : public ::c10d::Work {
     ::c10d::OpType type;
     std::uint64_t sequence;
     std::shared_ptr<ProfilerRange> range = nullptr;
+    Clock::time_point began = {};  // the time of the call; for an observer
   };
-  // `observer` may be null.
+  // `observer`: null where nobody observes the operation.
   static c10::intrusive_ptr<WorkShardwire> create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors,
                                                   Origin origin, std::shared_ptr<Observer> observer = nullptr);
   // Use create().
@@ -70,8 +71,8 @@ class SHARDWIRE_EXPORT WorkShardwire final : public ::c10d::Work {
   std::shared_ptr<const OperationTensors> tensors_;
   std::uint64_t sequence_;
   std::shared_ptr<Observer> observer_;
-  std::shared_ptr<ProfilerRange> range_;            // mostly null
-  Clock::time_point started_{};                     // set when it is observed
+  std::shared_ptr<ProfilerRange> range_;  // mostly null
+  Clock::time_point started_;
   std::atomic<std::int64_t> durationNs_ = -1;       // relaxed: a value alone. Negative: not timed, or not over
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_ of the base; made when first asked for
 };

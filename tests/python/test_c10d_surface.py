@@ -356,6 +356,15 @@ def test_timing(run_ranks):
         assert 0 < milliseconds < 10000
         if rank == 0:
             assert milliseconds > 100  # the rank waited for the other rank
+        # Rank 0 waits inside its call, in the exchange of the numbers of entries.
+        meet("before the call")
+        if rank == 1:
+            time.sleep(0.3)
+        work = dist.all_reduce(torch.ones(3).to_sparse(), group=group, async_op=True)
+        work.wait()
+        wait_until(lambda: duration(work) is not None)
+        if rank == 0:
+            assert duration(work) > 100
 
     run_ranks(2, body)
 
