@@ -11,6 +11,7 @@
 #include "backend/base/interruptible_wait.h"
 #include "backend/c10d/heap_allocator.h"
 #include "backend/c10d/issue.h"
+#include "backend/c10d/live_groups.h"
 #include "backend/c10d/observer.h"
 #include "backend/c10d/reconfigurable.h"
 #include "backend/c10d/store_adapter.h"
@@ -66,6 +67,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   auto group = c10::make_intrusive<ProcessGroupShardwire>(connect(store, rank, size, options, groupName), rank, size,
                                                           options.stagingBytes);
   group->isOfOneJob_ = isOfOneJob;
+  internal::addLiveGroup(group);
   return group;
 }
 

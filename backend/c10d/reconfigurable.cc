@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "backend/c10d/issue.h"
+#include "backend/c10d/live_groups.h"
 #include "backend/c10d/without_python.h"
 
 #if SW_TORCH_HAS_RECONFIGURE
@@ -20,6 +21,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::createReconfigu
   auto group = c10::make_intrusive<ProcessGroupShardwire>(nullptr, rank, size, options.stagingBytes);
   group->reconfigurable_ = std::make_shared<Reconfigurable>(
       Reconfigurable{std::move(membership), groupName, std::chrono::duration_cast<Milliseconds>(options.timeout)});
+  internal::addLiveGroup(group);
   return group;
 }
 

@@ -1,57 +1,15 @@
-// Makes, finds and ends groups. A list of all groups made from Python comes first, for the shutdown at interpreter
-// exit. createBackend() makes a group through a store. bindBackend() binds the methods of a backend object that torch's
-// Python code expects. bindGroups() binds the functions that take a backend object: each calls our group behind the
-// object (Group).
+// Makes, finds and ends groups. createBackend() makes a group through a store. bindBackend() binds the methods of a
+// backend object that torch's Python code expects. bindGroups() binds the functions that take a backend object: each
+// calls our group behind the object (Group).
 #include <pybind11/chrono.h>
 
-#include "backend/base/mutex.h"
-#include "backend/base/per_process.h"
+#include "backend/c10d/live_groups.h"
 #include "backend/sight/status_server.h"
 #include "python/csrc/bindings.h"
 #include "python/csrc/membership.h"
 
 namespace shardwire::python {
 namespace {
-
-// The groups made from Python, for the shutdown at interpreter exit: no Python callback on a future may run after the
-// exit.
-class LiveGroups {
- public:
-  void add(const c10::intrusive_ptr<ProcessGroupShardwire>& group) {
-    const internal::MutexLock lock(mutex_);
-    std::erase_if(groups_, [](const auto& weak) { return weak.expired(); });
-    groups_.emplace_back(group);
-  }
-  void shutdownAll() {
-    std::vector<c10::weak_intrusive_ptr<ProcessGroupShardwire>> groups;
-    {
-      const internal::MutexLock lock(mutex_);
-      groups.swap(groups_);
-    }
-    std::exception_ptr first;  // Ctrl-C: the other groups end nevertheless
-    for (const auto& weak : groups) {
-      if (const auto group = weak.lock()) {
-        try {
-          group->shutdown();
-        } catch (...) {
-          first = first ? first : std::current_exception();
-        }
-      }
-    }
-    if (first) {
-      std::rethrow_exception(first);
-    }
-  }
-
- private:
-  internal::Mutex mutex_;
-  std::vector<c10::weak_intrusive_ptr<ProcessGroupShardwire>> groups_ SW_GUARDED_BY(mutex_);
-};
-
-LiveGroups& liveGroups() {
-  static internal::PerProcess<LiveGroups> groups;
-  return groups.get();
-}
 
 ProcessGroupShardwire* findGroup(const py::handle& object) {
   if (!py::isinstance<TorchBackend>(object)) {
@@ -81,7 +39,6 @@ c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& 
   if (isForGloo) {
     group->setProfiledAs("gloo");
   }
-  liveGroups().add(group);
   return group;
 }
 
@@ -93,7 +50,6 @@ c10::intrusive_ptr<Base> createReconfigurable(py::object membership, int rank, i
   if (isForGloo) {
     group->setProfiledAs("gloo");
   }
-  liveGroups().add(group);
   return group;
 #else
   static_cast<void>(std::tie(membership, rank, size, timeout, groupName, isForGloo));
@@ -104,15 +60,6 @@ c10::intrusive_ptr<Base> createReconfigurable(py::object membership, int rank, i
 // Torch's Python code copies options; torch's own binding of options has no copy.
 c10::intrusive_ptr<Options> copyOf(const Options& options) {
   return c10::make_intrusive<Options>(options);
-}
-
-// Registers a group made from another group, so that the group ends at exit, too.
-c10::intrusive_ptr<Base> adopted(c10::intrusive_ptr<Base> group) {
-  if (group) {
-    liveGroups().add(
-        c10::intrusive_ptr<ProcessGroupShardwire>::reclaim_copy(static_cast<ProcessGroupShardwire*>(group.get())));
-  }
-  return group;
 }
 
 // The methods that Python finds on a backend object beyond the methods of torch's base class, the same for every torch.
@@ -143,13 +90,13 @@ void bindBackend(py::module_& module) {
       .def(
           "split",
           [](ProcessGroupShardwire& self, const Store& store, const Ranks& ranks, const OptionsPtr& options) {
-            return adopted(self.split(store, ranks, options));
+            return self.split(store, ranks, options);
           },
           py::arg("store"), py::arg("ranks"), py::arg("options") = OptionsPtr(), released)
       .def(
           "merge",
           [](ProcessGroupShardwire& self, const Store& store, int rank, int size, const OptionsPtr& options) {
-            return adopted(self.merge(store, options, rank, size));
+            return self.merge(store, options, rank, size);
           },
           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = OptionsPtr(), released)
       // Torch calls this method on ranks left out of a split, if splitting is supported. There is nothing to do.
@@ -225,7 +172,7 @@ void bindGroups(py::module_& module) {
   module.def(
       "shutdown_all",
       [] {
-        liveGroups().shutdownAll();
+        internal::shutdownLiveGroups();
         internal::stopServingStatus();
       },
       py::call_guard<GilRelease>(),

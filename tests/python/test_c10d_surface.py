@@ -132,6 +132,8 @@ def test_split_group_of_torch(run_ranks):
         part.allreduce([tensor]).wait()
         assert tensor.item() == sum(mine)
         assert backend_of().supports_splitting
+        shardwire._C.shutdown_all()  # as at the end of the program
+        raises(shardwire.AbortedError, lambda: part.allreduce([tensor]).wait(), contains="was shut down")
 
     run_ranks(4, body)
 
