@@ -137,9 +137,7 @@ def test_lists_that_share_memory_are_refused_by_name(run_ranks):
 
 
 def run_refused_before_the_first(rank, size):
-    """Of a list whose last tensor is refused no operation is issued: the right call is then the call that the peer waits
-    for.
-    """
+    """Of a list whose last tensor is refused no operation is issued, so the peer's call meets the right call."""
     expanded = torch.ones(1).expand(4)
     mine, other, zeros = torch.full((4,), rank + 1.0), torch.full((4,), 10.0 * (rank + 1)), lambda: torch.zeros(4)
     lists = [[zeros(), zeros()] for _ in range(size)]
@@ -155,7 +153,8 @@ def run_refused_before_the_first(rank, size):
                     (lambda: alone().reduce_scatter_tensor_coalesced([zeros(), whole[2:6]], [torch.ones(8), whole]),
                      "reduce_scatter_tensor_coalesced: inputs[0]")]
     if rank == 1:  # the output of reduce_scatter that this rank reduces in place, as the second operation
-        refused += [(lambda: dist.reduce_scatter(expanded, [torch.ones(5), torch.ones(4)]), "reduce_scatter: output: a")]
+        pieces = [torch.ones(5), torch.ones(4)]
+        refused += [(lambda: dist.reduce_scatter(expanded, pieces), "reduce_scatter: output: a tensor of")]
     before = alone()._get_sequence_number_for_group()
     for call, text in refused:
         raises(ValueError, call, contains=text)

@@ -55,7 +55,7 @@ def test_average(run_ranks):
 
 
 def test_the_sum_is_as_of_dense_tensors(run_ranks):
-    """Elements of 16 bits add up in float32 and round once; an average of integers is exact, and rounds towards zero."""
+    """Elements of 16 bits are added in float32 and rounded once. An average of integers is rounded towards zero."""
     def body(rank, size):
         cases = [(torch.bfloat16, (256.0, 1.0, 1.0), "SUM"), (torch.float16, (2048.0, 1.0, 1.0), "SUM"),
                  (torch.float16, (60000.0,) * 3, "AVG"), (torch.int64, (2**24 + 1,) * 3, "AVG"),

@@ -142,8 +142,9 @@ def run_never_there(rank, size):
         fake = torch.ones(1, N)
     op = whole_op()
     for tensor in (fake, torch._efficientzerotensor((1, N))):
-        raises(ValueError, lambda: op([tensor], []) if rank == 0 else op([], [tensor]), contains="has no memory to move")
-        raises(ValueError, lambda: op.bind([tensor], []) if rank == 0 else op.bind([], [tensor]), contains="no memory")
+        given = ([tensor], []) if rank == 0 else ([], [tensor])
+        raises(ValueError, lambda: op(*given), contains="has no memory to move")
+        raises(ValueError, lambda: op.bind(*given), contains="has no memory to move")
     zero = torch._efficientzerotensor(4)
     raises(ValueError, lambda: dist.all_gather([fine(), fine()], zero), contains="input has no memory to move")
     for name in ("send", "symm.put", "Queue.put", "serialize"):
