@@ -253,6 +253,12 @@ def test_the_key_holds_the_tensors_in_a_list():
     assert keys[0] != keys[1]
 
 
+def test_a_constant_may_be_a_lazily_conjugated_or_negated_view():
+    a = torch.ones(2, dtype=torch.complex64)
+    keys = [key_of(lambda x: x * table, a) for table in (a.conj(), (a * 1j).conj(), torch._neg_view(a), -a)]
+    assert len(set(keys)) >= 3
+
+
 def test_the_key_holds_what_matters():
     a, b = example_tensors()
     table = torch.arange(4.0)
