@@ -232,6 +232,33 @@ def scaled(a, factor=2.0):
     return a * factor
 
 
+class _Permuted(torch.nn.Module):
+    """torch.jit.freeze makes one constant of the index's list of tensors."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.register_buffer("order", torch.tensor(order))
+
+    def forward(self, x):
+        return x[self.order]
+
+
+def test_the_key_holds_the_tensors_in_a_list():
+    a, _ = example_tensors()
+    keys = [key_of(_Permuted(order).eval(), a) for order in ([0, 1, 2], [2, 1, 0], [0, 1, 2])]
+    assert keys[0] == keys[2] != keys[1]
+    weights = [[torch.full(shape, value) for shape in ((6, 4), (6, 2), (6,), (6,))] for value in (0.5, 1.0)]
+    keys = [key_of(lambda x: torch.gru(x[None], torch.zeros(1, 1, 2), given, True, 1, 0.0, False, False, True)[0], a)
+            for given in weights]
+    assert keys[0] != keys[1]
+
+
+def test_a_constant_may_be_a_lazily_conjugated_or_negated_view():
+    a = torch.ones(2, dtype=torch.complex64)
+    keys = [key_of(lambda x: x * table, a) for table in (a.conj(), (a * 1j).conj(), torch._neg_view(a), -a)]
+    assert len(set(keys)) >= 3
+
+
 def test_the_key_holds_what_matters():
     a, b = example_tensors()
     table = torch.arange(4.0)

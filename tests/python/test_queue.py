@@ -879,13 +879,37 @@ def brought_trust(rank):
     assert not refused.allow_pickle and taken.allow_pickle and q_from(pickle.dumps(taken)).allow_pickle
     kind, text = raised(refused.get, timeout=20)
     assert kind is ValueError and "written by pickle" in text, text
-    assert taken.get(timeout=20).value == 2
+    assert taken.get(timeout=20).value == 1, "what was refused stays in the queue"
     Queue(group(), 0, "over").put(True)
     return True
 
 
 def test_a_queue_that_was_read_trusts_whom_its_reader_trusts():
     assert run_ranks(2, brought_trust) == [True, True]
+
+
+def unreadable(rank):
+    """Rank 0 holds the queue, and rank 1 does not; both find entries that they cannot read."""
+    plain, trusting = Queue(group(), 0, "q"), Queue(group(), 0, "q", allow_pickle=True)
+    turns = Queue(group(), [0, 1])
+    if rank == 0:
+        trusting.put([Custom(1), torch.ones(30000)])
+        trusting.put(Custom(2))
+    turns.put(rank)
+    turns.get(timeout=20), turns.get(timeout=20)
+    for get in plain.get, lambda: asyncio.run(plain.get_async()), lambda: next(plain.stream()):
+        for _ in range(2):
+            kind, text = raised(get)
+            assert kind is ValueError and "written by pickle" in text, text
+    turns.put(rank)
+    turns.get(timeout=20), turns.get(timeout=20)
+    if rank == 0:
+        return None
+    return plain.qsize(), trusting.get(timeout=20)[0].value, raised(plain.get)[0], trusting.get(timeout=20).value
+
+
+def test_what_a_getter_cannot_read_stays_in_the_queue():
+    assert run_ranks(2, unreadable)[1] == (2, 1, ValueError, 2)
 
 
 def reading_makes_nothing(rank):

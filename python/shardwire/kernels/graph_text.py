@@ -32,11 +32,15 @@ def text_of(program: Any) -> str:
 
 
 def value_digest(value: Any) -> str:
-    """Form and bytes of a tensor. For other values the repr, which may contain an address: then the kernel is compiled
-    anew, and a wrong package is never found."""
+    """Form and bytes of a tensor, and of the tensors in a list, tuple or dict. For other values the repr, which may
+    contain an address: then the kernel is compiled anew, and a wrong package is never found."""
+    if isinstance(value, dict):
+        return value_digest([*value.keys(), *value.values()])
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(value_digest, value))}]"
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    plain = value.detach().cpu().contiguous()
+    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     data = bytes_of(plain).numpy() if plain.numel() else b""
     return f"{_meta(value)} {hashlib.blake2b(data, digest_size=20).hexdigest()}"
 

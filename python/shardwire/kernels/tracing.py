@@ -215,8 +215,10 @@ def _text_of_script(traced: Any) -> str:
     kernels: line numbers, and numbers in class names."""
     graph = traced.inlined_graph
     parts = [re.sub(r"\s*# .*$", "", str(graph), flags=re.MULTILINE)]
-    parts += [value_digest(node.t("value")) for node in graph.findAllNodes("prim::Constant")
-              if "value" in node.attributeNames() and node.kindOf("value") == "t"]
+    # The graph's text has "<Tensor>" for a tensor, also in lists (ts, and ival after freeze)
+    parts += [value_digest(getattr(node, node.kindOf("value"))("value"))
+              for node in graph.findAllNodes("prim::Constant")
+              if "value" in node.attributeNames() and node.kindOf("value") in ("t", "ts", "ival")]
     parts += [f"{name} {value_digest(value)}" for name, value in sorted(traced.state_dict().items())]
     with zipfile.ZipFile(io.BytesIO(traced.save_to_buffer())) as archive:
         parts += [archive.read(entry).decode() for entry in sorted(archive.namelist()) if entry.endswith(".py")]

@@ -102,11 +102,10 @@ async def _get_here(queue: Queue, block: bool, deadline: float, seconds: float, 
         call.when_over(queue.hub.notice(partial(wake, loop, came)))
         if not await until_came(came, deadline) and call.give_up():
             raise queue.nothing(seconds)
-        found, served = queue.served(call, None, out)
+        return queue.served(call, None, out)[0]
     except BaseException:
         call.give_back()
         raise
-    return found.value(served.parts, None, out, queue.allow_pickle)
 
 
 async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, seconds: float,

@@ -361,8 +361,14 @@ class Queue:
         return _Received(found, parts, tensor, message.value)
 
     def taken(self, link: UseLink, call: Call, came: _Received, out: torch.Tensor | None) -> tuple[Any, int]:
-        link.send_note(wire.TAKEN, call.queue, call.request)
-        return came.found.value(came.parts, came.tensor, out, self.allow_pickle), came.size
+        """The value and the queue's size. What this rank cannot read goes back: another getter may be able to."""
+        try:
+            value = came.found.value(came.parts, came.tensor, out, self.allow_pickle)
+            link.send_note(wire.TAKEN, call.queue, call.request)
+        except BaseException:
+            link.send_note(wire.CANCEL, call.queue, call.request)
+            raise
+        return value, came.size
 
     def error_of(self, why: str) -> Exception:
         """The error of a getter that was served without an entry."""
@@ -385,21 +391,21 @@ class Queue:
             call.get(True, block)
             if not call.wait(deadline - time.monotonic()) and call.give_up():
                 raise self.nothing(seconds)
-            found, served = self.served(call, wanted, out)
+            return self.served(call, wanted, out)
         except BaseException:
             call.give_back()
             raise
-        return found.value(served.parts, None, out, self.allow_pickle), served.left
 
-    def served(self, call: Any, wanted: str | None, out: torch.Tensor | None) -> tuple[content.Content, wire.Result]:
-        """The entry that a getter of this rank's part was served with, if the getter can take the entry."""
+    def served(self, call: Any, wanted: str | None, out: torch.Tensor | None) -> tuple[Any, int]:
+        """The value that a getter of this rank's part was served with, and the queue's size. Raises when the getter
+        cannot take the entry."""
         result = wire.result_of(call)
         if result.head is None:
             raise self.error_of(result.outcome)
         found = content.Content(result.head)
         if wanted is not None or out is not None:
             found.check(wanted, out)
-        return found, result
+        return found.value(result.parts, None, out, self.allow_pickle), result.left
 
     def stream(self, ahead: int = 2) -> Iterator[Any]:
         """The entries, one after the other, until the queue is closed and drained. The stream requests `ahead` more
