@@ -246,6 +246,25 @@ TEST(TcpEndpoint, ALongReasonArrivesCutWithItsCode) {
   EXPECT_EQ(TwoJoinings::outcomeOf(*refused).status().message(), why.message().substr(0, 1024));
 }
 
+// The listener has agreed and awaits the dialer's verdict. The dialer takes the agreement and has a connection.
+TEST(TcpEndpoint, AnEndThatAgreedAndGivesUpClosesOnly) {
+  TwoJoinings both;
+  TwoJoinings::stepUntil(*both.dialer, "proof");
+  TwoJoinings::stepUntil(*both.listener, "second socket");
+  TwoJoinings::stepUntil(*both.listener, "answer over the link");
+  both.listener->giveUp({StatusCode::kPeerFailed, "rank 2 died"});
+  expectWords(TwoJoinings::outcomeOf(*both.listener).status(), StatusCode::kPeerFailed, "rank 2 died");
+  both.listener.reset();
+  auto joined = TwoJoinings::outcomeOf(*both.dialer);
+  ASSERT_TRUE(joined.isOk()) << joined.status().message();
+  const auto connection = std::move(*joined);
+  const auto wire = both.takeWire(1);
+  for (const Deadline until = soon(); connection->health().isOk() && Clock::now() < until;) {
+    wire->poll();
+  }
+  expectWords(connection->health(), StatusCode::kPeerFailed, "closed the connection");
+}
+
 TEST(TcpEndpoint, ADialerThatCannotComeBackSaysWhy) {
   FakeDialer dialer;
   const Fd silent = dialer.call(dialer.greet());  // a foreign process does not hide the error
