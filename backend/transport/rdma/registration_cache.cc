@@ -18,6 +18,8 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uintptr_t kPage = 4096;
+// A search for stale entries looks at each entry. After so many registered bytes a search costs little beside them.
+constexpr std::uint64_t kSweepEveryBytes = std::uint64_t{64} << 20;
 
 std::uintptr_t roundDown(std::uintptr_t value, std::uintptr_t unit) {
   return value / unit * unit;
@@ -126,6 +128,11 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
       fresh->storage = storage;
     }
   }
+  // Registered pages stay in memory although their tensor was freed.
+  if (fresh->kind != Registration::Kind::kOnce &&
+      (bytesSinceSweep_ >= kSweepEveryBytes || numSinceSweep_ >= entries_.size())) {
+    sweep(limits_.bytes, limits_.entries);
+  }
   makeWay(fresh.get());
   const Status status = registerOn(fresh.get());
   if (!status.isOk()) {
@@ -141,6 +148,8 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
   if (made->kind == Registration::Kind::kOnce) {
     retired_.push_back(std::move(fresh));
   } else {
+    bytesSinceSweep_ += made->size;
+    ++numSinceSweep_;
     entries_[made->base] = std::move(fresh);
   }
   if (keptBytes_ > limits_.bytes || entries_.size() > limits_.entries) {
@@ -255,6 +264,8 @@ void RegistrationCache::unpinClosed(Registration* registration) {
 }
 
 void RegistrationCache::sweep(std::uint64_t limitBytes, std::size_t limitEntries) {
+  bytesSinceSweep_ = 0;
+  numSinceSweep_ = 0;
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const Registration& one = *entry->second;
     const bool isStale = one.numPins == 0 && !isCurrent(one, one.storage);
