@@ -1,6 +1,6 @@
 // pin() first looks for a registration that covers the bytes and is known to be current (find(), isCurrent()).
 // Otherwise it makes a new one: rounded to heapUnit in the shared heap, or exact, with a weak reference to the storage
-// if there is one. makeWay() retires overlapping entries, registerOn() registers the memory with every device, and
+// if there is one that can be watched. makeWay() retires overlapping entries, registerOn() registers the memory with every device, and
 // sweep() keeps the cache within its limits. unpin() releases; memory without a known identity is deregistered with its
 // last unpin().
 #include "backend/transport/rdma/registration_cache.h"
@@ -18,6 +18,8 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uintptr_t kPage = 4096;
+// A search for stale entries looks at each entry. After so many registered bytes a search costs little beside them.
+constexpr std::uint64_t kSweepEveryBytes = std::uint64_t{64} << 20;
 
 std::uintptr_t roundDown(std::uintptr_t value, std::uintptr_t unit) {
   return value / unit * unit;
@@ -69,7 +71,7 @@ bool RegistrationCache::isCurrent(const Registration& entry, const void* storage
       if (storage != nullptr) {
         return storage == entry.storage && !watch_->isExpired(entry.weak);
       }
-      return entry.numPins > 0;  // pinned memory is kept alive by the caller of pin()
+      return entry.numOpenPins > 0;
     case Registration::Kind::kOnce:
       return false;
   }
@@ -87,10 +89,9 @@ Registration* RegistrationCache::find(const void* bytes, std::size_t size, bool 
       return entry;
     }
   }
-  // A kOnce registration is valid while pinned, since pinned memory is kept alive by the caller of pin(). There are
-  // few.
+  // A kOnce registration is valid while a caller of pin() keeps the memory alive. There are few.
   const auto pinned = std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) {
-    return entry->kind == Registration::Kind::kOnce && entry->numPins > 0 && fits(*entry);
+    return entry->kind == Registration::Kind::kOnce && entry->numOpenPins > 0 && fits(*entry);
   });
   return pinned != retired_.end() ? pinned->get() : nullptr;
 }
@@ -102,6 +103,7 @@ bool RegistrationCache::isReady(const void* bytes, std::size_t size, bool isWrit
 Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size, bool isWritten, const void* storage) {
   if (Registration* entry = find(bytes, size, isWritten, storage)) {
     ++entry->numPins;
+    ++entry->numOpenPins;
     entry->lastUse = ++useClock_;
     return entry;
   }
@@ -120,11 +122,16 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
   } else {
     fresh->base = at;
     fresh->size = size;
-    if (storage != nullptr && watch_ != nullptr) {
+    fresh->weak = storage != nullptr && watch_ != nullptr ? watch_->retainWeak(storage) : nullptr;
+    if (fresh->weak != nullptr) {
       fresh->kind = Registration::Kind::kStorage;
       fresh->storage = storage;
-      fresh->weak = watch_->retainWeak(storage);
     }
+  }
+  // Registered pages stay in memory although their tensor was freed.
+  if (fresh->kind != Registration::Kind::kOnce &&
+      (bytesSinceSweep_ >= kSweepEveryBytes || numSinceSweep_ >= entries_.size())) {
+    sweep(limits_.bytes, limits_.entries);
   }
   makeWay(fresh.get());
   const Status status = registerOn(fresh.get());
@@ -134,12 +141,15 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
   }
   Registration* made = fresh.get();
   made->numPins = 1;
+  made->numOpenPins = 1;
   made->lastUse = ++useClock_;
   keptBytes_ += made->size;
   ++numRegistered_;
   if (made->kind == Registration::Kind::kOnce) {
     retired_.push_back(std::move(fresh));
   } else {
+    bytesSinceSweep_ += made->size;
+    ++numSinceSweep_;
     entries_[made->base] = std::move(fresh);
   }
   if (keptBytes_ > limits_.bytes || entries_.size() > limits_.entries) {
@@ -152,7 +162,6 @@ void RegistrationCache::makeWay(Registration* fresh) {
   if (fresh->kind == Registration::Kind::kOnce) {
     return;
   }
-  // If a storage's memory moved away, an entry for the old place is stale, even if the storage later moves back.
   auto entry = entries_.lower_bound(fresh->base);
   if (entry != entries_.begin() && std::prev(entry)->second->base + std::prev(entry)->second->size > fresh->base) {
     --entry;
@@ -233,8 +242,13 @@ void RegistrationCache::deregister(Registration* entry) {
   }
 }
 
-void RegistrationCache::unpin(Registration* registration) {
-  SW_CHECK(registration->numPins > 0);
+void RegistrationCache::close(Registration* registration) {
+  SW_CHECK(registration->numOpenPins > 0);
+  --registration->numOpenPins;
+}
+
+void RegistrationCache::unpinClosed(Registration* registration) {
+  SW_CHECK(registration->numPins > registration->numOpenPins);
   if (--registration->numPins > 0) {
     return;
   }
@@ -250,6 +264,8 @@ void RegistrationCache::unpin(Registration* registration) {
 }
 
 void RegistrationCache::sweep(std::uint64_t limitBytes, std::size_t limitEntries) {
+  bytesSinceSweep_ = 0;
+  numSinceSweep_ = 0;
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const Registration& one = *entry->second;
     const bool isStale = one.numPins == 0 && !isCurrent(one, one.storage);

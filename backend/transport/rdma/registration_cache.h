@@ -4,8 +4,8 @@
 // A registration must never be used for memory that was freed and mapped again at the same address: the device would
 // continue to use the old pages. So a kept registration is used again only
 //   - in the shared heap, as long as the heap has returned no memory to the system since (SharedHeap::numPurges()), or
-//   - inside a tensor's storage that is known to be the same and alive (StorageWatch), or
-//   - while the same memory is pinned by an earlier pin().
+//   - inside a tensor's storage that is known to be alive, with the same memory (StorageWatch), or
+//   - while the same memory is pinned by an earlier pin(), and the caller keeps the memory alive (until close()).
 // Other memory is registered only while it is pinned.
 //
 // Threads: one at a time (see Connection).
@@ -31,12 +31,13 @@ struct Registration {
   std::size_t size = 0;
   bool isWritable = false;  // peers that have the remote key may write
   std::uint32_t numPins = 0;
+  std::uint32_t numOpenPins = 0;  // of these: pins whose callers keep the memory alive
   std::uint64_t lastUse = 0;
   std::array<ibv_mr*, kMaxRails> regions{};  // by device
   enum class Kind : unsigned char { kOnce, kHeap, kStorage } kind = Kind::kOnce;
   std::uint64_t heapPurges = 0;   // kHeap: as counted before registering
   const void* storage = nullptr;  // kStorage
-  void* weak = nullptr;           // kStorage: a weak reference, so that no other storage gets the same identity
+  void* weak = nullptr;           // kStorage: see StorageWatch
 
   bool covers(const void* bytes, std::size_t bytesSize) const {
     const auto at = reinterpret_cast<std::uintptr_t>(bytes);
@@ -65,7 +66,14 @@ class RegistrationCache {
   // TensorView; may be null. kSystem when the system refuses. If the memlock limit is the cause, the text has the limit
   // and how to raise it.
   Result<Registration*> pin(const void* bytes, std::size_t size, bool isWritten, const void* storage);
-  void unpin(Registration* registration);
+  void unpin(Registration* registration) {
+    close(registration);
+    unpinClosed(registration);
+  }
+  // unpin() in two steps, where devices still use the memory when its owner may already free it: close() keeps the
+  // memory registered, but no later pin() gets this registration because of this pin.
+  void close(Registration* registration);
+  void unpinClosed(Registration* registration);
   // Whether pin() without a storage would find these bytes registered and known to be the same memory.
   bool isReady(const void* bytes, std::size_t size, bool isWritten) const;
 
@@ -99,6 +107,8 @@ class RegistrationCache {
   std::uint64_t keptBytes_ = 0;                         // of entries_ and retired_
   std::uint64_t numRegistered_ = 0;
   std::uint64_t useClock_ = 0;
+  std::uint64_t bytesSinceSweep_ = 0;  // registered and kept
+  std::size_t numSinceSweep_ = 0;
 };
 
 }  // namespace shardwire::internal

@@ -32,7 +32,9 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x50545753;  // "SWTP"
+// The text of a status, and a whole message: a set-up or a verdict has few further bytes.
 constexpr std::size_t kMaxTextBytes = 1024;
+constexpr std::size_t kMaxMessageBytes = 2 * kMaxTextBytes;
 constexpr std::size_t kMaxUnknownCallers = 32;
 constexpr Duration kSuspectFor = std::chrono::seconds(1);
 constexpr std::string_view kDialerProof = "tcp fetches, dialer";
@@ -141,7 +143,7 @@ TcpJoining::TcpJoining(Link link, bool isDialer, TcpJoint joint)
     : link_(std::move(link)),
       isDialer_(isDialer),
       joint_(std::move(joint)),
-      fromLink_(kMaxHandshakeBytes),
+      fromLink_(kMaxMessageBytes),
       fromSecond_(sizeof(Digest)) {
   if (const Status begun = begin(); !begun.isOk()) {
     judge(begun);
@@ -396,9 +398,10 @@ void TcpJoining::end(const Status& why) {
   stage_ = Stage::kOver;
 }
 
-// The streams of a TLS handshake carry no verdict: the peer notices that they close.
+// This end's verdict is sent only once: a peer that agrees goes on with frames or a TLS handshake, and would take a
+// second verdict for bytes of these. The peer then notices that the sockets close.
 void TcpJoining::giveUp(const Status& why) {
-  stage_ > Stage::kVerdict ? end(why) : judge(why);
+  stage_ >= Stage::kVerdict ? end(why) : judge(why);
 }
 
 void TcpJoining::appendSockets(std::vector<pollfd>* entries) const {

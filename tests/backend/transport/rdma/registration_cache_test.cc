@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <utility>
@@ -35,10 +36,14 @@ using shardwire::testing::FakeVerbs;
 
 // The test decides how long these storages live.
 std::set<const void*> liveStorages;
+const void* unwatched = nullptr;  // a storage that cannot be watched
 int numWeak = 0;
 const StorageWatch kWatch = {
     .retainWeak =
-        [](const void* storage) {
+        [](const void* storage) -> void* {
+          if (storage == unwatched) {
+            return nullptr;
+          }
           ++numWeak;
           return const_cast<void*>(storage);
         },
@@ -54,6 +59,7 @@ class RegistrationCacheTest : public ::testing::Test {
     }
     ports_ = std::move(*openRdmaPorts(api_, Options{}));
     liveStorages.clear();
+    unwatched = nullptr;
     numWeak = 0;
   }
   ~RegistrationCacheTest() override {
@@ -107,6 +113,29 @@ TEST_F(RegistrationCacheTest, WhatIsPinnedServesOthersMeanwhile) {
   EXPECT_EQ(fake_.numRegistered, 0);
 }
 
+// A device may still read concealed memory, or be late to report so, while the owner frees the memory and other memory
+// comes to the same address.
+TEST_F(RegistrationCacheTest, WhatIsClosedServesNobodyElse) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  for (const void* storage : {static_cast<const void*>(nullptr), static_cast<const void*>(&storage_)}) {
+    Registration* concealed = pin(kept, memory_.data(), 5000, false, storage);
+    Registration* other = pin(kept, memory_.data(), 5000, false, nullptr);
+    EXPECT_EQ(other, concealed);
+    kept.close(concealed);
+    EXPECT_TRUE(kept.isReady(memory_.data(), 5000, false));  // the other pin keeps the memory alive
+    kept.close(other);
+    EXPECT_FALSE(kept.isReady(memory_.data(), 5000, false));
+    Registration* fresh = pin(kept, memory_.data(), 5000, false, nullptr);
+    EXPECT_NE(fresh, concealed);
+    EXPECT_EQ(fake_.numRegistered, 4);
+    kept.unpin(fresh);
+    kept.unpinClosed(other);
+    kept.unpinClosed(concealed);
+  }
+  EXPECT_EQ(fake_.numRegistered, 2);  // of the storage
+}
+
 TEST_F(RegistrationCacheTest, AStorageIsRegisteredOnceWhileItLives) {
   RegistrationCache& kept = cache();
   liveStorages = {&storage_};
@@ -129,6 +158,17 @@ TEST_F(RegistrationCacheTest, MemoryOfAnotherStorageAtTheSameAddressIsRegistered
   liveStorages.clear();
   kept.unpin(pin(kept, memory_.data(), 5000, false, &otherStorage_));
   EXPECT_EQ(kept.numRegistered(), 3U);
+}
+
+TEST_F(RegistrationCacheTest, AStorageThatCannotBeWatchedIsRegisteredForItsPinOnly) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  unwatched = &storage_;
+  for (int i = 0; i < 2; ++i) {
+    kept.unpin(pin(kept, memory_.data(), 5000, false, &storage_));
+    EXPECT_EQ(fake_.numRegistered, 0);
+  }
+  EXPECT_EQ(kept.numRegistered(), 2U);
 }
 
 TEST_F(RegistrationCacheTest, WithoutItsStorageMemoryIsServedOnlyWhileItIsPinned) {
@@ -174,6 +214,21 @@ TEST_F(RegistrationCacheTest, KeepsNoMoreThanItsLimitsAndDropsTheOldest) {
   EXPECT_EQ(kept.numRegistered(), before);
   kept.unpin(pin(kept, memory_.data(), 8192, false, memory_.data()));
   EXPECT_EQ(kept.numRegistered(), before + 1);
+}
+
+TEST_F(RegistrationCacheTest, MemoryOfDeadStoragesIsGivenBackSoon) {
+  RegistrationCache& kept = cache();
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < 1000; ++i) {
+    // One lives on, the others die at once. No two have common bytes.
+    liveStorages = {memory_.data(), memory_.data() + i};
+    kept.unpin(pin(kept, memory_.data() + i * 1000, 900, false, memory_.data() + i));
+    most = std::max(most, kept.numEntries());
+  }
+  EXPECT_LE(most, 4U);
+  const auto before = kept.numRegistered();
+  kept.unpin(pin(kept, memory_.data(), 900, false, memory_.data()));
+  EXPECT_EQ(kept.numRegistered(), before);
 }
 
 TEST_F(RegistrationCacheTest, WhenLockedMemoryIsShortWhatIsNotInUseGoesFirst) {
