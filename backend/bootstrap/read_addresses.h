@@ -17,7 +17,7 @@ Result<bool> readAddress(Gathering& group, Rank rank);
 // Fills group.addresses. kTimeout names the ranks that did not arrive.
 Status readAddresses(Gathering& group, Lookout& lookout);
 // kMismatch when another process has overwritten this rank's address: some ranks may have taken that process for this
-// rank.
+// rank. Ok when the store does not answer.
 Status checkStillOwn(Gathering& group);
 
 }  // namespace shardwire::internal
