@@ -124,7 +124,7 @@ Status gather(Gathering& group, Lookout& lookout) {
   SW_RETURN_IF_ERROR(joiner.choose());
   group.knowsAll = true;
   SW_RETURN_IF_ERROR(joiner.joinAll());
-  if (!usesRoster(group) || group.rank == 0) {
+  if (!group.usesRoster || group.rank == 0) {
     SW_RETURN_IF_ERROR(checkStillOwn(group));
   }
   return finish(group, joiner.used());
@@ -150,6 +150,7 @@ std::optional<Result<Peers>> connectOnce(Machine& machine, Store& store, Rank ra
   group.isRead.resize(size);
   group.attached.resize(size);
   group.lateBy.resize(size);
+  group.needsLink.resize(size);
   group.peers.options = std::make_unique<const Options>(options);
   group.peers.connections.resize(size);
   group.peers.whyNotFaster.resize(size);

@@ -17,6 +17,9 @@
 
 namespace shardwire::internal {
 
+// Up to this number of ranks, every rank reads every address.
+inline constexpr int kFewAddresses = 4;
+
 struct Gathering {
   static std::size_t index(Rank rank) { return static_cast<std::size_t>(rank); }
   const RankAddress& addressOf(Rank peer) const { return addresses[index(peer)]; }
@@ -40,6 +43,9 @@ struct Gathering {
   const int worldSize;
   const Deadline deadline;
   const Deadline start = Clock::now();
+  // Whether all ranks take the addresses that rank 0 read (roster.h), so that all have the same addresses. Otherwise
+  // each rank reads the addresses alone.
+  const bool usesRoster = worldSize > kFewAddresses || !attempt.isSure;
   OwnEnds own{};
   std::string published{};               // own.address, as written to the store
   std::vector<RankAddress> addresses{};  // by rank
@@ -49,7 +55,9 @@ struct Gathering {
     TransportKind kind{};
   };
   std::vector<Attached> attached{};  // by rank
-  bool knowsAll = false;             // every rank, and so how each peer is joined to this rank
+  // Every rank is known, and so how each peer is joined to this rank.
+  bool knowsAll = false;
+  std::vector<bool> needsLink{};  // by rank: whether the best transport to the peer joins over a link; once knowsAll
   // By rank: the transports, best first, one of which joins the peer when an operation first needs the peer
   // (Options::links). Empty: the peer is joined at once.
   std::vector<std::vector<TransportKind>> lateBy{};

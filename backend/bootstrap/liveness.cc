@@ -69,6 +69,11 @@ bool LifeWatch::isOnThisKernel(const RankAddress& address) const {
   return !kernel_.empty() && address.kernel == kernel_;
 }
 
+bool LifeWatch::hasAnswered(Rank rank) const {
+  const auto found = watched_.find(rank);
+  return found != watched_.end() && found->second.hasAnswered;
+}
+
 bool LifeWatch::refuses(Rank rank) const {
   const auto found = watched_.find(rank);
   return found != watched_.end() &&
@@ -87,16 +92,15 @@ void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
     return logDebug("no look at the sign of life of pid {}: {}", address.pid, socket.status().message());
   }
   watched.isDead = !socket->isOpen();
+  watched.hasAnswered |= socket->isOpen();
   watched.socket = std::move(*socket);
 }
 
 void LifeWatch::waysTo(const RankAddress& address, Watched* watched) const {
-  for (const NetAddress& to : orderByReach(address.lifeLinks, interfaces_)) {
-    // Hosts may share an address (docker0): there this host would answer for the other host.
-    const bool isOurs =
-        !isOnThisKernel(address) && std::any_of(interfaces_.begin(), interfaces_.end(),
-                                                [&](const InterfaceAddress& each) { return each.ip == to.ip; });
-    if (const auto way = makeSocketAddress(to.ip, to.scope, to.port); way.isOk() && !isOurs) {
+  const auto reach = isOnThisKernel(address) ? orderByReach(address.lifeLinks, interfaces_)
+                                             : orderByReachElsewhere(address.lifeLinks, interfaces_);
+  for (const NetAddress& to : reach) {
+    if (const auto way = makeSocketAddress(to.ip, to.scope, to.port); way.isOk()) {
       watched->ways.push_back(*way);
     }
   }

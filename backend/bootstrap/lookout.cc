@@ -1,9 +1,10 @@
 // look() is called again and again while the group is made. Five times per second look() checks, in this order: whether
-// the job was started anew, whether another rank wrote a failure to the board, whether a rank with a published address
-// died (LifeWatch), and whether another group of this process knows that a rank without an address is gone. The first
-// finding ends the making of the group, and stays. agreeOnFailure() writes this rank's reason for the others, and waits
-// until all ranks report one reason. A rank in a long handshake notes the peer in the store: the errors of ranks
-// waiting for this rank name the peer, too (whomTheyAwait).
+// the job was started anew, whether another rank wrote a failure to the board, whether rank 0 lives (if this rank is
+// not sure of the attempt: store_attempts.h), whether another process has taken this rank's number, whether a rank with
+// a published address died (LifeWatch), and whether another group of this process knows that a rank without an address
+// is gone. The first finding ends the making of the group, and stays. agreeOnFailure() writes this rank's reason for
+// the others, and waits until all ranks report one reason. A rank in a long handshake notes the peer in the store: the
+// errors of ranks waiting for this rank name the peer, too (whomTheyAwait).
 #include "backend/bootstrap/lookout.h"
 
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/bootstrap/read_addresses.h"
 #include "backend/bootstrap/roster.h"
 
 namespace shardwire::internal {
@@ -49,10 +51,12 @@ Status Lookout::look() {
   if (!group_.knowsAll && internal::isOutdated(group_.whole, group_.attempt)) {
     isOutdated_ = true;
     ended_ = Status{StatusCode::kAborted, "the job was started anew"};
-  } else if (!group_.attempt.isSure) {
-    return ended_;
-  } else if (const auto failure = board_.read()) {
+  } else if (const auto failure = readFailure()) {
     ended_ = *failure;
+  } else if (const Status made = makeSure(); !made.isOk()) {
+    ended_ = made;
+  } else if (const Status own = group_.knowsAll ? Status::ok() : checkStillOwn(group_); !own.isOk()) {
+    ended_ = own;
   } else if (const auto dead = deadRank(); dead && Clock::now() < group_.deadline) {
     foundDead_ = dead;
     ended_ = diedError(*dead);
@@ -63,6 +67,44 @@ Status Lookout::look() {
     noteAwaited();
   }
   return ended_;
+}
+
+// A rank that is not sure of the attempt takes only a failure that was written for the rank's process: the board's may
+// be an earlier attempt's.
+std::optional<Status> Lookout::readFailure() {
+  return group_.attempt.isSure ? board_.read() : FailureBoard(group_.store, group_.own.address.process).read();
+}
+
+// Rank 0 of an earlier attempt has ended before this process began. So if rank 0 answers now, or answered before its
+// death, the attempt is the present one.
+Status Lookout::makeSure() {
+  if (group_.attempt.isSure) {
+    return Status::ok();
+  }
+  const auto bytes = askStore(group_, addressKey(0));
+  const auto first = decodeAddress(bytes.isOk() ? bytes->value_or("") : "");
+  if (first.isOk() && first->failure.isOk()) {
+    static_cast<void>(lifeWatch().isDead(0, *first));  // looks
+  }
+  if (!lifeWatch().hasAnswered(0)) {
+    return Status::ok();
+  }
+  group_.attempt.isSure = true;
+  return readAddress(group_, 0).status();
+}
+
+// Rank 0 is always sure of the attempt, and repeats the failure for the process of each rank that has arrived: ranks of
+// other hosts may be unsure.
+void Lookout::passOn(const Status& failure) {
+  for (Rank rank = 1; group_.rank == 0 && !group_.attempt.process.isZero() && rank < group_.worldSize; ++rank) {
+    const auto bytes = askStore(group_, addressKey(rank));
+    if (!bytes.isOk()) {
+      return;
+    }
+    if (const auto address = decodeAddress(bytes->value_or("")); address.isOk()) {
+      FailureBoard(group_.store, address->process).write(failure);
+    }
+  }
 }
 
 // Ranks may wait for this rank while this rank waits for another rank: their errors name the other rank, too.
@@ -117,12 +159,16 @@ Status Lookout::whyAbsent() const {
   return Status::ok();
 }
 
-// Ranks already joined to this rank are not checked: such ranks may have finished, and exited normally. Rank 0 comes
-// first: when the store ends with rank 0, the other ranks end too, and cannot say why.
-std::optional<Rank> Lookout::deadRank() {
+LifeWatch& Lookout::lifeWatch() {
   if (lifeWatch_ == nullptr) {
     lifeWatch_ = group_.machine.watch(group_.own, *group_.peers.options);
   }
+  return *lifeWatch_;
+}
+
+// Ranks already joined to this rank are not checked: such ranks may have finished, and exited normally. Rank 0 comes
+// first: when the store ends with rank 0, the other ranks end too, and cannot say why.
+std::optional<Rank> Lookout::deadRank() {
   int numWatched = 0;
   for (Rank i = 0; i < group_.worldSize && numWatched < kMostWatched; ++i) {
     const Rank rank = i == 0 ? 0 : (group_.rank + i) % group_.worldSize;
@@ -139,12 +185,12 @@ std::optional<Rank> Lookout::deadRank() {
       if (!met.isOk() || *met) {
         return true;
       }
-      // If this rank joins the pair at once and the peer later, the peer attaches from its engine: the connection's own
-      // health check reports the death of the peer.
+      // If this rank joins the pair at once and the peer later, the peer attaches from its engine, unless the two need
+      // a link: the connection's own health check reports the death of the peer.
       return group_.addressOf(rank).joinsLate &&
-             (group_.isAttached(rank) || (!group_.knowsAll && isAllPublished(group_)));
+             (group_.knowsAll ? !group_.needsLink[Gathering::index(rank)] : isAllPublished(group_));
     };
-    if (lifeWatch_->isDead(rank, group_.addressOf(rank)) && !hasFinished()) {
+    if (lifeWatch().isDead(rank, group_.addressOf(rank)) && !hasFinished()) {
       return rank;
     }
   }
@@ -183,11 +229,31 @@ Status Lookout::agreeOnFailure(const Status& why) {
     // An interrupted rank reports the interrupt, whatever failed on other ranks: the caller was interrupted and must
     // learn of the interrupt. The other ranks learn that this rank gave up.
     const NoInterrupts writing;
-    board_.write({StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())});
+    const Status gaveUp{StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())};
+    board_.write(gaveUp);
+    passOn(gaveUp);
     return mine.code() == StatusCode::kInterrupted ? mine : Status{StatusCode::kInterrupted, mine.message()};
   }
+  // The other ranks were joined to the other process: what this process saw of them is a consequence.
+  const Status own = checkStillOwn(group_);
+  if (!own.isOk()) {
+    board_.write(own);
+  }
+  const Status first = own.isOk() ? firstFailure(mine) : own;
+  passOn(first);
+  return first;
+}
+
+Status Lookout::firstFailure(const Status& mine) {
   if (!group_.attempt.isSure) {
-    board_.write(mine);  // the failure in the store may be an earlier attempt's
+    if (const auto failure = readFailure()) {
+      return *failure;
+    }
+    // Rank 0 knows better which ranks are missing. Any other failure replaces the one in the store, which may be an
+    // earlier attempt's.
+    if (mine.code() != StatusCode::kTimeout) {
+      board_.write(mine);
+    }
     return mine;
   }
   // A rank often sees only a consequence of another rank's end: a closed socket, or a store that ended with the rank. A

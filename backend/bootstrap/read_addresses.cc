@@ -42,17 +42,6 @@ Status takeAddress(Gathering& group, Rank rank, const std::string& bytes) {
   return Status::ok();
 }
 
-// False: the store has no address of the rank yet.
-Result<bool> readAddress(Gathering& group, Rank rank) {
-  const auto bytes = askStore(group, addressKey(rank));
-  SW_RETURN_IF_ERROR(bytes.status());
-  if (!bytes->has_value()) {
-    return false;
-  }
-  SW_RETURN_IF_ERROR(takeAddress(group, rank, **bytes));
-  return true;
-}
-
 // In the order after this rank, so that not all ranks ask for the same address at once.
 std::vector<Rank> unread(const Gathering& group) {
   std::vector<Rank> ranks;
@@ -75,12 +64,14 @@ Status readUnread(Gathering& group, int most) {
   return Status::ok();
 }
 
+// The addresses that a rank finds while it is not sure of the attempt may be an earlier attempt's. So such a rank uses
+// them only here, for the text of an error that comes in any case.
 Status absentError(Gathering& group, Rank awaited) {
-  std::vector<Rank> absent;
-  if (group.attempt.isSure) {
-    SW_RETURN_IF_ERROR(readUnread(group, group.worldSize));
-    absent = unread(group);
+  const Status read = readUnread(group, group.worldSize);
+  if (!read.isOk() && group.attempt.isSure) {
+    return read;
   }
+  std::vector<Rank> absent = read.isOk() ? unread(group) : std::vector<Rank>();
   std::sort(absent.begin(), absent.end());
   if (!absent.empty() && group.round > 0) {
     return lateError(group,
@@ -186,8 +177,18 @@ Status publishAddress(Gathering& group) {
   return prepared;
 }
 
+Result<bool> readAddress(Gathering& group, Rank rank) {
+  const auto bytes = askStore(group, addressKey(rank));
+  SW_RETURN_IF_ERROR(bytes.status());
+  if (!bytes->has_value()) {
+    return false;
+  }
+  SW_RETURN_IF_ERROR(takeAddress(group, rank, **bytes));
+  return true;
+}
+
 Status readAddresses(Gathering& group, Lookout& lookout) {
-  if (!usesRoster(group)) {
+  if (!group.usesRoster) {
     SW_RETURN_IF_ERROR(readEach(group, lookout, group.worldSize));
     const bool isForUnsure = group.rank == 0 && !group.attempt.process.isZero();
     return isForUnsure ? writeRoster(group) : Status::ok();
@@ -205,10 +206,8 @@ Status readAddresses(Gathering& group, Lookout& lookout) {
 }
 
 Status checkStillOwn(Gathering& group) {
-  const auto stored = askStore(group, addressKey(group.rank));
-  return stored.isOk() && stored->has_value()
-             ? checkOwnAddress(group.rank, group.own.address, group.published, **stored)
-             : Status::ok();
+  const auto stored = group.store.get(addressKey(group.rank), Clock::now());
+  return stored.isOk() ? checkOwnAddress(group.rank, group.own.address, group.published, *stored) : Status::ok();
 }
 
 }  // namespace shardwire::internal

@@ -6,8 +6,8 @@
 namespace shardwire {
 
 struct StorageWatch {
-  // A weak reference to a live storage and to the memory that the storage has now. While the reference is held, no other
-  // storage gets the same identity. Null: a later change of the storage's memory would not be noticed.
+  // A weak reference to a live storage and to the memory that the storage has now. While the reference is held, no
+  // other storage gets the same identity. Null: a later change of the storage's memory would not be noticed.
   void* (*retainWeak)(const void* storage) = nullptr;
   // Whether that memory was freed, with the storage or by a resize: the addresses may then have other pages.
   bool (*isExpired)(void* weak) = nullptr;

@@ -73,7 +73,8 @@ Duration silenceOf(const Fd& socket) {
 }
 
 Duration Silence::look(Duration silence, Deadline now) {
-  constexpr Duration kClocksDiffer = std::chrono::seconds(1);  // the kernel's, and `now`, which is read a little earlier
+  constexpr Duration kClocksDiffer =
+      std::chrono::seconds(1);  // the kernel's, and `now`, which is read a little earlier
   const Deadline heardAt = now - silence;
   if (!isSilent_ || heardAt > heardAt_ + kClocksDiffer) {
     since_ = now;

@@ -4,7 +4,9 @@
 #include "backend/bootstrap/connect.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,9 +16,11 @@
 #include <thread>
 #include <vector>
 
+#include "backend/base/wait_limit.h"
 #include "backend/base/wire.h"
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/failure_board.h"
+#include "backend/bootstrap/lookout.h"
 #include "backend/bootstrap/own_ends.h"
 #include "backend/bootstrap/store_attempts.h"
 #include "backend/bootstrap/store_rounds.h"
@@ -128,12 +132,14 @@ TEST(ConnectPeers, ManyRanksAskTheStoreForLittle) {
   constexpr int kRanks = 20;
   runRanksAsProcesses(1, [&](Rank) {  // in which no group has ended yet (store_rounds.h)
     CountingStore store;
+    const auto start = Clock::now();
     runRanksAsThreads(kRanks, [&](Rank rank) {
       const auto peers = connect(store, rank, kRanks);
       ASSERT_TRUE(peers.isOk()) << peers.status().message();
     });
+    const auto numLooks = (Clock::now() - start) / Lookout::kLookEvery;  // with a request for the rank's own address
     EXPECT_EQ(store.numSets, kRanks + 1);
-    EXPECT_LE(store.numFound, kRanks + 1 + 2 * (kRanks - 1));
+    EXPECT_LE(store.numFound, kRanks + 1 + 2 * (kRanks - 1) + kRanks * numLooks);
   });
 }
 
@@ -192,6 +198,26 @@ TEST(ConnectPeers, NamesAPeerWhoseProcessDoesNotAnswer) {
   const auto peers = connect(store, 0, 2, std::chrono::milliseconds(600));
   expectError(peers, StatusCode::kTimeout, {"rank 1 (pid", "cannot be joined by shm", "no answer in time"});
   EXPECT_EQ(peers.status().message().find("SHARDWIRE_TRANSPORTS"), std::string::npos) << peers.status().message();
+}
+
+// Rank 0 joins late, and has finished while rank 1 waits for rank 2.
+TEST(ConnectPeers, ARankThatJoinsLateIsNotTakenForDeadByOneThatDoesNot) {
+  MemoryStore store;
+  auto address = addressByShmOnly(3);
+  const auto sign = LifeSign::create({}, nullptr, 3, &address);
+  const auto socket = listenUnix(address.socketName, 8);
+  ASSERT_TRUE(sign.isOk() && socket.isOk());
+  ASSERT_TRUE(store.set(addressKey(2), encodeAddress(address)).isOk());
+  runRanksAsProcesses(2, [&](Rank rank) {
+    Options options;
+    options.links = rank == 0 ? LinksWhen::kLazy : LinksWhen::kEager;
+    const auto peers = connect(store, rank, 3, std::chrono::seconds(rank == 0 ? 30 : 1), options);
+    if (rank == 0) {
+      EXPECT_TRUE(peers.isOk()) << peers.status().message();
+    } else {
+      expectError(peers, StatusCode::kTimeout, {"rank 2 (pid", "cannot be joined by shm"});
+    }
+  });
 }
 
 // Shared memory was chosen and is not available: no other transport is tried in silence.
@@ -329,6 +355,21 @@ TEST(ConnectPeers, TwoProcessesOfOneRankAmongManyAreNamed) {
     expectError(connect(store, rank, 6), StatusCode::kMismatch,
                 {"two processes call themselves rank 3", "on host elsewhere"});
   });
+}
+
+// One number twice, and so one number is missing: no rank waits for the missing number until the timeout.
+TEST(ConnectPeers, TwoProcessesOfOneRankAreNamedWhileARankIsMissing) {
+  for (const int size : {3, 6}) {
+    MemoryStore store;
+    runRanksAsProcesses(size, [&](Rank place) {
+      const Rank rank = place == size - 1 ? 1 : place;
+      while (rank != place && !store.get(addressKey(1), Clock::now()).isOk()) {
+        ::sched_yield();
+      }
+      expectError(connect(store, rank, size, std::chrono::seconds(60)), StatusCode::kMismatch,
+                  {"two processes call themselves rank 1"});
+    });
+  }
 }
 
 TEST(ConnectPeers, ManyGroupsComeAndGo) {
@@ -504,6 +545,74 @@ class FarStore final : public Store {
  private:
   Store& store_;
 };
+
+// The keys of the attempt that rank 0 has named, or is about to name.
+AttemptStore namedAttempt(Store& store) {
+  const auto named = store.get("shardwire/attempt", Clock::now() + std::chrono::seconds(30));
+  SW_CHECK(named.isOk());
+  ByteReader reader(*named);
+  return {store, Attempt{readId(reader), true}};
+}
+
+constexpr std::chrono::seconds kLongTimeout{60};
+constexpr std::chrono::seconds kInTime{20};
+
+TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedLearnsWhyAnotherCouldNotStart) {
+  MemoryStore store;
+  runRanksAsProcesses(3, [&](Rank rank) {
+    FarStore far(store);
+    if (rank == 2) {
+      ASSERT_TRUE(namedAttempt(store).get(addressKey(1), Clock::now() + kLongTimeout).isOk());
+    }
+    const auto start = Clock::now();
+    const auto peers = connect(rank == 1 ? static_cast<Store&>(far) : store, rank, 3, kLongTimeout,
+                               ofKeptStore(rank == 2 ? "nosuch" : ""));
+    expectError(peers, StatusCode::kInvalidArgument, {"rank 2 could not start"});
+    EXPECT_LT(Clock::now() - start, kInTime);
+  });
+}
+
+// Rank 0 arrived, and died before rank 1 looked. Rank 1 leaves no guess on the board, where rank 0 would take the guess
+// for the reason.
+TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedNamesTheMissingRank) {
+  MemoryStore store;
+  runRanksAsProcesses(1, [&](Rank) {
+    const auto attempt = findAttempt(store, 0, Clock::now());
+    ASSERT_TRUE(attempt.isOk());
+    AttemptStore ofAttempt(store, *attempt);
+    ASSERT_TRUE(ofAttempt.set(addressKey(0), encodeAddress(addressByShmOnly(3))).isOk());
+    FarStore far(store);
+    expectError(connect(far, 1, 3, std::chrono::milliseconds(300), ofKeptStore()), StatusCode::kTimeout,
+                {"rank 2 did not arrive"});
+    EXPECT_FALSE(FailureBoard(ofAttempt).read().has_value());
+  });
+}
+
+// Rank 1 has seen rank 0 alive, so the attempt is the present one.
+TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedNoticesTheDeathOfRank0) {
+  MemoryStore store;
+  runRanksAsProcesses(
+      2,
+      [&](Rank rank) {
+        if (rank == 1) {
+          FarStore far(store);
+          const auto start = Clock::now();
+          expectError(connect(far, 1, 2, kLongTimeout, ofKeptStore()), StatusCode::kPeerFailed,
+                      {"rank 0 (pid", "died"});
+          EXPECT_LT(Clock::now() - start, kInTime);
+          return;
+        }
+        const auto attempt = findAttempt(store, 0, Clock::now());
+        ASSERT_TRUE(attempt.isOk());
+        RankAddress address = addressByShmOnly();
+        const auto sign = listenUnix(address.lifeName, 1);
+        ASSERT_TRUE(sign.isOk());
+        ASSERT_TRUE(AttemptStore(store, *attempt).set(addressKey(0), encodeAddress(address)).isOk());
+        ASSERT_TRUE(WaitLimit(Clock::now() + kLongTimeout).waitFor(*sign, POLLIN, "somebody to watch").isOk());
+        ::kill(::getpid(), SIGKILL);
+      },
+      kLongTimeout, {0});
+}
 
 TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedTakesTheRoster) {
   MemoryStore store;

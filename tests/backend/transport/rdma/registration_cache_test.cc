@@ -39,14 +39,13 @@ std::set<const void*> liveStorages;
 const void* unwatched = nullptr;  // a storage that cannot be watched
 int numWeak = 0;
 const StorageWatch kWatch = {
-    .retainWeak =
-        [](const void* storage) -> void* {
-          if (storage == unwatched) {
-            return nullptr;
-          }
-          ++numWeak;
-          return const_cast<void*>(storage);
-        },
+    .retainWeak = [](const void* storage) -> void* {
+      if (storage == unwatched) {
+        return nullptr;
+      }
+      ++numWeak;
+      return const_cast<void*>(storage);
+    },
     .isExpired = [](void* weak) { return !liveStorages.contains(weak); },
     .releaseWeak = [](void*) { --numWeak; },
 };
