@@ -131,7 +131,7 @@ Result<RankSurvey> surveyRank(const GlobalSpec& spec, Rank rank, const Plan& pla
   survey.bytesSent = edgeBytes(plan.sends);
   survey.bytesReceived = edgeBytes(plan.receives);
   for (std::uint32_t m = 0; m < plan.numOwnCopies; ++m) {
-    survey.bytesLocal += moveBytes(plan, plan.moves[m]);
+    survey.bytesLocal += stagedBytes(plan, plan.moves[m]);
   }
   for (const PlanMove& move : plan.moves) {
     const std::uint64_t addend = static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(move.sourceDtype);
