@@ -54,7 +54,8 @@ struct MemoryStore::Shared {
 };
 
 MemoryStore::MemoryStore(std::size_t bytes) : bytes_(bytes) {
-  void* memory = ::mmap(nullptr, sizeof(Shared) + bytes, PROT_READ | PROT_WRITE,
+  // The sum must not wrap: mmap refuses the largest size.
+  void* memory = ::mmap(nullptr, sizeof(Shared) + std::min(bytes, SIZE_MAX - sizeof(Shared)), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     noMemory_ = internal::systemError(fmt::format("mmap of {} bytes for a memory store", bytes), errno);

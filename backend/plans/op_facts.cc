@@ -48,8 +48,7 @@ std::vector<Traffic::Edge> edgesOf(const Plan& plan) {
     for (std::uint32_t s = 0; s < move.numSources; ++s) {
       const bool isOwn = plan.sources[move.firstSource + s].rank == plan.rank;
       numLocal += isOwn ? 1 : 0;
-      local +=
-          isOwn ? static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(stagedDtypeOf(plan, move)) : 0;
+      local += isOwn ? stagedBytes(plan, move) : 0;
     }
   }
   if (numLocal > 0) {
@@ -114,7 +113,7 @@ OpStats OpFacts::stats() const {
   for (std::uint32_t i = 0; i < plan_->moves.size(); ++i) {
     const PlanMove& move = plan_->moves[i];
     if (i < plan_->numOwnCopies) {
-      stats.bytesLocal += moveBytes(*plan_, move);
+      stats.bytesLocal += stagedBytes(*plan_, move);
     }
     if (move.numSources > 1) {
       stats.bytesReduced += moveBytes(*plan_, move);

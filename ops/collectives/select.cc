@@ -147,9 +147,17 @@ std::string describeSelection(const Selection& selection) {
   if (selection.topology.worldSize == 1) {
     return "one rank: nothing to choose\n";
   }
+  const auto addRow = [&text](Collective kind, std::size_t limit, Algorithm algorithm, const char* why) {
+    text += fmt::format("{:<15}{:>14}  {:<14} {}\n", collectiveName(kind),
+                        limit == kAny ? "any" : fmt::format("{}", limit), algorithmName(algorithm), why);
+  };
   for (const Collective kind : kCollectives) {
     if (const Algorithm* forced = forcedFor(kind, selection); forced != nullptr) {
-      text += fmt::format("{:<15}{:>14}  {:<14} forced\n", collectiveName(kind), "any", algorithmName(*forced));
+      const bool isShort = kind == Collective::kAllReduce && *forced == Algorithm::kDirect;
+      addRow(kind, isShort ? selection.frameBytes : kAny, *forced, "forced");
+      if (isShort) {
+        addRow(kind, kAny, Algorithm::kChunks, "direct overwrites what peers still read");
+      }
       continue;
     }
     std::optional<std::size_t> covered;  // by the rows above
@@ -159,8 +167,7 @@ std::string describeSelection(const Selection& selection) {
         continue;
       }
       covered = limit;
-      text += fmt::format("{:<15}{:>14}  {:<14} {}\n", collectiveName(kind),
-                          limit == kAny ? "any" : fmt::format("{}", limit), algorithmName(row.algorithm), row.why);
+      addRow(kind, limit, row.algorithm, row.why);
     }
   }
   return text;

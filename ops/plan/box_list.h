@@ -129,6 +129,21 @@ void subtractRows(int numDims, const std::int64_t* from, const std::int64_t* hol
   }
 }
 
+// Cuts `hole` out of the disjoint boxes of `rest`: `kept` has the others.
+inline void cutOut(const BoxList& rest, const std::int64_t* hole, BoxList& kept) {
+  const int numDims = rest.numDims();
+  kept.reset(numDims);
+  for (std::size_t i = 0; i < rest.size(); ++i) {
+    if (!rowsOverlap(numDims, rest[i], hole)) {
+      kept.add(rest[i]);
+      continue;
+    }
+    BoxRow shared;
+    intersectRows(numDims, rest[i], hole, shared.data());
+    subtractRows(numDims, rest[i], shared.data(), [&kept](const std::int64_t* row) { kept.add(row); });
+  }
+}
+
 // Finds the boxes of a list that overlap a box. The boxes are sorted by their begin along one dimension, with the
 // largest end so far.
 class BoxSearch {

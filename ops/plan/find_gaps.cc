@@ -15,8 +15,7 @@ constexpr std::size_t kMaxListed = 8;
 
 // Leaves in `rest` what no stock covers of the box. Boxes of `rest` are disjoint.
 void uncoveredParts(const TensorSources& sources, const std::int64_t* row, BoxList& rest, BoxList& scratch) {
-  const int numDims = sources.numDims;
-  rest.reset(numDims);
+  rest.reset(sources.numDims);
   rest.add(row);
   std::vector<std::uint32_t> stocks;
   sources.search.forEachOverlap(row, [&stocks](std::uint32_t stock) { stocks.push_back(stock); });
@@ -25,16 +24,7 @@ void uncoveredParts(const TensorSources& sources, const std::int64_t* row, BoxLi
     if (rest.empty()) {
       return;
     }
-    scratch.reset(numDims);
-    for (std::size_t i = 0; i < rest.size(); ++i) {
-      if (!rowsOverlap(numDims, rest[i], sources.stocks[stock])) {
-        scratch.add(rest[i]);
-        continue;
-      }
-      BoxRow hole;
-      intersectRows(numDims, rest[i], sources.stocks[stock], hole.data());
-      subtractRows(numDims, rest[i], hole.data(), [&scratch](const std::int64_t* part) { scratch.add(part); });
-    }
+    cutOut(rest, sources.stocks[stock], scratch);
     std::swap(rest, scratch);
   }
 }

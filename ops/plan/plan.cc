@@ -224,7 +224,7 @@ class Validator {
     }
     received.isUsed[slot] = true;
     received.firstMove[slot] = &move;
-    received.bytes += static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(stagedDtypeOf(plan_, move));
+    received.bytes += stagedBytes(plan_, move);
     ++received.numItems;
     return Status::ok();
   }

@@ -118,6 +118,10 @@ inline DType outputDtypeOf(const Plan& plan, const PlanMove& move) {
 inline DType stagedDtypeOf(const Plan& plan, const PlanMove& move) {
   return stagedDtype(move.sourceDtype, outputDtypeOf(plan, move), move.numSources > 1);
 }
+// Bytes of one move's box from one source, as they are when staged.
+inline std::uint64_t stagedBytes(const Plan& plan, const PlanMove& move) {
+  return static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(stagedDtypeOf(plan, move));
+}
 // Bytes of one move's box of the output.
 inline std::uint64_t moveBytes(const Plan& plan, const PlanMove& move) {
   return static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(outputDtypeOf(plan, move));

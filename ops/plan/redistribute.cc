@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "ops/plan/assign_sources.h"
 #include "ops/plan/find_gaps.h"
@@ -324,6 +325,57 @@ Status checkCover(const GlobalSpec& spec, const SourceIndex& index) {
   return spec.allowGaps ? Status::ok() : checkGaps(spec, index);
 }
 
+// The boxes of one tensor wanted by a rank, by (output, slice).
+struct WantedBoxes {
+  BoxList boxes;
+  BoxSearch search;
+  std::uint32_t numDone = 0;
+};
+
+std::map<std::int32_t, WantedBoxes> wantedBoxes(const RankSpec& rank, const SourceIndex& index) {
+  std::map<std::int32_t, WantedBoxes> wanted;
+  for (const LocalTensor& output : rank.outputs) {
+    const int numDims = index[output.tensor].numDims;
+    const auto [at, isFirst] = wanted.try_emplace(output.tensor);
+    if (isFirst) {
+      at->second.boxes.reset(numDims);
+    }
+    for (const PlacedSlice& placed : output.slices) {
+      BoxRow row;
+      rowOf(placed.slice, row.data());
+      if (!isEmptyRow(numDims, row.data())) {
+        at->second.boxes.add(row.data());
+      }
+    }
+  }
+  for (auto& [tensor, all] : wanted) {
+    std::vector<std::uint32_t> members(all.boxes.size());
+    std::iota(members.begin(), members.end(), 0U);
+    all.search.build(all.boxes, members, index[tensor].grid.busiestDim());
+  }
+  return wanted;
+}
+
+// Elements of `row` outside of all boxes done.
+std::uint64_t newElements(const WantedBoxes& wanted, const std::int64_t* row) {
+  const int numDims = wanted.boxes.numDims();
+  BoxList rest;
+  BoxList kept;
+  rest.reset(numDims);
+  rest.add(row);
+  wanted.search.forEachOverlap(row, [&](std::uint32_t box) {
+    if (box < wanted.numDone) {
+      cutOut(rest, wanted.boxes[box], kept);
+      std::swap(rest, kept);
+    }
+  });
+  std::uint64_t elements = 0;
+  for (std::size_t i = 0; i < rest.size(); ++i) {
+    elements += rowElements(numDims, rest[i]);
+  }
+  return elements;
+}
+
 }  // namespace
 
 struct Planner::Common {
@@ -376,8 +428,10 @@ Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts) {
     std::map<Rank, Traffic::Edge> edges;
     assigner.startRank();
     const std::vector<LocalTensor>& outputs = spec.ranks[rank].outputs;
+    std::map<std::int32_t, WantedBoxes> wanted = wantedBoxes(spec.ranks[rank], index);
     for (std::size_t o = 0; o < outputs.size(); ++o) {
       const TensorSources& sources = index[outputs[o].tensor];
+      WantedBoxes& all = wanted.at(outputs[o].tensor);
       for (const PlacedSlice& placed : outputs[o].slices) {
         BoxRow row;
         rowOf(placed.slice, row.data());
@@ -387,8 +441,9 @@ Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts) {
         const Pieces& pieces =
             assigner.assign({static_cast<Rank>(rank), outputs[o].tensor, static_cast<std::int32_t>(o), row.data()});
         for (const Piece& piece : pieces.pieces) {
-          const std::uint64_t bytes =
-              rowElements(sources.numDims, pieces.boxes[piece.box]) * sources.elemBytes(piece.numSources);
+          const std::int64_t* box = pieces.boxes[piece.box];
+          const std::uint64_t bytes = rowElements(sources.numDims, box) * sources.elemBytes(piece.numSources);
+          const std::uint64_t newBytes = newElements(all, box) * sources.elemBytes(piece.numSources);
           for (std::uint32_t s = piece.firstSource; s < piece.firstSource + piece.numSources; ++s) {
             const Rank source = pieces.sources[s].rank;
             Traffic::Edge& edge =
@@ -396,9 +451,10 @@ Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts) {
             edge.bytes += bytes;
             ++edge.pieces;
             // Own holders come first, so each piece from another rank is missing on this rank.
-            traffic.lowerBoundBytes += source == static_cast<Rank>(rank) ? 0 : bytes;
+            traffic.lowerBoundBytes += source == static_cast<Rank>(rank) ? 0 : newBytes;
           }
         }
+        ++all.numDone;
       }
     }
     for (const auto& [source, edge] : edges) {

@@ -44,8 +44,9 @@ struct Traffic {
     friend bool operator==(const Edge&, const Edge&) = default;
   };
   std::vector<Edge> edges;  // source == destination included; by (source, destination)
-  std::uint64_t lowerBoundBytes =
-      0;  // output elements that the wanting rank does not hold; with a reduction, every remote addend
+  // Output elements that the wanting rank does not hold; with a reduction, every remote addend. An element that a rank
+  // wants several times counts once, although a plan moves the element for each output.
+  std::uint64_t lowerBoundBytes = 0;
 };
 Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts = {});
 

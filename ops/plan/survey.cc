@@ -14,21 +14,6 @@ namespace shardwire::internal {
 
 namespace {
 
-// Cuts `hole` out of the disjoint boxes of `rest`.
-void cutOut(const BoxList& rest, const std::int64_t* hole, BoxList& kept) {
-  const int numDims = rest.numDims();
-  kept.reset(numDims);
-  for (std::size_t i = 0; i < rest.size(); ++i) {
-    if (!rowsOverlap(numDims, rest[i], hole)) {
-      kept.add(rest[i]);
-      continue;
-    }
-    BoxRow shared;
-    intersectRows(numDims, rest[i], hole, shared.data());
-    subtractRows(numDims, rest[i], shared.data(), [&kept](const std::int64_t* row) { kept.add(row); });
-  }
-}
-
 std::vector<const LocalTensor*> inputsOf(const GlobalSpec& spec, std::int32_t tensor) {
   std::vector<const LocalTensor*> inputs;
   for (const RankSpec& rank : spec.ranks) {
@@ -146,7 +131,7 @@ Result<RankSurvey> surveyRank(const GlobalSpec& spec, Rank rank, const Plan& pla
   survey.bytesSent = edgeBytes(plan.sends);
   survey.bytesReceived = edgeBytes(plan.receives);
   for (std::uint32_t m = 0; m < plan.numOwnCopies; ++m) {
-    survey.bytesLocal += moveBytes(plan, plan.moves[m]);
+    survey.bytesLocal += stagedBytes(plan, plan.moves[m]);
   }
   for (const PlanMove& move : plan.moves) {
     const std::uint64_t addend = static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(move.sourceDtype);

@@ -13,7 +13,7 @@ namespace shardwire::internal {
 struct RankSurvey {
   std::uint64_t bytesSent = 0;      // to other ranks
   std::uint64_t bytesReceived = 0;  // from other ranks
-  std::uint64_t bytesLocal = 0;     // of outputs, copied from own inputs
+  std::uint64_t bytesLocal = 0;     // copied from own inputs to own outputs
   std::uint64_t bytesCombined = 0;  // addends that the reductions of this rank read, own and remote
   std::uint64_t leastReceived = 0;  // least bytes of any plan: see leastBytes
   std::uint64_t numMoves = 0;

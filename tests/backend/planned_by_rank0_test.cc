@@ -229,5 +229,18 @@ TEST(PlannedOffline, RefusesWhatCompileOpWouldRefuse) {
   EXPECT_EQ(readPlan("no plan").status().code(), StatusCode::kInvalidArgument);
 }
 
+TEST(PlannedOffline, CountsCastElementsAsTheNarrowerTypeInStatsAndTraffic) {
+  const std::vector<LocalTensor> whole = {{0, {100}, {{{{0}, {100}}, {0}}}}};
+  for (const auto& [from, to] : {std::pair(DType::kFloat16, DType::kFloat32), {DType::kFloat32, DType::kFloat16}}) {
+    LocalSpec spec;
+    spec.tensors.push_back({.name = "", .shape = Dims{100}, .dtype = from, .outputDtype = to});
+    spec.inputs = spec.outputs = whole;
+    const auto op = planOffline({&spec, 1}, 0);
+    ASSERT_TRUE(op.isOk()) << op.status().message();
+    EXPECT_EQ((*op)->stats().bytesLocal, 200U);
+    EXPECT_NE((*op)->explainJson().find("\"bytes\":200"), std::string::npos) << (*op)->explainJson();
+  }
+}
+
 }  // namespace
 }  // namespace shardwire::internal

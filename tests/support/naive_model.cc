@@ -8,7 +8,9 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 
 #include "tests/support/naive_cast.h"
 #include "tests/support/random.h"
@@ -159,8 +161,8 @@ void contributionsTo(const NamedTensor& tensor, Rank rank, const Dims& index, st
   }
 }
 
-// visit(rank, output, element of the output's local tensor, tensor, contributions) for every element of every output's
-// boxes.
+// visit(rank, output, element of the output's local tensor, tensor, contributions, global index) for every element of
+// every output's boxes.
 template <typename Visit>
 void forEachOutputElement(const std::vector<LocalSpec>& specs, Visit visit) {
   const std::map<std::string, NamedTensor> tensors = gatherWriters(specs);
@@ -178,7 +180,7 @@ void forEachOutputElement(const std::vector<LocalSpec>& specs, Visit visit) {
             local[d] += placed.localOffset[d];
           }
           contributionsTo(tensor, static_cast<Rank>(rank), global, found);
-          visit(rank, o, flatIndex(output.localShape, local), tensor, found);
+          visit(rank, o, flatIndex(output.localShape, local), tensor, found, global);
         });
       }
     }
@@ -285,7 +287,7 @@ RankBytes expectedOutputs(const std::vector<LocalSpec>& specs, const RankBytes& 
   RankBytes outputs = blankOutputs(specs);
   std::vector<const std::byte*> sources;
   forEachOutputElement(specs, [&](std::size_t rank, std::size_t output, std::size_t element, const NamedTensor& tensor,
-                                  const std::vector<Contribution>& found) {
+                                  const std::vector<Contribution>& found, const Dims&) {
     const std::size_t elemBytes = elementBytes(tensor.dtype());
     std::byte* out = outputs[rank][output].data() + element * elementBytes(tensor.dtypeOfOutputs());
     sources.clear();
@@ -310,30 +312,35 @@ std::vector<std::vector<std::vector<bool>>> coveredElements(const std::vector<Lo
       covered[rank].emplace_back(localElements(output), true);
     }
   }
-  forEachOutputElement(
-      specs, [&](std::size_t rank, std::size_t output, std::size_t element, const NamedTensor&,
-                 const std::vector<Contribution>& found) { covered[rank][output][element] = !found.empty(); });
+  forEachOutputElement(specs, [&](std::size_t rank, std::size_t output, std::size_t element, const NamedTensor&,
+                                  const std::vector<Contribution>& found,
+                                  const Dims&) { covered[rank][output][element] = !found.empty(); });
   return covered;
 }
 
 bool hasGap(const std::vector<LocalSpec>& specs) {
   bool found = false;
-  forEachOutputElement(
-      specs, [&found](std::size_t, std::size_t, std::size_t, const NamedTensor&,
-                      const std::vector<Contribution>& contributions) { found = found || contributions.empty(); });
+  forEachOutputElement(specs, [&found](std::size_t, std::size_t, std::size_t, const NamedTensor&,
+                                       const std::vector<Contribution>& contributions,
+                                       const Dims&) { found = found || contributions.empty(); });
   return found;
 }
 
-std::uint64_t leastRemoteBytes(const std::vector<LocalSpec>& specs) {
+BytesFromPeers bytesFromPeers(const std::vector<LocalSpec>& specs) {
   // As long as staged bytes: the narrower type, but for addends.
-  std::uint64_t bytes = 0;
-  forEachOutputElement(specs, [&bytes](std::size_t, std::size_t, std::size_t, const NamedTensor& tensor,
-                                       const std::vector<Contribution>& found) {
+  BytesFromPeers bytes;
+  std::set<std::tuple<std::size_t, const NamedTensor*, std::vector<std::int64_t>>> seen;
+  forEachOutputElement(specs, [&](std::size_t rank, std::size_t, std::size_t, const NamedTensor& tensor,
+                                  const std::vector<Contribution>& found, const Dims& global) {
+    const std::size_t whole = elementBytes(tensor.dtype());
+    const std::size_t narrow = std::min(whole, elementBytes(tensor.dtypeOfOutputs()));
+    std::uint64_t remote = 0;
     for (const Contribution& contribution : found) {
-      const std::size_t whole = elementBytes(tensor.dtype());
-      const std::size_t narrow = std::min(whole, elementBytes(tensor.dtypeOfOutputs()));
-      bytes += contribution.isOwn ? 0 : (found.size() > 1 ? whole : narrow);
+      remote += contribution.isOwn ? 0 : (found.size() > 1 ? whole : narrow);
     }
+    const bool isNew = remote > 0 && seen.emplace(rank, &tensor, std::vector(global.begin(), global.end())).second;
+    bytes.planned += remote;
+    bytes.least += isNew ? remote : 0;
   });
   return bytes;
 }

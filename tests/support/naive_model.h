@@ -37,9 +37,13 @@ void reduceAndCast(DType from, DType accumulator, DType to, ReduceOp op, std::sp
 std::vector<std::vector<std::vector<bool>>> coveredElements(const std::vector<LocalSpec>& specs);
 bool hasGap(const std::vector<LocalSpec>& specs);
 
-// Bytes that must come from other ranks, whatever the plan: of each output element, every needed contribution that the
-// output's rank does not hold.
-std::uint64_t leastRemoteBytes(const std::vector<LocalSpec>& specs);
+// Bytes that come from other ranks: of each output element, every needed contribution that the output's rank does not
+// hold.
+struct BytesFromPeers {
+  std::uint64_t planned = 0;
+  std::uint64_t least = 0;  // of any plan: elements that a rank wants several times count once
+};
+BytesFromPeers bytesFromPeers(const std::vector<LocalSpec>& specs);
 
 // One element: out = sources[0] op sources[1] op ... in that order. Precondition: supportsReduction(dtype, op), op !=
 // kNone, sources not empty.

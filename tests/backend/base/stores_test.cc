@@ -259,6 +259,10 @@ TEST(MemoryStore, SaysThatThereIsNoMemory) {
   MemoryStore store(std::size_t{1} << 60);
   expectWords(store.set("key", "value"), {"mmap of 1152921504606846976 bytes", "ENOMEM"});
   expectWords(store.get("key", soon()).status(), {"ENOMEM"});
+  for (const std::size_t less : {0, 1, 1000}) {
+    MemoryStore largest(SIZE_MAX - less);
+    expectWords(largest.set("key", std::string(100'000, 'x')), {fmt::format("mmap of {} bytes", SIZE_MAX - less)});
+  }
 }
 
 }  // namespace

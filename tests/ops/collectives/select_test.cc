@@ -66,6 +66,20 @@ TEST(Select, PrintsItsTable) {
   EXPECT_EQ(text.find("  tree"), std::string::npos) << "16 ranks are few\n" << text;
 }
 
+// An all_reduce that does not fit a frame takes another algorithm than the forced one.
+TEST(Select, PrintsWhereTheForcedAlgorithmDoesNotHold) {
+  Selection selection = on(4, 1);
+  selection.forced = {{Collective::kAllReduce, Algorithm::kDirect}, {Collective::kBroadcast, Algorithm::kDirect}};
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 8192), selection), Algorithm::kDirect);
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 8193), selection), Algorithm::kChunks);
+  const std::string text = describeSelection(selection);
+  EXPECT_NE(text.find("all_reduce               8192  direct         forced\n"
+                      "all_reduce                any  chunks "),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("broadcast                 any  direct         forced\n"), std::string::npos) << text;
+}
+
 TEST(ParseAlgorithms, ForcesWhatItNames) {
   Selection selection = on(2, 1);
   auto forced = parseAlgorithms("broadcast=tree,reduce=chunks");

@@ -78,10 +78,13 @@ TEST(Survey, CountsWhatThePlansAndTheTrafficSayInRandomCases) {
     ASSERT_TRUE(survey.isOk()) << survey.status().message() << "\n" << describe(randomCase);
     std::map<Rank, std::uint64_t> sent;
     std::map<Rank, std::uint64_t> received;
+    std::map<Rank, std::uint64_t> local;
     for (const Traffic::Edge& edge : survey->edges) {
       if (edge.source != edge.destination) {
         sent[edge.source] += edge.bytes;
         received[edge.destination] += edge.bytes;
+      } else {
+        local[edge.source] = edge.bytes;
       }
     }
     std::map<std::int32_t, std::vector<Rank>> ranksOf;
@@ -90,6 +93,7 @@ TEST(Survey, CountsWhatThePlansAndTheTrafficSayInRandomCases) {
       const RankSurvey& counted = survey->ranks[r];
       EXPECT_EQ(counted.bytesSent, sent[rank]) << describe(randomCase);
       EXPECT_EQ(counted.bytesReceived, received[rank]) << describe(randomCase);
+      EXPECT_LE(counted.bytesLocal, local[rank]) << describe(randomCase);  // that has own addends, too
       EXPECT_EQ(counted.leastReceived, naiveLeast(*spec, {rank})) << describe(randomCase);
       EXPECT_GE(counted.bytesReceived, counted.leastReceived) << describe(randomCase);
       ranksOf[hosts[r]].push_back(rank);
