@@ -361,7 +361,7 @@ class Queue:
         return _Received(found, parts, tensor, message.value)
 
     def taken(self, link: UseLink, call: Call, came: _Received, out: torch.Tensor | None) -> tuple[Any, int]:
-        """The value and the queue's size. An entry that this rank cannot read goes back, since another getter may read it."""
+        """The value and the queue's size. An entry that this rank cannot read goes back: another getter may read it."""
         try:
             value = came.found.value(came.parts, came.tensor, out, self.allow_pickle)
             link.send_note(wire.TAKEN, call.queue, call.request)
