@@ -89,6 +89,7 @@ def run_refused_premul(rank, size):
                  lambda: dist.all_reduce_coalesced([tensor], op=op)):
         raises(shardwire.AbortedError, call)
         assert tensor.tolist() == [1.0] * 5
+    dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed.*will be deprecated")
