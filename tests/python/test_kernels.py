@@ -183,6 +183,17 @@ def test_calls(kernel):
     assert bool(mapped) == AOTI and all(line.endswith("(deleted)") for line in mapped)
 
 
+@pytest.mark.skipif(AOTI, reason="AOTInductor would compile for seconds, and the results are copied in one way")
+def test_results_that_are_inputs_fill_outputs_that_are_inputs(tmp_path):
+    new, former, gradient = torch.ones(3), torch.zeros(3), torch.full((3,), 0.25)
+    step = DeviceKernel.compile_and_load(lambda p, g: (p - g, p), new, gradient, build_dir=tmp_path, name="step")
+    step(new, gradient, outputs={"output0": new, "output1": former})
+    assert new.tolist() == [0.75] * 3 and former.tolist() == [1.0] * 3
+    swap = DeviceKernel.compile_and_load(lambda a, b: (b, a), new, former, build_dir=tmp_path, name="swap")
+    swap(new, former, outputs={"output0": new, "output1": former})
+    assert new.tolist() == [1.0] * 3 and former.tolist() == [0.75] * 3
+
+
 WRONG = [
     (lambda k, a, b: k(a), "ValueError: 1 tensors given, the kernel 'example' takes 2: a, b"),
     (lambda k, a, b: k(a, b, inputs={}), "TypeError: tensors are given by position and by inputs="),

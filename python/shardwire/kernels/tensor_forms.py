@@ -130,12 +130,15 @@ def check_memory_apart(tensors: Sequence[torch.Tensor], forms: Sequence[TensorFo
     """ValueError where a tensor that the kernel changes shares memory with another argument: compiled code chooses its
     own order of reads and writes."""
     for index in changed:
-        own = _span(tensors[index])
         for other, tensor in enumerate(tensors):
-            begin, end = _span(tensor)
-            if other != index and own[0] < end and begin < own[1]:
+            if other != index and share_memory(tensors[index], tensor):
                 raise ValueError(f"the kernel changes {forms[index].name!r}, which shares memory with "
                                  f"{forms[other].name!r}; give it a tensor of its own")
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    (begin, end), (first, last) = _span(one), _span(other)
+    return begin < last and first < end
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
