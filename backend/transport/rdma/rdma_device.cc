@@ -1,6 +1,7 @@
 // openRdmaPorts() opens each device of libibverbs' list, examines the ports that the options admit (examinePort():
 // state, speed, best GID), and keeps devices with at least one usable port. Then ports slower than half of the fastest
-// port are dropped. When no port is left, the error lists the reason for each port.
+// port are dropped, and then devices without a port in use. When no port is left, the error lists the reason for each
+// port.
 #include "backend/transport/rdma/rdma_device.h"
 
 #include <arpa/inet.h>
@@ -219,7 +220,17 @@ Result<RdmaPorts> openRdmaPorts(const VerbsApi& api, const Options& options) {
   }
   std::erase_if(found.rails, [&](const Rail& rail) { return rail.address.mbps * 2 < fastest; });
   found.rails.resize(std::min(found.rails.size(), kMaxRails));
-  return found;
+  // The rails are in the order of the devices, and a device may have several. A device without a rail would cost a
+  // completion queue and a registration of all memory, and arrays by device have kMaxRails places.
+  RdmaPorts used;
+  for (Rail& rail : found.rails) {
+    if (auto& device = found.devices[rail.device]; device != nullptr) {
+      used.devices.push_back(std::move(device));
+    }
+    rail.device = used.devices.size() - 1;
+  }
+  used.rails = std::move(found.rails);
+  return used;
 }
 
 }  // namespace shardwire::internal

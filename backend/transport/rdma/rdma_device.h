@@ -66,8 +66,8 @@ struct Rail {
 };
 
 struct RdmaPorts {
-  std::vector<std::unique_ptr<RdmaDevice>> devices;
-  std::vector<Rail> rails;  // at least one, at most kMaxRails
+  std::vector<std::unique_ptr<RdmaDevice>> devices;  // each has at least one of the rails
+  std::vector<Rail> rails;                           // at least one, at most kMaxRails
 };
 
 // Opens the devices that options.rdmaDevices admits, and chooses the fastest of the active ports, in the system's

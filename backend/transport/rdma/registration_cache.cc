@@ -44,6 +44,7 @@ std::uint64_t defaultKeptBytes() {
 RegistrationCache::RegistrationCache(const VerbsApi& api, const std::vector<std::unique_ptr<RdmaDevice>>& devices,
                                      const StorageWatch* watch, RegistrationLimits limits)
     : api_(api), devices_(devices), watch_(watch), limits_(limits) {
+  SW_CHECK(devices_.size() <= std::tuple_size_v<decltype(Registration::regions)>);
   if (limits_.bytes == 0) {
     limits_.bytes = defaultKeptBytes();
   }

@@ -1,9 +1,14 @@
-// Tests which ports are used, and which ports of two ranks are joined.
+// Which ports are used, and which ports of two ranks are joined. First machines and ports that cannot be used, and the
+// choice of the GID; then slow ports, and devices without a port in use; then the filters of SHARDWIRE_RDMA_DEVICES; at
+// last the published addresses, and the pairs of ports.
 #include "backend/transport/rdma/rdma_device.h"
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "backend/transport/rdma/rdma_address.h"
+#include "backend/transport/rdma/registration_cache.h"
 #include "tests/backend/transport/rdma/fake_verbs.h"
 
 namespace shardwire::internal {
@@ -87,6 +92,32 @@ TEST(RdmaPorts, SlowPortsBesideFastOnesAreLeft) {
   ASSERT_EQ(ports->rails.size(), 2U);
   EXPECT_EQ(ports->rails[0].address.device, "mlx5_0");
   EXPECT_EQ(ports->rails[1].address.device, "mlx5_2");
+}
+
+// Memory is registered with each open device, for at most kMaxRails devices.
+TEST(RdmaPorts, DevicesWithoutAPortInUseAreClosed) {
+  FakeVerbs& fake = FakeVerbs::reset();
+  for (const char* name : {"slow", "mlx5_0", "mlx5_1", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6"}) {
+    auto& port = fake.addPort(name);
+    port.gids.push_back(FakeVerbs::ipv4Gid(1));
+    port.speed = std::string(name) == "slow" ? 1 : 32;
+  }
+  const VerbsApi api = FakeVerbs::api();
+  const auto ports = openRdmaPorts(api, Options{});
+  ASSERT_TRUE(ports.isOk()) << ports.status().message();
+  ASSERT_EQ(ports->rails.size(), kMaxRails);
+  EXPECT_EQ(ports->devices.size(), 3U);
+  for (const Rail& rail : ports->rails) {
+    ASSERT_LT(rail.device, ports->devices.size());
+    EXPECT_EQ(ports->devices[rail.device]->name(), rail.address.device);
+  }
+  RegistrationCache cache(api, ports->devices, nullptr);
+  std::array<std::byte, 64> memory;
+  const auto pinned = cache.pin(memory.data(), memory.size(), false, nullptr);
+  ASSERT_TRUE(pinned.isOk()) << pinned.status().message();
+  EXPECT_EQ(fake.numRegistered, 3);
+  cache.unpin(*pinned);
+  EXPECT_EQ(fake.numRegistered, 0);
 }
 
 TEST(RdmaPorts, FiltersAreNcclS) {
