@@ -1,5 +1,5 @@
 // Fetches. First the bytes of a request, then the refusals of an owner and unexpected bytes, then a fetch of many runs
-// as several requests, then the limit of one turn, and at last a run above 2 GiB.
+// as several requests, then the limits of runs and of one turn, and at last a run above 2 GiB.
 #include "backend/transport/tcp/fetch_stream.h"
 
 #include <gtest/gtest.h>
@@ -123,6 +123,48 @@ TEST(FetchStream, AFetchOfManyRunsIsSeveralRequests) {
   for (std::size_t i = 0; i < kNumRuns; ++i) {
     ASSERT_EQ(to[i], static_cast<std::byte>(i * 7)) << i;
   }
+}
+
+TEST(FetchStream, AnOwnerMayRefuseNoRunsOfAnHonestFetcher) {
+  constexpr std::size_t kMost = FetchStream::kMaxAskedRuns;
+  Streams streams;
+  std::vector<std::byte> from(2 * kMost);
+  std::vector<std::byte> to(kMost);
+  const auto address = streams.owner.expose(from.data(), from.size());
+  std::vector<MemoryRun> runs;
+  for (std::size_t i = 0; i < kMost; ++i) {
+    from[i * 2] = static_cast<std::byte>(i * 7);
+    runs.push_back({to.data() + i, address.value + i * 2, 1});
+  }
+  const auto some = std::span(runs).first(2);
+  FetchCount count;
+  std::vector<std::string> requests;
+  ASSERT_TRUE(streams.fetcher.ask(address.space, some, &count, &requests));
+  EXPECT_FALSE(streams.fetcher.ask(address.space, std::span(runs).first(kMost - 1), &count, &requests));
+  ASSERT_TRUE(streams.fetcher.ask(address.space, std::span(runs).first(kMost - 2), &count, &requests));
+  EXPECT_FALSE(streams.fetcher.ask(address.space, some, &count, &requests));
+  EXPECT_EQ(count.pending, 2U);
+  for (const std::string& each : requests) {
+    ASSERT_TRUE(streams.owner.serve(each).isOk());
+  }
+  bool moved = false;
+  for (const auto start = Clock::now(); count.pending > 0 && Clock::now() - start < std::chrono::seconds(60);) {
+    ASSERT_TRUE(streams.owner.send(&moved).isOk());
+    ASSERT_TRUE(streams.fetcher.receive(&moved).isOk());
+  }
+  ASSERT_EQ(count.pending, 0U);
+  for (std::size_t i = 0; i < kMost - 2; ++i) {
+    ASSERT_EQ(to[i], from[i * 2]) << i;
+  }
+  // Nothing is under way any more. Three times as many from one peer are refused.
+  requests.clear();
+  ASSERT_TRUE(streams.fetcher.ask(address.space, runs, &count, &requests));
+  Status refused;
+  for (std::size_t i = 0; refused.isOk() && i < 3 * requests.size(); ++i) {
+    refused = streams.owner.serve(requests[i % requests.size()]);
+  }
+  EXPECT_EQ(refused.code(), StatusCode::kMismatch);
+  EXPECT_NE(refused.message().find("a request for 65536 runs"), std::string::npos) << refused.message();
 }
 
 // Address space of any length over a few pages, each seen again and again.
