@@ -38,7 +38,7 @@ void freeWatched(void* block) {
 }
 
 // FSDP, for one, resizes a storage to nothing and back: another block, often at the same address, with other pages. No
-// field of the storage tells. So the block's deleter is replaced by one that counts, and nothing else is changed.
+// field of the storage shows this. So the block's deleter is replaced by one that counts, and nothing else is changed.
 // False: another allocator made the block.
 bool watchBlock(c10::StorageImpl& storage) {
   static Mutex mutex;  // two groups may begin at once

@@ -6,10 +6,9 @@
 namespace shardwire {
 
 struct StorageWatch {
-  // A weak reference to a live storage and to the memory that the storage has now. While the reference is held, no
-  // other storage gets the same identity. Null: a later change of the storage's memory would not be noticed.
+  // A weak reference to a live storage, whose identity stays reserved. Null: changes of its memory are not noticed.
   void* (*retainWeak)(const void* storage) = nullptr;
-  // Whether that memory was freed, with the storage or by a resize: the addresses may then have other pages.
+  // Whether the storage's memory of then was freed, by its end or a resize: the addresses may have other pages.
   bool (*isExpired)(void* weak) = nullptr;
   void (*releaseWeak)(void* weak) = nullptr;
 };

@@ -1,8 +1,8 @@
 // pin() first looks for a registration that covers the bytes and is known to be current (find(), isCurrent()).
-// Otherwise it makes a new one: rounded to heapUnit in the shared heap, or exact, with a weak reference to the storage
-// if there is one that can be watched. makeWay() retires overlapping entries, registerOn() registers the memory with
-// every device, and sweep() keeps the cache within its limits. unpin() releases; memory without a known identity is
-// deregistered with its last unpin().
+// Otherwise pin() makes a new one: rounded to heapUnit in the shared heap, or exact, with a weak reference to the
+// storage if the storage can be watched. makeWay() retires overlapping entries, registerOn() registers the memory with
+// every device, and sweep() drops stale entries and keeps the cache within its limits. unpin() releases; memory without
+// a known identity is deregistered with its last unpin().
 #include "backend/transport/rdma/registration_cache.h"
 
 #include <errno.h>

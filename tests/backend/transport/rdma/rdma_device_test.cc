@@ -1,4 +1,6 @@
-// Tests which ports are used, and which ports of two ranks are joined.
+// Which ports are used, and which ports of two ranks are joined. First machines and ports that cannot be used, and the
+// choice of the GID; then slow ports, and devices without a port in use; then the filters of SHARDWIRE_RDMA_DEVICES; at
+// last the published addresses, and the pairs of ports.
 #include "backend/transport/rdma/rdma_device.h"
 
 #include <gtest/gtest.h>
