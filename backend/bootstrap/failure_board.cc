@@ -23,14 +23,19 @@ std::optional<Status> decodeFailure(std::string_view bytes) {
   return reader.isDone() && !failure.isOk() ? std::optional(std::move(failure)) : std::nullopt;
 }
 
+FailureBoard::FailureBoard(Store& store) : store_(store), key_(kFailureKey) {}
+
+FailureBoard::FailureBoard(Store& store, const RandomId& process)
+    : store_(store), key_(std::string(kFailureKey) + "/" + toString(process)) {}
+
 std::optional<Status> FailureBoard::read() {
-  const auto bytes = store_.get(kFailureKey, Clock::now());  // with a deadline in the past, get() looks once
+  const auto bytes = store_.get(key_, Clock::now());  // with a deadline in the past, get() looks once
   whyUnread_ = bytes.status().code() == StatusCode::kTimeout ? Status::ok() : bytes.status();
   return bytes.isOk() ? decodeFailure(*bytes) : std::nullopt;
 }
 
 void FailureBoard::write(const Status& failure) {
-  if (const Status stored = store_.set(kFailureKey, encodeFailure(failure)); !stored.isOk()) {
+  if (const Status stored = store_.set(key_, encodeFailure(failure)); !stored.isOk()) {
     logDebug("the store did not take the failure: {}", stored.message());
   }
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "backend/base/random_id.h"
 #include "shardwire/status.h"
 #include "shardwire/store.h"
 
@@ -13,7 +14,9 @@ namespace shardwire::internal {
 
 class FailureBoard {
  public:
-  explicit FailureBoard(Store& store) : store_(store) {}
+  explicit FailureBoard(Store& store);
+  // The board for one process alone. No earlier attempt of the job used it (store_attempts.h).
+  FailureBoard(Store& store, const RandomId& process);
   // The failure in the store now, without waiting; nothing also when the store does not answer.
   std::optional<Status> read();
   // Why the latest read() found nothing; ok: the store has no failure.
@@ -22,6 +25,7 @@ class FailureBoard {
 
  private:
   Store& store_;
+  const std::string key_;
   Status whyUnread_;
 };
 

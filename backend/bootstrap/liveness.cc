@@ -69,6 +69,11 @@ bool LifeWatch::isOnThisKernel(const RankAddress& address) const {
   return !kernel_.empty() && address.kernel == kernel_;
 }
 
+bool LifeWatch::hasAnswered(Rank rank) const {
+  const auto found = watched_.find(rank);
+  return found != watched_.end() && found->second.hasAnswered;
+}
+
 bool LifeWatch::refuses(Rank rank) const {
   const auto found = watched_.find(rank);
   return found != watched_.end() &&
@@ -87,6 +92,7 @@ void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
     return logDebug("no look at the sign of life of pid {}: {}", address.pid, socket.status().message());
   }
   watched.isDead = !socket->isOpen();
+  watched.hasAnswered |= socket->isOpen();
   watched.socket = std::move(*socket);
 }
 

@@ -42,6 +42,8 @@ class LifeWatch {
   // state is not known: the host is out of reach, or a firewall refuses connections in its name. A rank watched over
   // TCP counts as dead only if the rank answered before.
   virtual bool isDead(Rank rank, const RankAddress& address);
+  // Whether the rank's sign has answered since the watch of the rank began: the rank lived then.
+  virtual bool hasAnswered(Rank rank) const;
   // Whether the rank's sign refused every connection. A firewall may do this, too.
   virtual bool refuses(Rank rank) const;
   // Ends the watch of a rank.
@@ -51,11 +53,11 @@ class LifeWatch {
   struct Watched {
     Fd socket;
     bool isDead = false;
+    bool hasAnswered = false;
     // For a rank of another host.
     std::vector<SocketAddress> ways;
     std::size_t way = 0;  // the address being tried; equal to the number of addresses: none is left
     bool isConnected = false;
-    bool hasAnswered = false;
     int numRefusals = 0;
     Deadline until{};  // of the connection attempt
   };

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/bootstrap/read_addresses.h"
 #include "backend/bootstrap/roster.h"
 
 namespace shardwire::internal {
@@ -49,9 +50,7 @@ Status Lookout::look() {
   if (!group_.knowsAll && internal::isOutdated(group_.whole, group_.attempt)) {
     isOutdated_ = true;
     ended_ = Status{StatusCode::kAborted, "the job was started anew"};
-  } else if (!group_.attempt.isSure) {
-    return ended_;
-  } else if (const auto failure = board_.read()) {
+  } else if (const auto failure = readFailure()) {
     ended_ = *failure;
   } else if (const auto dead = deadRank(); dead && Clock::now() < group_.deadline) {
     foundDead_ = dead;
@@ -63,6 +62,26 @@ Status Lookout::look() {
     noteAwaited();
   }
   return ended_;
+}
+
+// A rank that is not sure of the attempt takes only a failure that was written for the rank's process: the board's may
+// be an earlier attempt's.
+std::optional<Status> Lookout::readFailure() {
+  return group_.attempt.isSure ? board_.read() : FailureBoard(group_.store, group_.own.address.process).read();
+}
+
+// Rank 0 is always sure of the attempt, and repeats the failure for the process of each rank that has arrived: ranks of
+// other hosts may be unsure.
+void Lookout::passOn(const Status& failure) {
+  for (Rank rank = 1; group_.rank == 0 && !group_.attempt.process.isZero() && rank < group_.worldSize; ++rank) {
+    const auto bytes = askStore(group_, addressKey(rank));
+    if (!bytes.isOk()) {
+      return;
+    }
+    if (const auto address = decodeAddress(bytes->value_or("")); address.isOk()) {
+      FailureBoard(group_.store, address->process).write(failure);
+    }
+  }
 }
 
 // Ranks may wait for this rank while this rank waits for another rank: their errors name the other rank, too.
@@ -117,11 +136,31 @@ Status Lookout::whyAbsent() const {
   return Status::ok();
 }
 
+LifeWatch& Lookout::lifeWatch() {
+  if (lifeWatch_ == nullptr) {
+    lifeWatch_ = group_.machine.watch(group_.own, *group_.peers.options);
+  }
+  return *lifeWatch_;
+}
+
+// For a rank that is not sure of the attempt: whether rank 0 answered this rank, and is dead now. Rank 0 of an earlier
+// attempt had ended before this process began. With a roster in the store, rank 0 may have finished.
+bool Lookout::isFirstDead() {
+  const auto bytes = askStore(group_, addressKey(0));
+  auto first = decodeAddress(bytes.isOk() ? bytes->value_or("") : "");
+  if (!first.isOk() || !first->failure.isOk()) {
+    return false;
+  }
+  group_.addresses.front() = std::move(*first);
+  const bool isDead = lifeWatch().isDead(0, group_.addressOf(0));
+  return isDead && lifeWatch().hasAnswered(0) && !isAllPublished(group_);
+}
+
 // Ranks already joined to this rank are not checked: such ranks may have finished, and exited normally. Rank 0 comes
 // first: when the store ends with rank 0, the other ranks end too, and cannot say why.
 std::optional<Rank> Lookout::deadRank() {
-  if (lifeWatch_ == nullptr) {
-    lifeWatch_ = group_.machine.watch(group_.own, *group_.peers.options);
+  if (!group_.attempt.isSure) {
+    return isFirstDead() ? std::optional<Rank>(0) : std::nullopt;
   }
   int numWatched = 0;
   for (Rank i = 0; i < group_.worldSize && numWatched < kMostWatched; ++i) {
@@ -144,7 +183,7 @@ std::optional<Rank> Lookout::deadRank() {
       return group_.addressOf(rank).joinsLate &&
              (group_.isAttached(rank) || (!group_.knowsAll && isAllPublished(group_)));
     };
-    if (lifeWatch_->isDead(rank, group_.addressOf(rank)) && !hasFinished()) {
+    if (lifeWatch().isDead(rank, group_.addressOf(rank)) && !hasFinished()) {
       return rank;
     }
   }
@@ -183,10 +222,21 @@ Status Lookout::agreeOnFailure(const Status& why) {
     // An interrupted rank reports the interrupt, whatever failed on other ranks: the caller was interrupted and must
     // learn of the interrupt. The other ranks learn that this rank gave up.
     const NoInterrupts writing;
-    board_.write({StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())});
+    const Status gaveUp{StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())};
+    board_.write(gaveUp);
+    passOn(gaveUp);
     return mine.code() == StatusCode::kInterrupted ? mine : Status{StatusCode::kInterrupted, mine.message()};
   }
+  const Status first = firstFailure(mine);
+  passOn(first);
+  return first;
+}
+
+Status Lookout::firstFailure(const Status& mine) {
   if (!group_.attempt.isSure) {
+    if (const auto failure = readFailure()) {
+      return *failure;
+    }
     board_.write(mine);  // the failure in the store may be an earlier attempt's
     return mine;
   }

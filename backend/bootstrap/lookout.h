@@ -48,11 +48,16 @@ class Lookout {
   Status agreeOnFailure(const Status& why);
 
  private:
+  LifeWatch& lifeWatch();
+  std::optional<Status> readFailure();
+  void passOn(const Status& failure);
   std::optional<Rank> deadRank();
+  bool isFirstDead();
   Status whyAbsent() const;
   void noteAwaited();
   std::string whomTheyAwait();
   Status diedError(Rank rank) const;
+  Status firstFailure(const Status& mine);
   Status verdictOn(std::optional<Rank> dead, const Status& mine) const;
 
   Gathering& group_;

@@ -6,7 +6,7 @@
 // id too early may read an earlier attempt's. The rank is sure of the id if rank 0 wrote the id after this process
 // began (all processes of an attempt have ended before processes of the next begin), or if rank 0's roster has the
 // address of this rank. Until then the rank checks whether the id has changed, begins again if so, and relies on no
-// other entry.
+// other entry, except a failure that rank 0 wrote for this process (FailureBoard).
 #pragma once
 
 #include <string>

@@ -4,7 +4,9 @@
 #include "backend/bootstrap/connect.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/base/wait_limit.h"
 #include "backend/base/wire.h"
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/failure_board.h"
@@ -504,6 +507,58 @@ class FarStore final : public Store {
  private:
   Store& store_;
 };
+
+// The keys of the attempt that rank 0 has named, or is about to name.
+AttemptStore namedAttempt(Store& store) {
+  const auto named = store.get("shardwire/attempt", Clock::now() + std::chrono::seconds(30));
+  SW_CHECK(named.isOk());
+  ByteReader reader(*named);
+  return {store, Attempt{readId(reader), true}};
+}
+
+constexpr std::chrono::seconds kLongTimeout{60};
+constexpr std::chrono::seconds kInTime{20};
+
+TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedLearnsWhyAnotherCouldNotStart) {
+  MemoryStore store;
+  runRanksAsProcesses(3, [&](Rank rank) {
+    FarStore far(store);
+    if (rank == 2) {
+      ASSERT_TRUE(namedAttempt(store).get(addressKey(1), Clock::now() + kLongTimeout).isOk());
+    }
+    const auto start = Clock::now();
+    const auto peers = connect(rank == 1 ? static_cast<Store&>(far) : store, rank, 3, kLongTimeout,
+                               ofKeptStore(rank == 2 ? "nosuch" : ""));
+    expectError(peers, StatusCode::kInvalidArgument, {"rank 2 could not start"});
+    EXPECT_LT(Clock::now() - start, kInTime);
+  });
+}
+
+// Rank 1 has seen rank 0 alive, so rank 0 is no process of an earlier attempt.
+TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedNoticesTheDeathOfRank0) {
+  MemoryStore store;
+  runRanksAsProcesses(
+      2,
+      [&](Rank rank) {
+        if (rank == 1) {
+          FarStore far(store);
+          const auto start = Clock::now();
+          expectError(connect(far, 1, 2, kLongTimeout, ofKeptStore()), StatusCode::kPeerFailed,
+                      {"rank 0 (pid", "died"});
+          EXPECT_LT(Clock::now() - start, kInTime);
+          return;
+        }
+        const auto attempt = findAttempt(store, 0, Clock::now());
+        ASSERT_TRUE(attempt.isOk());
+        RankAddress address = addressByShmOnly();
+        const auto sign = listenUnix(address.lifeName, 1);
+        ASSERT_TRUE(sign.isOk());
+        ASSERT_TRUE(AttemptStore(store, *attempt).set(addressKey(0), encodeAddress(address)).isOk());
+        ASSERT_TRUE(WaitLimit(Clock::now() + kLongTimeout).waitFor(*sign, POLLIN, "somebody to watch").isOk());
+        ::kill(::getpid(), SIGKILL);
+      },
+      kLongTimeout, {0});
+}
 
 TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedTakesTheRoster) {
   MemoryStore store;
