@@ -237,7 +237,11 @@ Status Lookout::firstFailure(const Status& mine) {
     if (const auto failure = readFailure()) {
       return *failure;
     }
-    board_.write(mine);  // the failure in the store may be an earlier attempt's
+    // Rank 0 knows better which ranks are missing. Any other failure replaces the one in the store, which may be an
+    // earlier attempt's.
+    if (mine.code() != StatusCode::kTimeout) {
+      board_.write(mine);
+    }
     return mine;
   }
   // A rank often sees only a consequence of another rank's end: a closed socket, or a store that ended with the rank. A

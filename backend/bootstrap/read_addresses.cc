@@ -75,12 +75,14 @@ Status readUnread(Gathering& group, int most) {
   return Status::ok();
 }
 
+// The addresses that a rank finds while it is not sure of the attempt may be an earlier attempt's. So such a rank uses
+// them only here, for the text of an error that comes in any case.
 Status absentError(Gathering& group, Rank awaited) {
-  std::vector<Rank> absent;
-  if (group.attempt.isSure) {
-    SW_RETURN_IF_ERROR(readUnread(group, group.worldSize));
-    absent = unread(group);
+  const Status read = readUnread(group, group.worldSize);
+  if (!read.isOk() && group.attempt.isSure) {
+    return read;
   }
+  std::vector<Rank> absent = read.isOk() ? unread(group) : std::vector<Rank>();
   std::sort(absent.begin(), absent.end());
   if (!absent.empty() && group.round > 0) {
     return lateError(group,

@@ -534,6 +534,22 @@ TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedLearnsWh
   });
 }
 
+// Rank 0 arrived, and died before rank 1 looked. Rank 1 leaves no guess on the board, where rank 0 would take the guess
+// for the reason.
+TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedNamesTheMissingRank) {
+  MemoryStore store;
+  runRanksAsProcesses(1, [&](Rank) {
+    const auto attempt = findAttempt(store, 0, Clock::now());
+    ASSERT_TRUE(attempt.isOk());
+    AttemptStore ofAttempt(store, *attempt);
+    ASSERT_TRUE(ofAttempt.set(addressKey(0), encodeAddress(addressByShmOnly(3))).isOk());
+    FarStore far(store);
+    expectError(connect(far, 1, 3, std::chrono::milliseconds(300), ofKeptStore()), StatusCode::kTimeout,
+                {"rank 2 did not arrive"});
+    EXPECT_FALSE(FailureBoard(ofAttempt).read().has_value());
+  });
+}
+
 // Rank 1 has seen rank 0 alive, so rank 0 is no process of an earlier attempt.
 TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedNoticesTheDeathOfRank0) {
   MemoryStore store;
