@@ -1,9 +1,10 @@
 // look() is called again and again while the group is made. Five times per second look() checks, in this order: whether
-// the job was started anew, whether another rank wrote a failure to the board, whether a rank with a published address
-// died (LifeWatch), and whether another group of this process knows that a rank without an address is gone. The first
-// finding ends the making of the group, and stays. agreeOnFailure() writes this rank's reason for the others, and waits
-// until all ranks report one reason. A rank in a long handshake notes the peer in the store: the errors of ranks
-// waiting for this rank name the peer, too (whomTheyAwait).
+// the job was started anew, whether another rank wrote a failure to the board, whether another process has taken this
+// rank's number, whether a rank with a published address died (LifeWatch), and whether another group of this process
+// knows that a rank without an address is gone. The first finding ends the making of the group, and stays.
+// agreeOnFailure() writes this rank's reason for the others, and waits until all ranks report one reason. A rank in a
+// long handshake notes the peer in the store: the errors of ranks waiting for this rank name the peer, too
+// (whomTheyAwait).
 #include "backend/bootstrap/lookout.h"
 
 #include <fmt/format.h>
@@ -52,6 +53,8 @@ Status Lookout::look() {
     ended_ = Status{StatusCode::kAborted, "the job was started anew"};
   } else if (const auto failure = readFailure()) {
     ended_ = *failure;
+  } else if (const Status own = group_.knowsAll ? Status::ok() : checkStillOwn(group_); !own.isOk()) {
+    ended_ = own;
   } else if (const auto dead = deadRank(); dead && Clock::now() < group_.deadline) {
     foundDead_ = dead;
     ended_ = diedError(*dead);
@@ -227,7 +230,12 @@ Status Lookout::agreeOnFailure(const Status& why) {
     passOn(gaveUp);
     return mine.code() == StatusCode::kInterrupted ? mine : Status{StatusCode::kInterrupted, mine.message()};
   }
-  const Status first = firstFailure(mine);
+  // The other ranks were joined to the other process: what this process saw of them is a consequence.
+  const Status own = checkStillOwn(group_);
+  if (!own.isOk()) {
+    board_.write(own);
+  }
+  const Status first = own.isOk() ? firstFailure(mine) : own;
   passOn(first);
   return first;
 }

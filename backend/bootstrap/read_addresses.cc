@@ -207,10 +207,8 @@ Status readAddresses(Gathering& group, Lookout& lookout) {
 }
 
 Status checkStillOwn(Gathering& group) {
-  const auto stored = askStore(group, addressKey(group.rank));
-  return stored.isOk() && stored->has_value()
-             ? checkOwnAddress(group.rank, group.own.address, group.published, **stored)
-             : Status::ok();
+  const auto stored = group.store.get(addressKey(group.rank), Clock::now());
+  return stored.isOk() ? checkOwnAddress(group.rank, group.own.address, group.published, *stored) : Status::ok();
 }
 
 }  // namespace shardwire::internal

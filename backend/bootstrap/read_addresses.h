@@ -15,7 +15,7 @@ Status publishAddress(Gathering& group);
 // Fills group.addresses. kTimeout names the ranks that did not arrive.
 Status readAddresses(Gathering& group, Lookout& lookout);
 // kMismatch when another process has overwritten this rank's address: some ranks may have taken that process for this
-// rank.
+// rank. Ok when the store does not answer.
 Status checkStillOwn(Gathering& group);
 
 }  // namespace shardwire::internal

@@ -20,6 +20,7 @@
 #include "backend/base/wire.h"
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/failure_board.h"
+#include "backend/bootstrap/lookout.h"
 #include "backend/bootstrap/own_ends.h"
 #include "backend/bootstrap/store_attempts.h"
 #include "backend/bootstrap/store_rounds.h"
@@ -131,12 +132,14 @@ TEST(ConnectPeers, ManyRanksAskTheStoreForLittle) {
   constexpr int kRanks = 20;
   runRanksAsProcesses(1, [&](Rank) {  // in which no group has ended yet (store_rounds.h)
     CountingStore store;
+    const auto start = Clock::now();
     runRanksAsThreads(kRanks, [&](Rank rank) {
       const auto peers = connect(store, rank, kRanks);
       ASSERT_TRUE(peers.isOk()) << peers.status().message();
     });
+    const auto numLooks = (Clock::now() - start) / Lookout::kLookEvery;  // with a request for the rank's own address
     EXPECT_EQ(store.numSets, kRanks + 1);
-    EXPECT_LE(store.numFound, kRanks + 1 + 2 * (kRanks - 1));
+    EXPECT_LE(store.numFound, kRanks + 1 + 2 * (kRanks - 1) + kRanks * numLooks);
   });
 }
 
@@ -332,6 +335,21 @@ TEST(ConnectPeers, TwoProcessesOfOneRankAmongManyAreNamed) {
     expectError(connect(store, rank, 6), StatusCode::kMismatch,
                 {"two processes call themselves rank 3", "on host elsewhere"});
   });
+}
+
+// One number twice, and so one number is missing: no rank waits for the missing number until the timeout.
+TEST(ConnectPeers, TwoProcessesOfOneRankAreNamedWhileARankIsMissing) {
+  for (const int size : {3, 6}) {
+    MemoryStore store;
+    runRanksAsProcesses(size, [&](Rank place) {
+      const Rank rank = place == size - 1 ? 1 : place;
+      while (rank != place && !store.get(addressKey(1), Clock::now()).isOk()) {
+        ::sched_yield();
+      }
+      expectError(connect(store, rank, size, std::chrono::seconds(60)), StatusCode::kMismatch,
+                  {"two processes call themselves rank 1"});
+    });
+  }
 }
 
 TEST(ConnectPeers, ManyGroupsComeAndGo) {
