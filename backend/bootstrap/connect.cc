@@ -150,6 +150,7 @@ std::optional<Result<Peers>> connectOnce(Machine& machine, Store& store, Rank ra
   group.isRead.resize(size);
   group.attached.resize(size);
   group.lateBy.resize(size);
+  group.needsLink.resize(size);
   group.peers.options = std::make_unique<const Options>(options);
   group.peers.connections.resize(size);
   group.peers.whyNotFaster.resize(size);

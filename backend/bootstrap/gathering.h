@@ -49,7 +49,9 @@ struct Gathering {
     TransportKind kind{};
   };
   std::vector<Attached> attached{};  // by rank
-  bool knowsAll = false;             // every rank, and so how each peer is joined to this rank
+  // Every rank is known, and so how each peer is joined to this rank.
+  bool knowsAll = false;
+  std::vector<bool> needsLink{};  // by rank: whether the best transport to the peer joins over a link; once knowsAll
   // By rank: the transports, best first, one of which joins the peer when an operation first needs the peer
   // (Options::links). Empty: the peer is joined at once.
   std::vector<std::vector<TransportKind>> lateBy{};

@@ -50,6 +50,7 @@ Status PeerJoiner::choose() {
           StatusCode::kUnsupported,
           fmt::format("no transport joins {}: {}", pairText(group_.rank, mine, peer, theirs), reasons(choiceOf(peer)))};
     }
+    group_.needsLink[Gathering::index(peer)] = endpoint(choiceOf(peer).candidates.front()).needsLink();
   }
   return Status::ok();
 }
@@ -88,7 +89,7 @@ Status PeerJoiner::attachAll() {
   for (Rank i = 1; i < group_.worldSize; ++i) {
     const Rank peer = (group_.rank + i) % group_.worldSize;  // so that not all ranks ask the same process at once
     const TransportKind kind = choiceOf(peer).candidates.front();
-    const bool needsLink = endpoint(kind).needsLink();
+    const bool needsLink = group_.needsLink[Gathering::index(peer)];
     if (needsLink ? isLateWire(peer) : group_.own.address.joinsLate) {
       putOff(peer);
     } else if (!needsLink) {

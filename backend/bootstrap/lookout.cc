@@ -181,10 +181,10 @@ std::optional<Rank> Lookout::deadRank() {
       if (!met.isOk() || *met) {
         return true;
       }
-      // If this rank joins the pair at once and the peer later, the peer attaches from its engine: the connection's own
-      // health check reports the death of the peer.
+      // If this rank joins the pair at once and the peer later, the peer attaches from its engine, unless the two need
+      // a link: the connection's own health check reports the death of the peer.
       return group_.addressOf(rank).joinsLate &&
-             (group_.isAttached(rank) || (!group_.knowsAll && isAllPublished(group_)));
+             (group_.knowsAll ? !group_.needsLink[Gathering::index(rank)] : isAllPublished(group_));
     };
     if (lifeWatch().isDead(rank, group_.addressOf(rank)) && !hasFinished()) {
       return rank;

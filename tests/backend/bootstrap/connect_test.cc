@@ -200,6 +200,26 @@ TEST(ConnectPeers, NamesAPeerWhoseProcessDoesNotAnswer) {
   EXPECT_EQ(peers.status().message().find("SHARDWIRE_TRANSPORTS"), std::string::npos) << peers.status().message();
 }
 
+// Rank 0 joins late, and has finished while rank 1 waits for rank 2.
+TEST(ConnectPeers, ARankThatJoinsLateIsNotTakenForDeadByOneThatDoesNot) {
+  MemoryStore store;
+  auto address = addressByShmOnly(3);
+  const auto sign = LifeSign::create({}, nullptr, 3, &address);
+  const auto socket = listenUnix(address.socketName, 8);
+  ASSERT_TRUE(sign.isOk() && socket.isOk());
+  ASSERT_TRUE(store.set(addressKey(2), encodeAddress(address)).isOk());
+  runRanksAsProcesses(2, [&](Rank rank) {
+    Options options;
+    options.links = rank == 0 ? LinksWhen::kLazy : LinksWhen::kEager;
+    const auto peers = connect(store, rank, 3, std::chrono::seconds(rank == 0 ? 30 : 1), options);
+    if (rank == 0) {
+      EXPECT_TRUE(peers.isOk()) << peers.status().message();
+    } else {
+      expectError(peers, StatusCode::kTimeout, {"rank 2 (pid", "cannot be joined by shm"});
+    }
+  });
+}
+
 // Shared memory was chosen and is not available: no other transport is tried in silence.
 TEST(ConnectPeers, SaysHowToDoWithoutSharedMemory) {
   MemoryStore store;
