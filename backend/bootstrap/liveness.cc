@@ -97,12 +97,10 @@ void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
 }
 
 void LifeWatch::waysTo(const RankAddress& address, Watched* watched) const {
-  for (const NetAddress& to : orderByReach(address.lifeLinks, interfaces_)) {
-    // Hosts may share an address (docker0): there this host would answer for the other host.
-    const bool isOurs =
-        !isOnThisKernel(address) && std::any_of(interfaces_.begin(), interfaces_.end(),
-                                                [&](const InterfaceAddress& each) { return each.ip == to.ip; });
-    if (const auto way = makeSocketAddress(to.ip, to.scope, to.port); way.isOk() && !isOurs) {
+  const auto reach = isOnThisKernel(address) ? orderByReach(address.lifeLinks, interfaces_)
+                                             : orderByReachElsewhere(address.lifeLinks, interfaces_);
+  for (const NetAddress& to : reach) {
+    if (const auto way = makeSocketAddress(to.ip, to.scope, to.port); way.isOk()) {
       watched->ways.push_back(*way);
     }
   }

@@ -168,8 +168,11 @@ bool RankLinks::sharesSecret(Rank peer) const {
 // published.
 std::vector<NetAddress> RankLinks::reachOf(Rank peer) const {
   const RankAddress& to = addressOf(peer);
-  const bool isHere = !to.kernel.empty() && to.kernel == addressOf(self_).kernel;
-  return isHere ? to.links : orderByReach(to.links, open_->interfaces);
+  const std::string& mine = addressOf(self_).kernel;
+  if (to.kernel.empty() || mine.empty()) {  // not known
+    return orderByReach(to.links, open_->interfaces);
+  }
+  return to.kernel == mine ? to.links : orderByReachElsewhere(to.links, open_->interfaces);
 }
 
 PeerDial RankLinks::begin(Rank peer, TransportKind kind) const {

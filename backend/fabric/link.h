@@ -57,6 +57,10 @@ class Link {
 // A peer's addresses in the order of reach from a host with these interfaces: addresses in a subnet of the host first;
 // a link-local address appears once for each interface that may lead there.
 std::vector<NetAddress> orderByReach(std::span<const NetAddress> addresses, const std::vector<InterfaceAddress>& mine);
+// The same for a peer of another host, without this host's own addresses. Hosts may share an address (a bridge of
+// docker): there this host would answer for the other host.
+std::vector<NetAddress> orderByReachElsewhere(std::span<const NetAddress> addresses,
+                                              const std::vector<InterfaceAddress>& mine);
 
 // A dial to a peer, for callers that must not wait. Tries the addresses in turn, proves the key, sends the hello.
 class LinkDial {

@@ -265,4 +265,13 @@ std::vector<NetAddress> orderByReach(std::span<const NetAddress> addresses, cons
   return near;
 }
 
+std::vector<NetAddress> orderByReachElsewhere(std::span<const NetAddress> addresses,
+                                              const std::vector<InterfaceAddress>& mine) {
+  std::vector<NetAddress> reach = orderByReach(addresses, mine);
+  std::erase_if(reach, [&](const NetAddress& to) {
+    return std::any_of(mine.begin(), mine.end(), [&](const InterfaceAddress& each) { return each.ip == to.ip; });
+  });
+  return reach;
+}
+
 }  // namespace shardwire::internal

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 #include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/inbox.h"
 #include "backend/transport/shm/shm_message.h"
+#include "shardwire/communicator.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/net_namespaces.h"
@@ -393,6 +395,37 @@ TEST(DeathBetweenHosts, IsNotGuessedFromARefusal) {
       EXPECT_NE(peers.status().message().find("rank 1 refuses to connect: it died, or a firewall"), std::string::npos)
           << peers.status().message();
     }
+  });
+}
+
+// Both hosts have one address in common, as the bridges of docker on two hosts do. At that address rank 0's own host
+// answers that nobody listens.
+TEST(DeathBetweenHosts, IsNotConcludedFromTheAnswerOfTheOwnHost) {
+  std::string whyNot;
+  const auto hosts = testing::NetNamespaces::create(testing::NetNamespaces::Addresses::kIpv4, &whyNot);
+  if (hosts == nullptr) {
+    GTEST_SKIP() << "no two hosts here: " << whyNot;
+  }
+  MemoryStore store;
+  Options options = over("tcp");
+  options.links = LinksWhen::kLazy;
+  runRanksAsProcesses(2, [&](Rank rank) {
+    hosts->enter(rank);
+    ASSERT_EQ(std::system("ip addr add 172.31.9.1/32 dev sw0"), 0);
+    auto group = Communicator::create(store, rank, 2, options, "g");
+    ASSERT_TRUE(group.isOk()) << group.status().message();
+    if (rank == 1) {  // lives until rank 0 has its error
+      EXPECT_TRUE(store.get("done", soon()).isOk());
+      return;
+    }
+    hosts->setCable(false);
+    float value = 1;
+    auto work = (*group)->allReduce(TensorView::contiguous(&value, DType::kFloat32, {1}), ReduceOp::kSum);
+    const Status done = work.isOk() ? (*work)->wait() : work.status();
+    EXPECT_EQ(done.code(), StatusCode::kUnsupported);
+    EXPECT_NE(done.message().find("rank 1 (pid"), std::string::npos) << done.message();
+    EXPECT_NE(done.message().find("cannot be joined"), std::string::npos) << done.message();
+    ASSERT_TRUE(store.set("done", "").isOk());
   });
 }
 
