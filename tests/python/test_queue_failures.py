@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import queue as standard
 import random
 import re
@@ -123,6 +124,28 @@ def test_getters_are_notified_that_a_putter_died(run_ranks, tmp_path):
             assert (kind is shardwire.PeerFailedError and "rank 1 of group 'job', which had put into it, died" in text
                     and "(pid" in text), (kind, text)
     assert results[0][2] == ["whole", "more", standard.Empty]
+
+
+def recorded_putter(rank, size, folder):
+    group = joined(folder, rank, size)
+    q = Queue(group, 2)
+    if rank == 1:
+        q.put(1)
+        die()
+    if rank == 2:
+        q.get()
+        await_file(folder / "trace_2")
+    meet("over", size - 1)
+    # A rank's file is written again when another of its groups fails
+    return rank == 2 and list(pickle.loads((folder / "trace_2").read_bytes())["pg_config"].values())
+
+
+def test_the_flight_recorder_writes_the_file_of_the_jobs_rank(run_ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "trace_"))
+    groups = run_ranks(3, recorded_putter, tmp_path, init=False, may_die=(1,))[2]
+    assert ("job: queues of rank 2, used by rank 1", "[2, 1]") in [(each["name"], each["ranks"]) for each in groups]
+    others = tmp_path / "trace_0"
+    assert not others.exists() or b"queues of rank 2" not in others.read_bytes()
 
 
 def leaving_putter(rank, size, folder):

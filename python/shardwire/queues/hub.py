@@ -65,6 +65,7 @@ class Hub:
         self._group = weakref.ref(group)
         self._revoked = ""  # the notice of the rank that revoked the group, when all links were notified
         self.rank, self.size = _C.rank(backend), _C.size(backend)
+        self._job_ranks = _C.global_ranks(backend)
         self.label = _C.group_name(backend)
         # The longest silence of a holder before the holder counts as stopped
         self.silence = backend.options._timeout.total_seconds()
@@ -226,7 +227,8 @@ class Hub:
     def _make_link(self, holder: int, request: int, user: int, end: int, limit: float) -> Any:
         store = dist.PrefixStore(f"{holder}/link/{request}/", self.store)
         backend = _C.create_backend(store, end, 2, timedelta(seconds=limit),
-                                    f"{self.label}: queues of rank {holder}, used by rank {user}")
+                                    f"{self.label}: queues of rank {holder}, used by rank {user}",
+                                    [self._job_ranks[holder], self._job_ranks[user]])
         backend.set_timeout(_FOREVER)
         return backend
 
