@@ -49,8 +49,9 @@ Status Lookout::look() {
   }
   nextLook_ = Clock::now() + kLookEvery;
   if (!group_.knowsAll && internal::isOutdated(group_.whole, group_.attempt)) {
-    isOutdated_ = true;
-    ended_ = Status{StatusCode::kAborted, "the job was started anew"};
+    // Rank 0 names an attempt once: two processes would take turns, and each would seem to die again and again.
+    isOutdated_ = group_.rank != 0;
+    ended_ = isOutdated_ ? Status{StatusCode::kAborted, "the job was started anew"} : twoFirstRanksError();
   } else if (const auto failure = readFailure()) {
     ended_ = *failure;
   } else if (const Status own = group_.knowsAll ? Status::ok() : checkStillOwn(group_); !own.isOk()) {
@@ -65,6 +66,14 @@ Status Lookout::look() {
     noteAwaited();
   }
   return ended_;
+}
+
+Status Lookout::twoFirstRanksError() const {
+  return {
+      StatusCode::kMismatch,
+      fmt::format("two processes call themselves rank 0: pid {} on host {}, and one that began later (or the job was "
+                  "started anew while this process lived)",
+                  group_.own.address.pid, group_.own.address.host)};
 }
 
 // A rank that is not sure of the attempt takes only a failure that was written for the rank's process: the board's may

@@ -49,6 +49,7 @@ class Lookout {
 
  private:
   LifeWatch& lifeWatch();
+  Status twoFirstRanksError() const;
   std::optional<Status> readFailure();
   void passOn(const Status& failure);
   std::optional<Rank> deadRank();

@@ -614,6 +614,24 @@ TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedNoticesT
       kLongTimeout, {0});
 }
 
+// The first process that calls itself rank 0 gives up when the second has named the attempt; then rank 1 comes.
+TEST(OneStoreForManyAttempts, TwoProcessesOfRank0DoNotTakeTurns) {
+  MemoryStore store;
+  runRanksAsProcesses(3, [&](Rank place) {
+    if (place == 0) {
+      const auto start = Clock::now();
+      expectError(connect(store, 0, 2, kLongTimeout, ofKeptStore()), StatusCode::kMismatch,
+                  {"two processes call themselves rank 0"});
+      EXPECT_LT(Clock::now() - start, kInTime);
+      EXPECT_TRUE(store.set("gave up", "").isOk());
+      return;
+    }
+    ASSERT_TRUE(place == 1 ? store.get("shardwire/attempt", Clock::now() + kLongTimeout).isOk()
+                           : store.get("gave up", Clock::now() + kLongTimeout).isOk());
+    expectMade(store, place - 1, 2, ofKeptStore());
+  });
+}
+
 TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedTakesTheRoster) {
   MemoryStore store;
   runRanksAsProcesses(3, [&](Rank rank) {
