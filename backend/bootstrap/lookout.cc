@@ -1,10 +1,10 @@
 // look() is called again and again while the group is made. Five times per second look() checks, in this order: whether
-// the job was started anew, whether another rank wrote a failure to the board, whether rank 0 lives (if this rank is
-// not sure of the attempt: store_attempts.h), whether another process has taken this rank's number, whether a rank with
-// a published address died (LifeWatch), and whether another group of this process knows that a rank without an address
-// is gone. The first finding ends the making of the group, and stays. agreeOnFailure() writes this rank's reason for
-// the others, and waits until all ranks report one reason. A rank in a long handshake notes the peer in the store: the
-// errors of ranks waiting for this rank name the peer, too (whomTheyAwait).
+// the job was started anew, whether another rank wrote a failure to the board, whether another process has taken this
+// rank's number, whether a rank with a published address died (LifeWatch), and whether another group of this process
+// knows that a rank without an address is gone. The first finding ends the making of the group, and stays.
+// agreeOnFailure() writes this rank's reason for the others, and waits until all ranks report one reason. A rank in a
+// long handshake notes the peer in the store: the errors of ranks waiting for this rank name the peer, too
+// (whomTheyAwait).
 #include "backend/bootstrap/lookout.h"
 
 #include <fmt/format.h>
@@ -54,8 +54,6 @@ Status Lookout::look() {
     ended_ = isOutdated_ ? Status{StatusCode::kAborted, "the job was started anew"} : twoFirstRanksError();
   } else if (const auto failure = readFailure()) {
     ended_ = *failure;
-  } else if (const Status made = makeSure(); !made.isOk()) {
-    ended_ = made;
   } else if (const Status own = group_.knowsAll ? Status::ok() : checkStillOwn(group_); !own.isOk()) {
     ended_ = own;
   } else if (const auto dead = deadRank(); dead && Clock::now() < group_.deadline) {
@@ -82,24 +80,6 @@ Status Lookout::twoFirstRanksError() const {
 // be an earlier attempt's.
 std::optional<Status> Lookout::readFailure() {
   return group_.attempt.isSure ? board_.read() : FailureBoard(group_.store, group_.own.address.process).read();
-}
-
-// Rank 0 of an earlier attempt has ended before this process began. So if rank 0 answers now, or answered before its
-// death, the attempt is the present one.
-Status Lookout::makeSure() {
-  if (group_.attempt.isSure) {
-    return Status::ok();
-  }
-  const auto bytes = askStore(group_, addressKey(0));
-  const auto first = decodeAddress(bytes.isOk() ? bytes->value_or("") : "");
-  if (first.isOk() && first->failure.isOk()) {
-    static_cast<void>(lifeWatch().isDead(0, *first));  // looks
-  }
-  if (!lifeWatch().hasAnswered(0)) {
-    return Status::ok();
-  }
-  group_.attempt.isSure = true;
-  return readAddress(group_, 0).status();
 }
 
 // Rank 0 is always sure of the attempt, and repeats the failure for the process of each rank that has arrived: ranks of
@@ -175,9 +155,25 @@ LifeWatch& Lookout::lifeWatch() {
   return *lifeWatch_;
 }
 
+// For a rank that is not sure of the attempt: whether rank 0 answered this rank, and is dead now. Rank 0 of an earlier
+// attempt had ended before this process began. With a roster in the store, rank 0 may have finished.
+bool Lookout::isFirstDead() {
+  const auto bytes = askStore(group_, addressKey(0));
+  auto first = decodeAddress(bytes.isOk() ? bytes->value_or("") : "");
+  if (!first.isOk() || !first->failure.isOk()) {
+    return false;
+  }
+  group_.addresses.front() = std::move(*first);
+  const bool isDead = lifeWatch().isDead(0, group_.addressOf(0));
+  return isDead && lifeWatch().hasAnswered(0) && !isAllPublished(group_);
+}
+
 // Ranks already joined to this rank are not checked: such ranks may have finished, and exited normally. Rank 0 comes
 // first: when the store ends with rank 0, the other ranks end too, and cannot say why.
 std::optional<Rank> Lookout::deadRank() {
+  if (!group_.attempt.isSure) {
+    return isFirstDead() ? std::optional<Rank>(0) : std::nullopt;
+  }
   int numWatched = 0;
   for (Rank i = 0; i < group_.worldSize && numWatched < kMostWatched; ++i) {
     const Rank rank = i == 0 ? 0 : (group_.rank + i) % group_.worldSize;

@@ -51,9 +51,9 @@ class Lookout {
   LifeWatch& lifeWatch();
   Status twoFirstRanksError() const;
   std::optional<Status> readFailure();
-  Status makeSure();
   void passOn(const Status& failure);
   std::optional<Rank> deadRank();
+  bool isFirstDead();
   Status whyAbsent() const;
   void noteAwaited();
   std::string whomTheyAwait();

@@ -4,10 +4,9 @@
 // the agents of several hosts count differently. So rank 0's process names the attempt: rank 0 writes the random id of
 // its process, and the ranks of the attempt use keys with that id, which no earlier attempt used. A rank that reads the
 // id too early may read an earlier attempt's. The rank is sure of the id if rank 0 wrote the id after this process
-// began (all processes of an attempt have ended before processes of the next begin), if rank 0 answers while this
-// process lives, or if rank 0's roster has the address of this rank. Until then the rank checks whether the id has
-// changed, begins again if so, and relies on no other entry, except a failure that rank 0 wrote for this process
-// (FailureBoard).
+// began (all processes of an attempt have ended before processes of the next begin), or if rank 0's roster has the
+// address of this rank. Until then the rank checks whether the id has changed, begins again if so, and relies on no
+// other entry, except a failure that rank 0 wrote for this process (FailureBoard).
 #pragma once
 
 #include <string>

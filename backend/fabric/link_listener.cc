@@ -192,20 +192,22 @@ Status LinkListener::letIn() {
     clearGone();
     silent = numSilent();
   }
-  for (const Fd& port : ports_.sockets) {
-    while (silent < kMaxSilent) {
-      auto socket = acceptTcp(port);
-      SW_RETURN_IF_ERROR(socket.status());
-      if (!socket->isOpen()) {
-        break;
-      }
-      const auto remote = remoteAddress(*socket);
-      auto caller = std::make_unique<Caller>(
-          std::move(*socket), remote.isOk() ? toString(*remote) : "a peer that is gone", Clock::now() + proveWithin_);
-      SW_RETURN_IF_ERROR(watch(ready_, caller->socket, caller.get()));
-      callers_.push_back(std::move(caller));
-      ++silent;
+  // One caller of each port in turn: many silent callers at one port must not keep out the callers at another.
+  for (std::size_t numEmpty = 0; silent < kMaxSilent && numEmpty < ports_.sockets.size();) {
+    lastPort_ = (lastPort_ + 1) % ports_.sockets.size();
+    auto socket = acceptTcp(ports_.sockets[lastPort_]);
+    SW_RETURN_IF_ERROR(socket.status());
+    if (!socket->isOpen()) {
+      ++numEmpty;
+      continue;
     }
+    numEmpty = 0;
+    const auto remote = remoteAddress(*socket);
+    auto caller = std::make_unique<Caller>(
+        std::move(*socket), remote.isOk() ? toString(*remote) : "a peer that is gone", Clock::now() + proveWithin_);
+    SW_RETURN_IF_ERROR(watch(ready_, caller->socket, caller.get()));
+    callers_.push_back(std::move(caller));
+    ++silent;
   }
   return setListening(silent < kMaxSilent);
 }

@@ -99,6 +99,7 @@ class LinkListener : public std::enable_shared_from_this<LinkListener> {
   const Duration proveWithin_;
   Mutex mutex_;
   bool isListening_ SW_GUARDED_BY(mutex_) = true;                       // the ports are watched
+  std::size_t lastPort_ SW_GUARDED_BY(mutex_) = 0;                      // the port asked last for a caller
   std::vector<std::unique_ptr<Caller>> callers_ SW_GUARDED_BY(mutex_);  // oldest first
   std::map<RandomId, std::unique_ptr<EndpointState>> endpoints_ SW_GUARDED_BY(mutex_);
   std::unique_ptr<FdWatch> watch_;  // last member: destroyed first

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <exception>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -224,13 +225,18 @@ class Server {
     SW_RETURN_IF_ERROR(makeFolder(folder));
     removeStale(folder);
     path_ = fmt::format("{}/{}.sock", folder, ::getpid());
-    Result<Fd> listener = listenAt(path_);
-    SW_RETURN_IF_ERROR(listener.status());
     end_ = Fd(::eventfd(0, EFD_CLOEXEC));
     if (!end_.isOpen()) {
       return systemError("an eventfd", errno);
     }
-    thread_ = std::thread([listener = std::move(*listener), end = end_.get()] { Answering(listener, end).run(); });
+    Result<Fd> listener = listenAt(path_);
+    SW_RETURN_IF_ERROR(listener.status());
+    try {
+      thread_ = std::thread([listener = std::move(*listener), end = end_.get()] { Answering(listener, end).run(); });
+    } catch (const std::system_error& error) {
+      (void)::unlink(path_.c_str());
+      return systemError("starting the thread that answers python -m shardwire.status", error.code().value());
+    }
     logInfo("python -m shardwire.status reads the state of this process at {}", path_);
     return path_;
   }

@@ -588,7 +588,7 @@ TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedNamesThe
   });
 }
 
-// Rank 1 has seen rank 0 alive, so the attempt is the present one.
+// Rank 1 has seen rank 0 alive, so rank 0 is no process of an earlier attempt.
 TEST(OneStoreForManyAttempts, ARankThatDoesNotKnowWhenTheAttemptWasNamedNoticesTheDeathOfRank0) {
   MemoryStore store;
   runRanksAsProcesses(

@@ -322,6 +322,26 @@ TEST(Link, ManyUnknownCallersDoNotUseUpTheListener) {
   EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
 }
 
+// Of the silent callers at the IPv4 port, only as many are in the way as the listener lets in at a time.
+TEST(Link, ManySilentCallersAtOnePortDoNotHoldUpAnother) {
+  Listening listening;
+  const auto other = listening.only(true);
+  if (other.empty()) {
+    GTEST_SKIP() << "lo has one address here";
+  }
+  constexpr int kSilent = 600;
+  std::vector<Fd> callers;
+  for (int i = 0; i < kSilent; ++i) {
+    callers.push_back(callFrom(listening.only(false)));
+  }
+  ASSERT_TRUE(dialLink(other, kToken, kHello, onLoopback(), soon()).isOk());
+  const auto numRejected = std::count_if(callers.begin(), callers.end(), [](const Fd& caller) {
+    pollfd entry{caller.get(), POLLIN, 0};
+    return ::poll(&entry, 1, 0) > 0;
+  });
+  EXPECT_LT(numRejected, kSilent / 2);
+}
+
 TEST(Link, GarbageIsRejected) {
   Listening listening;
   const std::string garbled = encodeLinkMessage(hello(kHello, {})).substr(0, 20);

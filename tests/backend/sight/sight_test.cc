@@ -1,6 +1,7 @@
 // Tests the status of a process's groups: as JSON, over the socket, in torch's form, and in a file when a group fails.
 // Ranks are threads.
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -25,6 +26,7 @@
 #include "backend/sight/status_server.h"
 #include "backend/sight/trace.h"
 #include "tests/backend/thread_group.h"
+#include "tests/support/fork_ranks.h"
 
 namespace shardwire::internal {
 namespace {
@@ -259,6 +261,20 @@ TEST(StatusSocket, AnswersItsUserOnlyAndLeavesNothingBehind) {
   EXPECT_FALSE(fs::exists(*path));
   EXPECT_FALSE(ask(*path).has_value());
   ASSERT_TRUE(serveStatus().isOk());  // and again
+}
+
+TEST(StatusSocket, WithoutAThreadThereIsAnErrorAndNoSocket) {
+  const Folder folder;
+  testing::runRanksAsProcesses(1, [&](Rank) {
+    pthread_attr_t attributes;
+    ASSERT_EQ(::pthread_attr_init(&attributes), 0);
+    ASSERT_EQ(::pthread_attr_setstacksize(&attributes, std::size_t{1} << 50), 0);  // more than there are addresses
+    ASSERT_EQ(::pthread_setattr_default_np(&attributes), 0);
+    const Result<std::string> path = serveStatus();
+    ASSERT_FALSE(path.isOk());
+    EXPECT_EQ(path.status().code(), StatusCode::kSystem);
+    EXPECT_TRUE(fs::is_empty(folder.path() + "/shardwire"));
+  });
 }
 
 Fd dial(const std::string& path) {
