@@ -124,7 +124,7 @@ Status gather(Gathering& group, Lookout& lookout) {
   SW_RETURN_IF_ERROR(joiner.choose());
   group.knowsAll = true;
   SW_RETURN_IF_ERROR(joiner.joinAll());
-  if (!group.usesRoster || group.rank == 0) {
+  if (!usesRoster(group) || group.rank == 0) {
     SW_RETURN_IF_ERROR(checkStillOwn(group));
   }
   return finish(group, joiner.used());

@@ -17,9 +17,6 @@
 
 namespace shardwire::internal {
 
-// Up to this number of ranks, every rank reads every address.
-inline constexpr int kFewAddresses = 4;
-
 struct Gathering {
   static std::size_t index(Rank rank) { return static_cast<std::size_t>(rank); }
   const RankAddress& addressOf(Rank peer) const { return addresses[index(peer)]; }
@@ -43,9 +40,6 @@ struct Gathering {
   const int worldSize;
   const Deadline deadline;
   const Deadline start = Clock::now();
-  // Whether all ranks take the addresses that rank 0 read (roster.h), so that all have the same addresses. Otherwise
-  // each rank reads the addresses alone.
-  const bool usesRoster = worldSize > kFewAddresses || !attempt.isSure;
   OwnEnds own{};
   std::string published{};               // own.address, as written to the store
   std::vector<RankAddress> addresses{};  // by rank

@@ -42,6 +42,17 @@ Status takeAddress(Gathering& group, Rank rank, const std::string& bytes) {
   return Status::ok();
 }
 
+// False: the store has no address of the rank yet.
+Result<bool> readAddress(Gathering& group, Rank rank) {
+  const auto bytes = askStore(group, addressKey(rank));
+  SW_RETURN_IF_ERROR(bytes.status());
+  if (!bytes->has_value()) {
+    return false;
+  }
+  SW_RETURN_IF_ERROR(takeAddress(group, rank, **bytes));
+  return true;
+}
+
 // In the order after this rank, so that not all ranks ask for the same address at once.
 std::vector<Rank> unread(const Gathering& group) {
   std::vector<Rank> ranks;
@@ -177,18 +188,8 @@ Status publishAddress(Gathering& group) {
   return prepared;
 }
 
-Result<bool> readAddress(Gathering& group, Rank rank) {
-  const auto bytes = askStore(group, addressKey(rank));
-  SW_RETURN_IF_ERROR(bytes.status());
-  if (!bytes->has_value()) {
-    return false;
-  }
-  SW_RETURN_IF_ERROR(takeAddress(group, rank, **bytes));
-  return true;
-}
-
 Status readAddresses(Gathering& group, Lookout& lookout) {
-  if (!group.usesRoster) {
+  if (!usesRoster(group)) {
     SW_RETURN_IF_ERROR(readEach(group, lookout, group.worldSize));
     const bool isForUnsure = group.rank == 0 && !group.attempt.process.isZero();
     return isForUnsure ? writeRoster(group) : Status::ok();

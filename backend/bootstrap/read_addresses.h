@@ -12,8 +12,6 @@ namespace shardwire::internal {
 // Prepares this rank's endpoints and publishes the address. If the preparation fails, the published address gives the
 // reason to the other ranks.
 Status publishAddress(Gathering& group);
-// Reads one address, without waiting. False: the store has no address of the rank yet.
-Result<bool> readAddress(Gathering& group, Rank rank);
 // Fills group.addresses. kTimeout names the ranks that did not arrive.
 Status readAddresses(Gathering& group, Lookout& lookout);
 // kMismatch when another process has overwritten this rank's address: some ranks may have taken that process for this

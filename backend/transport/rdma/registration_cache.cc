@@ -18,7 +18,8 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uintptr_t kPage = 4096;
-// A search for stale entries looks at each entry. After so many registered bytes a search costs little beside them.
+// A search for stale entries looks at each entry. The search costs little beside the registering of so many bytes, or
+// of half of the entries.
 constexpr std::uint64_t kSweepEveryBytes = std::uint64_t{64} << 20;
 
 std::uintptr_t roundDown(std::uintptr_t value, std::uintptr_t unit) {
@@ -130,7 +131,7 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
   }
   // Registered pages stay in memory although their tensor was freed.
   if (fresh->kind != Registration::Kind::kOnce &&
-      (bytesSinceSweep_ >= kSweepEveryBytes || numSinceSweep_ >= entries_.size())) {
+      (bytesSinceSweep_ >= kSweepEveryBytes || 2 * numSinceSweep_ >= entries_.size())) {
     sweep(limits_.bytes, limits_.entries);
   }
   makeWay(fresh.get());
