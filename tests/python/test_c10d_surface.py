@@ -134,6 +134,7 @@ def test_split_group_of_torch(run_ranks):
         assert backend_of().supports_splitting
         shardwire._C.shutdown_all()  # as at the end of the program
         raises(shardwire.AbortedError, lambda: part.allreduce([tensor]).wait(), contains="was shut down")
+        dist.destroy_process_group()
 
     run_ranks(4, body)
 

@@ -136,8 +136,7 @@ def test_tensors_without_their_memory_are_refused_before_anything_is_sent(run_ra
 
 def run_never_there(rank, size):
     """A FakeTensor and an efficient zero tensor have a storage with a size and without memory."""
-    swd.initialize()
-    run_refused.part, run_refused.queue = symm.zeros(4), shardwire.Queue(None, 0)
+    run_refused.queue = shardwire.Queue(None, 0)
     with FakeTensorMode():
         fake = torch.ones(1, N)
     op = whole_op()
@@ -146,8 +145,10 @@ def run_never_there(rank, size):
         raises(ValueError, lambda: op(*given), contains="has no memory to move")
         raises(ValueError, lambda: op.bind(*given), contains="has no memory to move")
     zero = torch._efficientzerotensor(4)
-    raises(ValueError, lambda: dist.all_gather([fine(), fine()], zero), contains="input has no memory to move")
-    for name in ("send", "symm.put", "Queue.put", "serialize"):
+    # Which of torch's own functions pass a tensor with memory instead depends on torch's version.
+    raises(ValueError, lambda: shardwire.resolve_backend(None).allgather([[fine(), fine()]], [zero]),
+           contains="input has no memory to move")
+    for name in ("Queue.put", "serialize"):
         raises(ValueError, lambda: CALLS[name](lambda *shape: zero), contains="no memory")
     total = torch.ones(1)
     dist.all_reduce(total)
