@@ -444,8 +444,10 @@ def test_parameters_gradients_and_numpy():
 
 
 @pytest.mark.parametrize("value",
-                         [Point(1, torch.ones(2)), Trap(), len, Point, np.array([object()]), torch.ones(2).to_sparse()],
-                         ids=["dataclass", "reduce", "function", "class", "objects", "sparse"])
+                         [Point(1, torch.ones(2)), Trap(), len, Point, np.array([object()]), torch.ones(2).to_sparse(),
+                          slice(np.int64(0), 3), slice(torch.tensor(1), 3), slice(None, 1.5)],
+                         ids=["dataclass", "reduce", "function", "class", "objects", "sparse", "numpy's slice",
+                              "tensor's slice", "float's slice"])
 def test_what_is_not_plain_is_refused_by_name_without_pickle(value):
     with pytest.raises(TypeError, match="allow_pickle=True.*runs what its writer put") as error:
         serialize([1, {"deep": value}])

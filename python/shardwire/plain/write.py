@@ -136,8 +136,11 @@ class _Writer:
             _C.require_memory(value, "a tensor in the object")
             self.tensors.append((len(self.out), value))
         elif kind in (range, slice):
+            bounds = value.start, value.stop, value.step
+            if not {*map(type, bounds)} <= {int, bool, type(None)}:  # of a slice; the reader makes no other
+                raise NotPlain("a slice whose bounds are neither ints nor None")
             self.out += b"r" if kind is range else b"/"
-            self.values((value.start, value.stop, value.step))
+            self.values(bounds)
         elif kind in by_class:
             self.record(value, by_class[kind])
         elif (handle := handle_of(value)) is not None:
