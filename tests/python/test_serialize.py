@@ -405,6 +405,15 @@ def test_views_that_lie_apart_are_written_without_the_bytes_between_them():
     assert len(plain_write.write(list(torch.arange(64.0).split(8)))[1]) == 1
 
 
+def test_storages_of_one_address_and_different_lengths_share_memory():
+    array = np.arange(10.0)
+    for views in [array[:5], array], [array, array[:5]], [array[:5], array[:7], array[2:]]:
+        back = there_and_back([torch.from_numpy(view) for view in views])
+        assert all(there.numpy().tolist() == view.tolist() for there, view in zip(back, views))
+        back[0][3] = -1.0
+        assert back[1][3] == -1.0, "shared memory was split"
+
+
 def test_random_views_share_memory_where_their_bytes_overlap():
     rng = random.Random(SEED)
     for _ in range(200):

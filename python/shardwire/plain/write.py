@@ -192,8 +192,10 @@ class _Writer:
                     continue
                 begin = group[0].data_ptr()
                 end = max(tensor.data_ptr() + reach(tensor) for tensor in group)
+                # Tensors of foreign memory (from_numpy) have storages of different lengths at one address
+                storage = max((untyped(tensor.detach()) for tensor in group), key=lambda each: each.nbytes())
                 whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(  # type: ignore[call-overload]
-                    untyped(group[0].detach()), begin - address, (end - begin,), (1,))
+                    storage, begin - address, (end - begin,), (1,))
                 for tensor in group:
                     self.shared[id(tensor)] = (len(self.parts), (tensor.data_ptr() - begin) // tensor.element_size())
                 self.parts.append(whole)
