@@ -248,6 +248,12 @@ def gradients(rank: int) -> None:
             r.reset_operand(mine)
     with torch.no_grad():
         assert torch.equal(reshape(mine, Slab.X, Slab.Y, out=out, group=group()), take(Slab.Y, whole, rank, 2))
+    some = Placements([shardwire.Shard(0)], [0])  # rank 1 holds nothing, and gives a shape without elements
+    for move in (lambda local: reshape(local, some, Slab.X, group=group(), global_shape=(6, 8)),
+                 lambda local: swd.fft.rfft(local, [some, Slab.X], group=group(), global_shape=(6, 8)).abs()):
+        local = torch.ones((0, 8) if rank else (6, 8), requires_grad=True)
+        move(local).sum().backward()
+        assert local.grad.shape == local.shape
     # an error, instead of a gradient that lacks a part of the sum
     with pytest.raises(RuntimeError, match="once_differentiable"):
         (slope.pow(2).sum() + mine.sum()).backward()
