@@ -145,6 +145,10 @@ def older_forms(rank: int, communicator: bool) -> None:
     columns, rows = [(0, 2 * rank), (4, 2 * rank + 2)], [(2 * rank, 0), (2 * rank + 2, 4)]
     b = swd.reshape.reshape(a, columns, rows)
     assert numpy.array_equal(b, numpy.array([[0, 0, 1, 1]] * 2))
+    fixed = numpy.asfortranarray(a)
+    fixed.flags.writeable = False
+    moved = swd.reshape.reshape(fixed, columns, rows)
+    assert numpy.array_equal(moved, b) and moved.flags.f_contiguous and not moved.flags.c_contiguous
     whole = swd.reshape.reshape(a, columns, [[(0, 0), (4, 4)], [(0, 0), (4, 4)]])
     assert whole.shape == (4, 4)
     wanted = numpy.fft.fft2(whole)
