@@ -118,6 +118,26 @@ def dead_putter(rank, size, folder):
     return failed, waited, got
 
 
+def close_without_a_location(rank, size, folder):
+    group = joined(folder, rank, size)
+    q = Queue(group, [0, 2])
+    if rank == 1:
+        q.put("last")
+    meet("ready")
+    if rank == 0:
+        die()
+    if rank == 1:
+        time.sleep(0.3)  # by then the death is known
+        return raised(q.close)
+    return list(q)
+
+
+def test_a_queue_is_closed_at_its_living_locations(run_ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARDWIRE_GRACE_S", "-1")
+    _, (kind, text), got = run_ranks(3, close_without_a_location, tmp_path, init=False, may_die={0}, timeout=40)
+    assert kind is shardwire.PeerFailedError and "rank 0" in text and got == ["last"]
+
+
 def test_getters_are_notified_that_a_putter_died(run_ranks, tmp_path):
     results = run_ranks(3, dead_putter, tmp_path, init=False, may_die=(1,))
     for failed, waited, _ in (results[0], results[2]):

@@ -284,6 +284,8 @@ def _agree(rank, size):
     raises(TypeError, shardwire.shrink, None, [1.5], contains="ranks is [1.5]; give ranks of the group, as ints")
     assert shardwire.agree() == (True, (), shardwire.reconfigure_handles())
     assert not shardwire.agree(rank != 1, timeout=float("inf")).flag
+    bits = (1 << 20000) - 1  # more than 4300 decimal digits
+    assert shardwire.agree(bits - (1 << rank)).flag == bits - 15 and shardwire.agree(-1).flag == -1
     meet("agreed")
     if rank == 2:
         _kill()

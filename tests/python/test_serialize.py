@@ -405,6 +405,15 @@ def test_views_that_lie_apart_are_written_without_the_bytes_between_them():
     assert len(plain_write.write(list(torch.arange(64.0).split(8)))[1]) == 1
 
 
+def test_storages_of_one_address_and_different_lengths_share_memory():
+    array = np.arange(10.0)
+    for views in [array[:5], array], [array, array[:5]], [array[:5], array[:7], array[2:]]:
+        back = there_and_back([torch.from_numpy(view) for view in views])
+        assert all(there.numpy().tolist() == view.tolist() for there, view in zip(back, views))
+        back[0][3] = -1.0
+        assert back[1][3] == -1.0, "shared memory was split"
+
+
 def test_random_views_share_memory_where_their_bytes_overlap():
     rng = random.Random(SEED)
     for _ in range(200):
@@ -444,8 +453,10 @@ def test_parameters_gradients_and_numpy():
 
 
 @pytest.mark.parametrize("value",
-                         [Point(1, torch.ones(2)), Trap(), len, Point, np.array([object()]), torch.ones(2).to_sparse()],
-                         ids=["dataclass", "reduce", "function", "class", "objects", "sparse"])
+                         [Point(1, torch.ones(2)), Trap(), len, Point, np.array([object()]), torch.ones(2).to_sparse(),
+                          slice(np.int64(0), 3), slice(torch.tensor(1), 3), slice(None, 1.5)],
+                         ids=["dataclass", "reduce", "function", "class", "objects", "sparse", "numpy's slice",
+                              "tensor's slice", "float's slice"])
 def test_what_is_not_plain_is_refused_by_name_without_pickle(value):
     with pytest.raises(TypeError, match="allow_pickle=True.*runs what its writer put") as error:
         serialize([1, {"deep": value}])

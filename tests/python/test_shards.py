@@ -145,16 +145,21 @@ def cat(rank, seed):
             shardwire.cat(mine, group())
         except (TypeError, ValueError) as error:
             errors.append(str(error))
+    try:
+        shardwire.cat(map({}.__getitem__, ["absent"] if rank == 0 else []), group(), timeout=20)
+    except Exception as error:
+        errors.append(str(error))
     return errors
 
 
 def test_cat_joins_in_the_order_of_the_numbers():
     print("seed", SEED)
     results = run_ranks(3, cat, SEED)
-    assert results[0] == results[1] == results[2] and len(results[0]) == 5
+    assert results[0] == results[1] == results[2] and len(results[0]) == 6
     for text, part in zip(results[0], ("ranks 0 and 1 both give tensor 0", "tensor 1 of rank 1 float32[2, 2]",
                                        "rank 1: tensor 1 is str",
-                                       "rank 1: tensor 1 is sparse, meta, or a view", "no rank gave a tensor")):
+                                       "rank 1: tensor 1 is sparse, meta, or a view", "no rank gave a tensor",
+                                       "rank 0: KeyError: 'absent'")):
         assert part in text, text
 
 

@@ -113,3 +113,30 @@ def _absent(rank, size):
 
 def test_a_rank_that_does_not_come_is_named(run_ranks):
     run_ranks(3, _absent)
+
+
+def _late(rank, size, with_handles):
+    backend = shardwire.resolve_backend()
+    if with_handles:
+        shardwire.reconfigure_handles()
+    options = shardwire.Options()
+    options._timeout = timedelta(seconds=1)
+    if rank == 0:
+        raises((shardwire.TimeoutError, shardwire.PeerFailedError), backend.shrink, [2], 0, options)
+    meet("too late")
+    if rank == 1:
+        raises(shardwire.ShardwireError, backend.shrink, [2], 0, options)
+    meet("again")
+    if rank < 2:
+        options._timeout = timedelta(seconds=20)
+        made = backend.shrink([2], 0, options)
+        ones = torch.ones(2)
+        made.allreduce([ones]).wait()
+        assert ones.tolist() == [2, 2]
+        made.shutdown()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("with_handles", [False, True])
+def test_after_a_call_that_failed_the_next_one_is_a_new_meeting(run_ranks, with_handles):
+    run_ranks(3, _late, with_handles)

@@ -50,7 +50,7 @@ def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: 
         seconds = as_seconds(timeout)
         mine = _read(locals)
     # The other ranks wait for this rank and must be notified
-    except (TypeError, ValueError) as failure:
+    except Exception as failure:  # of a generator: any
         error = failure
     pieces = _all_pieces(backend, mine, error, seconds)
     shape, dtype = _judge(pieces)

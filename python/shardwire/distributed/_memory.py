@@ -65,7 +65,7 @@ def free_symmetric_memory(*arrays: Any, group: Any = None) -> None:
     everyone = _meeting.exchange(_runtime.group_of(group), "free_symmetric_memory", {"count": len(arrays)},
                                  attempt.error)
     for rank, record in enumerate(everyone):
-        if record != everyone[0]:
+        if record["count"] != everyone[0]["count"]:
             raise ValueError(f"free_symmetric_memory: rank 0 frees {everyone[0]['count']} arrays, rank {rank} "
                              f"{record['count']}; give the same number on all ranks")
 

@@ -69,7 +69,7 @@ def wrap(value: Any, what: str = "operand") -> Operand:
         return Operand(value.resolve_conj().resolve_neg(), "torch", value)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        plain = value if value.flags.writeable and all(stride >= 0 for stride in value.strides) else value.copy()
+        plain = value if value.flags.writeable and all(stride >= 0 for stride in value.strides) else value.copy("K")
         try:
             return Operand(torch.from_numpy(plain), "numpy", value)
         except (TypeError, ValueError) as error:

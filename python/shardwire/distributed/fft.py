@@ -542,6 +542,7 @@ class _Transform(torch.autograd.Function):
     def forward(ctx: Any, local: torch.Tensor, one: FFT, plan: AnyPlan, settings: Settings) -> torch.Tensor:
         ctx.kept = (one._group, plan, settings, f"{one._swapped} {one._key}", local.dtype,
                     one._facts["package"] != "DTensor")
+        ctx.shape = local.shape  # any shape without elements on a rank that holds nothing
         return one._run(local.detach(), plan, settings)
 
     @staticmethod
@@ -554,6 +555,6 @@ class _Transform(torch.autograd.Function):
             back = plan.adjoint(sums)
         _meeting.keep_plan(group, key, back)
         result = back.run(grad.resolve_conj().resolve_neg().to(back.operand_dtype), settings.adjoint())
-        return result.to(dtype), None, None, None
+        return result.to(dtype).reshape(ctx.shape), None, None, None
 
 

@@ -346,6 +346,7 @@ class _Move(torch.autograd.Function):
     def forward(ctx: Any, local: torch.Tensor, one: Reshape) -> torch.Tensor:
         ctx.ends = (one._group, one._rank, one._source, one._target, one._dtype, one._call, one._key,
                     None if one._facts["package"] == "DTensor" else "sum")
+        ctx.shape = local.shape  # any shape without elements on a rank that holds nothing
         return one._run(local.detach(), None)
 
     @staticmethod
@@ -360,7 +361,7 @@ class _Move(torch.autograd.Function):
         result = _runtime.empty(source.shares[rank].local_shape, dtype, grad.device)
         op([grad.resolve_conj().resolve_neg()] if target.shares[rank].pieces else [],
            [result] if source.shares[rank].pieces else []).wait()
-        return result, None
+        return result.reshape(ctx.shape), None
 
 
 def _dtype_of(name: str) -> torch.dtype:

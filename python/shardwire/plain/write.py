@@ -136,8 +136,11 @@ class _Writer:
             _C.require_memory(value, "a tensor in the object")
             self.tensors.append((len(self.out), value))
         elif kind in (range, slice):
+            bounds = value.start, value.stop, value.step
+            if not {*map(type, bounds)} <= {int, bool, type(None)}:  # of a slice; the reader makes no other
+                raise NotPlain("a slice whose bounds are neither ints nor None")
             self.out += b"r" if kind is range else b"/"
-            self.values((value.start, value.stop, value.step))
+            self.values(bounds)
         elif kind in by_class:
             self.record(value, by_class[kind])
         elif (handle := handle_of(value)) is not None:
@@ -189,8 +192,10 @@ class _Writer:
                     continue
                 begin = group[0].data_ptr()
                 end = max(tensor.data_ptr() + reach(tensor) for tensor in group)
+                # Tensors of foreign memory (from_numpy) have storages of different lengths at one address
+                storage = max((untyped(tensor.detach()) for tensor in group), key=lambda each: each.nbytes())
                 whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(  # type: ignore[call-overload]
-                    untyped(group[0].detach()), begin - address, (end - begin,), (1,))
+                    storage, begin - address, (end - begin,), (1,))
                 for tensor in group:
                     self.shared[id(tensor)] = (len(self.parts), (tensor.data_ptr() - begin) // tensor.element_size())
                 self.parts.append(whole)

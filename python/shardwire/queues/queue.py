@@ -494,12 +494,21 @@ class Queue:
 
     def close(self) -> None:
         """Closes the queue for all ranks: puts fail, entries in the queue can still be taken, and then getters get
-        ClosedError. Idempotent."""
-        for link, number in self.links(self.deadline(True, None)[0]):
-            if link is None:
-                self.hub.holder.close(self.held())
-            else:
-                link.answer(link.ask(wire.CLOSE, number), None)
+        ClosedError. Idempotent. The error of a location that died or does not answer is raised when the other locations
+        are closed."""
+        self.hub.check_process()
+        failure: ShardwireError | None = None
+        for rank in self.location:
+            try:
+                if rank == self.hub.rank:
+                    self.hub.holder.close(self.held())
+                else:
+                    link, number = self._link(rank, self.deadline(True, None)[0])
+                    link.answer(link.ask(wire.CLOSE, number), None)
+            except ShardwireError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> Queue:
         return self

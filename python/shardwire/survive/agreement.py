@@ -68,7 +68,7 @@ def agree_on(members: Sequence[ProcessHandle], dead_before: Sequence[int], key: 
             if verdict is None:
                 dead.add(coordinator)
                 on_death(f"rank {coordinator} ({members[coordinator]})")
-    store.ask("put", f"{key}/verdict", json.dumps(verdict))
+    store.ask("put", f"{key}/verdict", _written(verdict))
     if me in verdict.dead:
         raise _left_behind(store.handle, seconds)
     return verdict
@@ -79,11 +79,16 @@ def _left_behind(own: ProcessHandle, seconds: float) -> PeerFailedError:
                            f"within {seconds:g} s")
 
 
+def _written(verdict: Verdict) -> str:
+    # Hexadecimal: Python limits the decimal digits of an int
+    return json.dumps(verdict if isinstance(verdict.flag, bool) else verdict._replace(flag=hex(verdict.flag)))
+
+
 def _read(text: str | None) -> Verdict | None:
     if text is None or text == _CLOSED:
         return None
     flag, dead, why = json.loads(text)
-    return Verdict(flag, tuple(dead), why)
+    return Verdict(int(flag, 16) if isinstance(flag, str) else flag, tuple(dead), why)
 
 
 def _ask(others: Sequence[OtherProcess], number: int, me: int, key: str, given: Verdict, seconds: float,
@@ -96,7 +101,7 @@ def _ask(others: Sequence[OtherProcess], number: int, me: int, key: str, given: 
     # at a time, from the next process on: all waiting processes together soon look at all.
     turns = collections.deque(each for each in [*range(me + 1, len(others)), *range(me)] if each != number)
     while not coordinator.is_gone and time.monotonic() < end:
-        is_given = is_given or coordinator.ask("put", f"{key}/{me}", json.dumps(given)) is not None
+        is_given = is_given or coordinator.ask("put", f"{key}/{me}", _written(given)) is not None
         kept = coordinator.ask("peek", f"{key}/verdict")
         if kept is not None:
             return _read(kept)
@@ -150,7 +155,7 @@ def _collect(store: OwnStore, others: Sequence[OtherProcess], me: int, key: str,
         earlier = None if others[number].is_silent else _close(others[number], key)
         if earlier is not None:
             return earlier
-    verdict = json.dumps(_verdict_of(flags, others, me, dead))
+    verdict = _written(_verdict_of(flags, others, me, dead))
     decided = _read(store.ask("first", f"{key}/verdict", verdict))
     # A process that was stopped just now could not be marked as closed, and the others may have decided meanwhile
     for number in flags if decided is not None else ():
