@@ -51,8 +51,12 @@ std::optional<std::vector<std::string>> rosterWith(const Gathering& group, const
   return addresses;
 }
 
+bool usesRoster(const Gathering& group) {
+  return group.worldSize > kFewAddresses || !group.attempt.isSure;
+}
+
 bool isAllPublished(Gathering& group) {
-  if (group.usesRoster && group.rank != 0) {
+  if (usesRoster(group) && group.rank != 0) {
     const auto bytes = askStore(group, kRosterKey);
     return bytes.isOk() && bytes->has_value() && rosterWith(group, **bytes).has_value();
   }

@@ -11,6 +11,8 @@
 
 namespace shardwire::internal {
 
+// Up to this number of ranks, every rank reads every address.
+inline constexpr int kFewAddresses = 4;
 inline constexpr const char* kRosterKey = "shardwire/roster";
 
 // The value of a key now, without waiting; nothing when the key has none. If the store does not answer, the group
@@ -18,6 +20,9 @@ inline constexpr const char* kRosterKey = "shardwire/roster";
 Result<std::optional<std::string>> askStore(Gathering& group, const std::string& key);
 Status putStore(Gathering& group, const std::string& key, std::string_view value);
 
+// Whether all ranks take the addresses that rank 0 read, so that all have the same addresses. Otherwise each rank reads
+// the addresses alone.
+bool usesRoster(const Gathering& group);
 Status writeRoster(Gathering& group);
 // The roster's addresses by rank; nothing when the roster does not contain this rank's present address.
 std::optional<std::vector<std::string>> rosterWith(const Gathering& group, const std::string& bytes);
