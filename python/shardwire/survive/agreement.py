@@ -81,7 +81,8 @@ def _left_behind(own: ProcessHandle, seconds: float) -> PeerFailedError:
 
 def _written(verdict: Verdict) -> str:
     # Hexadecimal: Python limits the decimal digits of an int
-    return json.dumps(verdict if isinstance(verdict.flag, bool) else verdict._replace(flag=hex(verdict.flag)))
+    flag, *rest = verdict
+    return json.dumps([flag if isinstance(flag, bool) else hex(flag), *rest])
 
 
 def _read(text: str | None) -> Verdict | None:
