@@ -81,8 +81,8 @@ def _left_behind(own: ProcessHandle, seconds: float) -> PeerFailedError:
 
 def _written(verdict: Verdict) -> str:
     # Hexadecimal: Python limits the decimal digits of an int
-    flag = verdict.flag if isinstance(verdict.flag, bool) else hex(verdict.flag)
-    return json.dumps([flag, *verdict[1:]])
+    flag, *rest = verdict
+    return json.dumps([flag if isinstance(flag, bool) else hex(flag), *rest])
 
 
 def _read(text: str | None) -> Verdict | None:
