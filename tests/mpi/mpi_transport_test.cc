@@ -1,6 +1,6 @@
 // The contract over MPI, and tests of MPI alone. Every test runs in each process started by mpirun: see run_mpi.py.
-// First the contract and the moves of one look, then fetches under way when an owner gives up, then pairs left behind,
-// and at last the death of a rank.
+// First the contract and the moves of one look, then fetches under way when an owner gives up, then the last frames of
+// a rank that leaves, then pairs left behind, and at last the death of a rank.
 #include <signal.h>
 #include <unistd.h>
 
@@ -167,6 +167,52 @@ TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
       ownPeers = nullptr;
     });
   }
+}
+
+// Between hosts the sender's process takes part in sending a long message. This rank ends its connections while the
+// peer computes, and then makes no call to MPI any more. Polls of the peer's progress thread must be enough.
+TEST(MpiTransport, LastFramesArriveThoughThePeerTakesThemLate) {
+  const auto store = makeStore();
+  runLaunchedRank(2, [&](Rank rank) {
+    auto peers = internal::connectPeers(*store, rank, 2, overMpi(), Clock::now() + std::chrono::seconds(20), "late");
+    ASSERT_TRUE(peers.isOk()) << peers.status().message();
+    ownPeers = &*peers;
+    Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
+    meet(connection);
+    if (rank == 0) {
+      const std::size_t size = connection.maxFrameBytes(Lane::kBulk) / 3;
+      int number = 0;
+      for (std::span<std::byte> room; !(room = connection.reserve(Lane::kBulk, size, size)).empty(); ++number) {
+        std::memcpy(room.data(), &number, sizeof(number));
+        connection.commit(Lane::kBulk, size);
+      }
+      peers->connections.clear();
+      ASSERT_TRUE(store->set("sent", std::to_string(number)).isOk());
+      ASSERT_TRUE(store->get("received", Clock::now() + std::chrono::seconds(60)).isOk());
+    } else {
+      for (const auto until = Clock::now() + std::chrono::seconds(3); Clock::now() < until;) {
+        pollWires();
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      const auto sent = store->get("sent", Clock::now() + std::chrono::seconds(60));
+      ASSERT_TRUE(sent.isOk()) << sent.status().message();
+      for (int number = 0; number < std::stoi(*sent); ++number) {
+        const auto frame = awaitFrame(connection, Lane::kBulk);
+        int found = -1;
+        std::memcpy(&found, frame.data(), std::min(frame.size(), sizeof(found)));
+        EXPECT_EQ(found, number) << "of " << *sent;
+        if (found != number) {
+          break;
+        }
+        connection.release(Lane::kBulk);
+      }
+      ASSERT_TRUE(store->set("received", "").isOk());
+      Status failure;
+      awaitFailure(connection, &failure);
+      expectFailure(failure, 0, "left the group");
+    }
+    ownPeers = nullptr;
+  });
 }
 
 // Runs alone, on two ranks, before any other test made the pair. Rank 1 makes its first call when rank 0 has given the

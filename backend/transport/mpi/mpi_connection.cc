@@ -3,7 +3,7 @@
 // fetches, a service message is handled, and the receive is posted again. Sent messages free their memory. health()
 // reads the link for the peer's farewell or the end of its process. The destructor sends a farewell with the bytes sent
 // on each lane, cancels the receives, and polls until MPI holds no memory of the connection. Memory that MPI still
-// holds after kFlushWithin is leaked on purpose.
+// holds when no message has ended for kStaysAfterProgress is leaked on purpose.
 #include "backend/transport/mpi/mpi_connection.h"
 
 #include <errno.h>
@@ -23,10 +23,13 @@ namespace {
 
 // Checking the link costs a system call.
 constexpr Duration kLinkLookEvery = std::chrono::milliseconds(5);
-// A leaving peer's last frames may arrive this much later than its farewell, which takes another path.
-constexpr Duration kArriveWithin = std::chrono::seconds(1);
-// A leaving connection waits this long for MPI to finish its messages.
-constexpr Duration kFlushWithin = std::chrono::seconds(1);
+// A leaving peer's last frames may arrive this much later than its farewell, which takes another path, and than each
+// other.
+constexpr Duration kArriveWithin = std::chrono::seconds(2);
+// A leaving connection waits for MPI to finish its messages: for kStaysAfterProgress after each message that ends,
+// because the network may be slow, and for at most kMostFlush.
+constexpr Duration kStaysAfterProgress = std::chrono::seconds(1);
+constexpr Duration kMostFlush = std::chrono::seconds(60);
 constexpr char kFarewellMark = 'L';
 constexpr std::size_t kFarewellBytes = 1 + 8 * kNumLanes;
 
@@ -94,22 +97,24 @@ void MpiConnection::flush() {
   for (const std::uint16_t kind : {std::uint16_t{kFrameReceive}, std::uint16_t{kServiceReceive}}) {
     wire_->operations().cancelReceives(owner, kind);
   }
-  const Deadline deadline = Clock::now() + kFlushWithin;
+  const Deadline atMost = Clock::now() + kMostFlush;
+  Deadline until = Clock::now() + kStaysAfterProgress;
   do {
+    const std::size_t before = numInFlight();
     wire_->poll();
     static_cast<void>(lookAtLink().isOk());
-  } while (numInFlight() > 0 && wire_->failure().isOk() && !isPeerGone_ && Clock::now() < deadline);
+    until = numInFlight() < before ? std::min(atMost, Clock::now() + kStaysAfterProgress) : until;
+  } while (numInFlight() > 0 && wire_->failure().isOk() && !isPeerGone_ && Clock::now() < until);
 }
 
 // ---- frames out
 
-MpiHead MpiConnection::head(MpiKind kind, bool isReceived) {
+MpiHead MpiConnection::head(MpiKind kind) {
   MpiHead head{{}, kind, static_cast<std::uint32_t>(fetches_.numConfirmed() % MpiHead::kConfirmedModulo)};
-  reportedConfirmed_ = isReceived ? fetches_.numConfirmed() : reportedConfirmed_;
+  reportedConfirmed_ = fetches_.numConfirmed();
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
-    const std::uint64_t released = readers_[lane].releasedBytes();
-    reportedReleased_[lane] = isReceived ? released : reportedReleased_[lane];
-    head.released[lane] = static_cast<std::uint32_t>(released);
+    reportedReleased_[lane] = readers_[lane].releasedBytes();
+    head.released[lane] = static_cast<std::uint32_t>(reportedReleased_[lane]);
   }
   return head;
 }
@@ -123,9 +128,8 @@ void MpiConnection::commit(Lane lane, std::size_t bytes) {
     return;  // the reservation is dropped, or the peer's process has ended
   }
   std::uint32_t number = 0;
-  const bool isReceived = writers_[index(lane)].isNextReceived();
   const std::span<std::byte> message = writers_[index(lane)].commit(bytes, &number);
-  encodeHead(head(MpiKind::kFrame, isReceived), message.data());
+  encodeHead(head(MpiKind::kFrame), message.data());
   const MpiRun run{message.data(), message.size()};
   const Status sent =
       wire_->operations().send(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
@@ -146,7 +150,7 @@ void MpiConnection::sendService(MpiKind kind, std::string_view body) {
   }
   ServiceMessage& message = **place;
   message.bytes.resize(kMpiHeadBytes);
-  encodeHead(head(kind, true), reinterpret_cast<std::byte*>(message.bytes.data()));
+  encodeHead(head(kind), reinterpret_cast<std::byte*>(message.bytes.data()));
   message.bytes += body;
   const MpiRun run{reinterpret_cast<std::byte*>(message.bytes.data()), message.bytes.size()};
   const Status sent =
@@ -230,6 +234,7 @@ void MpiConnection::onFrame(std::size_t lane, std::size_t bytes) {
   }
   takeHead(*head);
   readers_[lane].arrived(bytes);
+  goneSince_ = goneSince_ == Deadline{} ? goneSince_ : Clock::now();
   post(lane);
 }
 
@@ -333,8 +338,7 @@ bool MpiConnection::allArrived() const {
   ByteReader reader(farewell_);
   reader.u8();
   for (const MpiLaneReader& lane : readers_) {
-    // A full lane posts no receive until the caller releases frames, so the lane's missing frames are not waited for.
-    if (lane.receivedBytes() < reader.u64() && lane.isPosted()) {
+    if (lane.receivedBytes() < reader.u64()) {
       return false;
     }
   }

@@ -1,5 +1,5 @@
-// Two ranks of one MPI job. Each lane is a tag of the pair's communicator: one receive is posted while the lane has
-// room for a longest frame, and the sender has credit for the room at the peer. Service messages (credit, requests for
+// Two ranks of one MPI job. Each lane is a tag of the pair's communicator: one receive is always posted, and the sender
+// has credit for the room at the peer. Service messages (credit, requests for
 // memory) have a separate tag, and fetched memory has a further tag. MPI neither notices a dead process nor ends
 // operations that wait for a dead process. So the bootstrap's link stays open: the system closes the link when the
 // peer's process ends, and a farewell on the link distinguishes leaving from dying. Threads: see Connection.
@@ -73,11 +73,10 @@ class MpiConnection final : public Connection, private MpiReceiver {
   void postService();
   // A message outside of the lanes; `body` follows the head.
   void sendService(MpiKind kind, std::string_view body);
-  // The head of each frame carries this rank's counts. A separate notice is sent when the peer may wait for the counts,
-  // and no frame that the peer is certain to receive has carried the counts.
+  // The head of each message carries this rank's counts. A separate notice is sent when the peer may wait for the
+  // counts, and no message has carried the counts.
   void sendNoticeIfDue();
-  // `isReceived`: the peer is certain to receive this message, and so these counts.
-  MpiHead head(MpiKind kind, bool isReceived);
+  MpiHead head(MpiKind kind);
   void fail(const Status& failure);
   Status named(const Status& failure) const;
   Status lookAtLink();
@@ -100,7 +99,7 @@ class MpiConnection final : public Connection, private MpiReceiver {
   std::size_t numReceives_ = 0;
   Deadline nextLinkLook_{};
   std::string farewell_;     // received bytes of the peer's farewell
-  Deadline goneSince_{};     // when the peer's farewell was read; the clock's zero: not yet
+  Deadline goneSince_{};     // when the peer's farewell was read, or its last frame since; the clock's zero: not yet
   bool isPeerGone_ = false;  // the link is closed: the peer will receive nothing more
   Status failure_;           // the first failure is kept
 };

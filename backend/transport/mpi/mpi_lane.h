@@ -2,8 +2,12 @@
 // bookkeeping.
 //
 // Both ends place messages by one rule: messages follow each other in whole granules. A message may extend past the end
-// of the lane's capacity, into a spare part as long as the longest message; the next message then starts at the front.
-// Since no more than the capacity is ever in use, a message never overlaps an older message. Threads: as Connection.
+// of the memory's capacity, into a spare part as long as the longest message; the next message then starts at the
+// front. Since no more than the capacity is ever in use, a message never overlaps an older message.
+//
+// The receiving end has room for a longest message more than the sending end fills: a receive is posted all the time.
+// Each sent message arrives as soon as the peer's process polls, whether or not the peer's caller takes the frames.
+// Threads: as Connection.
 #pragma once
 
 #include <array>
@@ -36,11 +40,6 @@ class MpiLaneWriter {
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
   // Returns the reserved message, cut to a frame of this many bytes; the caller sends the message as number *number.
   std::span<std::byte> commit(std::size_t frameBytes, std::uint32_t* number);
-  // Whether the peer is certain to receive the next message. The peer posts no receive without room for a longest
-  // message (MpiLaneReader::post()).
-  bool isNextReceived() const {
-    return memory_.maxMessage <= memory_.capacity - static_cast<std::size_t>(committed_ - released_);
-  }
   void sent(std::uint32_t number);
   // The peer released this many bytes of the lane in all, modulo 2^32. False: an impossible count.
   bool releasedByPeer(std::uint32_t total);
@@ -68,12 +67,14 @@ class MpiLaneWriter {
   std::array<InFlight, kMostInFlight> inFlight_;
 };
 
-// The receiving end: at most one receive is posted, for a message of any length.
+// The receiving end: one receive is posted, for a message of any length.
 class MpiLaneReader {
  public:
-  MpiLaneReader(std::size_t capacity, std::size_t maxFrame) : memory_(capacity, maxFrame) {}
+  // `capacity`: of the peer's writer.
+  MpiLaneReader(std::size_t capacity, std::size_t maxFrame)
+      : capacity_(capacity), memory_(capacity + LaneMemory::granules(kMpiHeadBytes + maxFrame), maxFrame) {}
 
-  // Room to receive the next message; empty while a receive is posted, or without room for a longest message.
+  // Room to receive the next message; empty while a receive is posted, or when the peer sent more than it may.
   std::span<std::byte> post();
   // The received message, head and frame. arrived() then makes the frame visible to peek().
   std::span<const std::byte> received(std::size_t messageBytes) const {
@@ -81,19 +82,19 @@ class MpiLaneReader {
   }
   void arrived(std::size_t messageBytes);
   void cancelled() { isPosted_ = false; }
-  bool isPosted() const { return isPosted_; }
 
   std::span<const std::byte> peek() const;  // the oldest frame, without its head
   void release();
 
   std::uint64_t receivedBytes() const { return received_; }
   std::uint64_t releasedBytes() const { return released_; }
-  std::size_t capacity() const { return memory_.capacity; }
+  std::size_t capacity() const { return capacity_; }
   void abandon() { static_cast<void>(memory_.bytes.release()); }
 
  private:
   void advance(std::size_t* offset, std::size_t granuleBytes) const;
 
+  std::size_t capacity_;
   LaneMemory memory_;
   std::size_t nextOffset_ = 0;   // of the next message
   std::size_t firstOffset_ = 0;  // of the oldest message
