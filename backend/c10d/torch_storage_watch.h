@@ -1,4 +1,4 @@
-// Whether torch's storages are alive, for code that keeps the memory of storages registered. Any thread.
+// Whether torch's storages are alive and have the same memory, for code that keeps this memory registered. Any thread.
 #pragma once
 
 #include "shardwire/storage_watch.h"

@@ -6,9 +6,9 @@
 namespace shardwire {
 
 struct StorageWatch {
-  // A weak reference to a live storage. While the reference is held, no other storage gets the same identity.
+  // A weak reference to a live storage, whose identity stays reserved. Null: changes of its memory are not noticed.
   void* (*retainWeak)(const void* storage) = nullptr;
-  // Whether the storage was freed: its memory may then hold anything.
+  // Whether the storage's memory of then was freed, by its end or a resize: the addresses may have other pages.
   bool (*isExpired)(void* weak) = nullptr;
   void (*releaseWeak)(void* weak) = nullptr;
 };

@@ -1,6 +1,6 @@
 // pin() first looks for a registration that covers the bytes and is known to be current (find(), isCurrent()).
 // Otherwise it makes a new one: rounded to heapUnit in the shared heap, or exact, with a weak reference to the storage
-// if there is one. makeWay() retires overlapping entries, registerOn() registers the memory with every device, and
+// if there is one that can be watched. makeWay() retires overlapping entries, registerOn() registers the memory with every device, and
 // sweep() keeps the cache within its limits. unpin() releases; memory without a known identity is deregistered with its
 // last unpin().
 #include "backend/transport/rdma/registration_cache.h"
@@ -120,10 +120,10 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
   } else {
     fresh->base = at;
     fresh->size = size;
-    if (storage != nullptr && watch_ != nullptr) {
+    fresh->weak = storage != nullptr && watch_ != nullptr ? watch_->retainWeak(storage) : nullptr;
+    if (fresh->weak != nullptr) {
       fresh->kind = Registration::Kind::kStorage;
       fresh->storage = storage;
-      fresh->weak = watch_->retainWeak(storage);
     }
   }
   makeWay(fresh.get());
@@ -152,7 +152,6 @@ void RegistrationCache::makeWay(Registration* fresh) {
   if (fresh->kind == Registration::Kind::kOnce) {
     return;
   }
-  // If a storage's memory moved away, an entry for the old place is stale, even if the storage later moves back.
   auto entry = entries_.lower_bound(fresh->base);
   if (entry != entries_.begin() && std::prev(entry)->second->base + std::prev(entry)->second->size > fresh->base) {
     --entry;

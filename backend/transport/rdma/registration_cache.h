@@ -4,7 +4,7 @@
 // A registration must never be used for memory that was freed and mapped again at the same address: the device would
 // continue to use the old pages. So a kept registration is used again only
 //   - in the shared heap, as long as the heap has returned no memory to the system since (SharedHeap::numPurges()), or
-//   - inside a tensor's storage that is known to be the same and alive (StorageWatch), or
+//   - inside a tensor's storage that is known to be alive, with the same memory (StorageWatch), or
 //   - while the same memory is pinned by an earlier pin().
 // Other memory is registered only while it is pinned.
 //
@@ -36,7 +36,7 @@ struct Registration {
   enum class Kind : unsigned char { kOnce, kHeap, kStorage } kind = Kind::kOnce;
   std::uint64_t heapPurges = 0;   // kHeap: as counted before registering
   const void* storage = nullptr;  // kStorage
-  void* weak = nullptr;           // kStorage: a weak reference, so that no other storage gets the same identity
+  void* weak = nullptr;           // kStorage: see StorageWatch
 
   bool covers(const void* bytes, std::size_t bytesSize) const {
     const auto at = reinterpret_cast<std::uintptr_t>(bytes);

@@ -35,13 +35,16 @@ using shardwire::testing::FakeVerbs;
 
 // The test decides how long these storages live.
 std::set<const void*> liveStorages;
+const void* unwatched = nullptr;  // a storage that cannot be watched
 int numWeak = 0;
 const StorageWatch kWatch = {
-    .retainWeak =
-        [](const void* storage) {
-          ++numWeak;
-          return const_cast<void*>(storage);
-        },
+    .retainWeak = [](const void* storage) -> void* {
+      if (storage == unwatched) {
+        return nullptr;
+      }
+      ++numWeak;
+      return const_cast<void*>(storage);
+    },
     .isExpired = [](void* weak) { return !liveStorages.contains(weak); },
     .releaseWeak = [](void*) { --numWeak; },
 };
@@ -54,6 +57,7 @@ class RegistrationCacheTest : public ::testing::Test {
     }
     ports_ = std::move(*openRdmaPorts(api_, Options{}));
     liveStorages.clear();
+    unwatched = nullptr;
     numWeak = 0;
   }
   ~RegistrationCacheTest() override {
@@ -129,6 +133,17 @@ TEST_F(RegistrationCacheTest, MemoryOfAnotherStorageAtTheSameAddressIsRegistered
   liveStorages.clear();
   kept.unpin(pin(kept, memory_.data(), 5000, false, &otherStorage_));
   EXPECT_EQ(kept.numRegistered(), 3U);
+}
+
+TEST_F(RegistrationCacheTest, AStorageThatCannotBeWatchedIsRegisteredForItsPinOnly) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  unwatched = &storage_;
+  for (int i = 0; i < 2; ++i) {
+    kept.unpin(pin(kept, memory_.data(), 5000, false, &storage_));
+    EXPECT_EQ(fake_.numRegistered, 0);
+  }
+  EXPECT_EQ(kept.numRegistered(), 2U);
 }
 
 TEST_F(RegistrationCacheTest, WithoutItsStorageMemoryIsServedOnlyWhileItIsPinned) {
