@@ -2,7 +2,7 @@
 // runs against the exposures (begin()), and posts the writes of each part on the part's queue pair (servePart()). The
 // last write of a part carries the request's id as an immediate. When a queue pair is full, the next advance()
 // continues. Requests that fail the check are refused. conceal() keeps memory pinned until all writes posted before are
-// complete.
+// complete; these may be writes of other memory, so the memory's owner may be faster, and free the memory.
 #include "backend/transport/rdma/fetch_server.h"
 
 #include <fmt/format.h>
@@ -43,6 +43,7 @@ void FetchServer::conceal(std::uint32_t space) {
   }
   registrations_.erase(found);
   exposed_.conceal(space);
+  fabric_.registrations().close(retired.memory);
   retired_.push_back(retired);
   giveBackRetired();
 }
@@ -55,7 +56,7 @@ void FetchServer::giveBackRetired() {
         return false;
       }
     }
-    fabric_.registrations().unpin(retired.memory);
+    fabric_.registrations().unpinClosed(retired.memory);
     return true;
   });
 }
@@ -195,7 +196,7 @@ void FetchServer::stop() {
     fabric_.registrations().unpin(memory);
   }
   for (const Retired& retired : retired_) {
-    fabric_.registrations().unpin(retired.memory);
+    fabric_.registrations().unpinClosed(retired.memory);
   }
   exposed_.concealAll();
   registrations_.clear();

@@ -69,7 +69,7 @@ bool RegistrationCache::isCurrent(const Registration& entry, const void* storage
       if (storage != nullptr) {
         return storage == entry.storage && !watch_->isExpired(entry.weak);
       }
-      return entry.numPins > 0;  // pinned memory is kept alive by the caller of pin()
+      return entry.numOpenPins > 0;
     case Registration::Kind::kOnce:
       return false;
   }
@@ -87,10 +87,9 @@ Registration* RegistrationCache::find(const void* bytes, std::size_t size, bool 
       return entry;
     }
   }
-  // A kOnce registration is valid while pinned, since pinned memory is kept alive by the caller of pin(). There are
-  // few.
+  // A kOnce registration is valid while a caller of pin() keeps the memory alive. There are few.
   const auto pinned = std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) {
-    return entry->kind == Registration::Kind::kOnce && entry->numPins > 0 && fits(*entry);
+    return entry->kind == Registration::Kind::kOnce && entry->numOpenPins > 0 && fits(*entry);
   });
   return pinned != retired_.end() ? pinned->get() : nullptr;
 }
@@ -102,6 +101,7 @@ bool RegistrationCache::isReady(const void* bytes, std::size_t size, bool isWrit
 Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size, bool isWritten, const void* storage) {
   if (Registration* entry = find(bytes, size, isWritten, storage)) {
     ++entry->numPins;
+    ++entry->numOpenPins;
     entry->lastUse = ++useClock_;
     return entry;
   }
@@ -134,6 +134,7 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
   }
   Registration* made = fresh.get();
   made->numPins = 1;
+  made->numOpenPins = 1;
   made->lastUse = ++useClock_;
   keptBytes_ += made->size;
   ++numRegistered_;
@@ -232,8 +233,13 @@ void RegistrationCache::deregister(Registration* entry) {
   }
 }
 
-void RegistrationCache::unpin(Registration* registration) {
-  SW_CHECK(registration->numPins > 0);
+void RegistrationCache::close(Registration* registration) {
+  SW_CHECK(registration->numOpenPins > 0);
+  --registration->numOpenPins;
+}
+
+void RegistrationCache::unpinClosed(Registration* registration) {
+  SW_CHECK(registration->numPins > registration->numOpenPins);
   if (--registration->numPins > 0) {
     return;
   }

@@ -5,7 +5,7 @@
 // continue to use the old pages. So a kept registration is used again only
 //   - in the shared heap, as long as the heap has returned no memory to the system since (SharedHeap::numPurges()), or
 //   - inside a tensor's storage that is known to be alive, with the same memory (StorageWatch), or
-//   - while the same memory is pinned by an earlier pin().
+//   - while the same memory is pinned by an earlier pin(), and the caller keeps the memory alive (until close()).
 // Other memory is registered only while it is pinned.
 //
 // Threads: one at a time (see Connection).
@@ -31,6 +31,7 @@ struct Registration {
   std::size_t size = 0;
   bool isWritable = false;  // peers that have the remote key may write
   std::uint32_t numPins = 0;
+  std::uint32_t numOpenPins = 0;  // of these: pins whose callers keep the memory alive
   std::uint64_t lastUse = 0;
   std::array<ibv_mr*, kMaxRails> regions{};  // by device
   enum class Kind : unsigned char { kOnce, kHeap, kStorage } kind = Kind::kOnce;
@@ -65,7 +66,14 @@ class RegistrationCache {
   // TensorView; may be null. kSystem when the system refuses. If the memlock limit is the cause, the text has the limit
   // and how to raise it.
   Result<Registration*> pin(const void* bytes, std::size_t size, bool isWritten, const void* storage);
-  void unpin(Registration* registration);
+  void unpin(Registration* registration) {
+    close(registration);
+    unpinClosed(registration);
+  }
+  // unpin() in two steps, where devices still use the memory when its owner may already free it: close() keeps the
+  // memory registered, but no later pin() gets this registration because of this pin.
+  void close(Registration* registration);
+  void unpinClosed(Registration* registration);
   // Whether pin() without a storage would find these bytes registered and known to be the same memory.
   bool isReady(const void* bytes, std::size_t size, bool isWritten) const;
 

@@ -111,6 +111,29 @@ TEST_F(RegistrationCacheTest, WhatIsPinnedServesOthersMeanwhile) {
   EXPECT_EQ(fake_.numRegistered, 0);
 }
 
+// A device may still read concealed memory, or be late to report so, while the owner frees the memory and other memory
+// comes to the same address.
+TEST_F(RegistrationCacheTest, WhatIsClosedServesNobodyElse) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  for (const void* storage : {static_cast<const void*>(nullptr), static_cast<const void*>(&storage_)}) {
+    Registration* concealed = pin(kept, memory_.data(), 5000, false, storage);
+    Registration* other = pin(kept, memory_.data(), 5000, false, nullptr);
+    EXPECT_EQ(other, concealed);
+    kept.close(concealed);
+    EXPECT_TRUE(kept.isReady(memory_.data(), 5000, false));  // the other pin keeps the memory alive
+    kept.close(other);
+    EXPECT_FALSE(kept.isReady(memory_.data(), 5000, false));
+    Registration* fresh = pin(kept, memory_.data(), 5000, false, nullptr);
+    EXPECT_NE(fresh, concealed);
+    EXPECT_EQ(fake_.numRegistered, 4);
+    kept.unpin(fresh);
+    kept.unpinClosed(other);
+    kept.unpinClosed(concealed);
+  }
+  EXPECT_EQ(fake_.numRegistered, 2);  // of the storage
+}
+
 TEST_F(RegistrationCacheTest, AStorageIsRegisteredOnceWhileItLives) {
   RegistrationCache& kept = cache();
   liveStorages = {&storage_};
