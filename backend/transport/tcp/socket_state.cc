@@ -72,6 +72,18 @@ Duration silenceOf(const Fd& socket) {
   return silence == Duration::max() ? Duration::zero() : silence;
 }
 
+Duration Silence::look(Duration silence, Deadline now) {
+  constexpr Duration kClocksDiffer =
+      std::chrono::seconds(1);  // the kernel's, and `now`, which is read a little earlier
+  const Deadline heardAt = now - silence;
+  if (!isSilent_ || heardAt > heardAt_ + kClocksDiffer) {
+    since_ = now;
+    heardAt_ = heardAt;
+  }
+  isSilent_ = silence > Duration::zero();
+  return std::min(silence, now - since_);
+}
+
 int unacknowledgedOf(const Fd& socket) {
   int bytes = 0;
   return numPathsOf(socket) > 0 && ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;

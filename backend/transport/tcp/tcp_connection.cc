@@ -21,7 +21,6 @@
 #include "backend/base/system_error.h"
 #include "backend/fabric/net_socket.h"
 #include "backend/transport/endpoint.h"
-#include "backend/transport/tcp/socket_state.h"
 
 namespace shardwire::internal {
 namespace {
@@ -412,8 +411,9 @@ bool TcpConnection::onReady(bool isFetches, std::uint32_t events) {
 }
 
 // Both sockets, since a network path may lose only long packets, which fetches send.
-Duration TcpConnection::silence() const {
-  return std::max(silenceOf(frames_.socket()), silenceOf(fetches_.socket()));
+Duration TcpConnection::silence(Deadline now) {
+  return std::max(frameSilence_.look(silenceOf(frames_.socket()), now),
+                  fetchSilence_.look(silenceOf(fetches_.socket()), now));
 }
 
 void TcpConnection::look() {
@@ -440,7 +440,7 @@ void TcpConnection::look() {
   nextPathLook_ = now + kPathLookEvery;
   if (isMultipath() && numPathsOf(frames_.socket()) == 0) {
     endOfFrames("no network path to the peer is left; is its host down, or a link or firewall between?");
-  } else if (const Duration silent = silence(); silent > kSilentFor) {
+  } else if (const Duration silent = silence(now); silent > kSilentFor) {
     endOfFrames(
         fmt::format("the peer has acknowledged nothing for {:.0f} s; is its host down, or a link or firewall between?",
                     std::chrono::duration<double>(silent).count()));

@@ -10,6 +10,7 @@
 #include "backend/base/fd.h"
 #include "backend/transport/tcp/fetch_stream.h"
 #include "backend/transport/tcp/frame_stream.h"
+#include "backend/transport/tcp/socket_state.h"
 #include "backend/transport/tcp/tcp_stream.h"
 #include "backend/transport/transport.h"
 #include "shardwire/options.h"
@@ -93,7 +94,7 @@ class TcpConnection final : public Connection {
   void endOfFrames(const std::string& how);
   void fetchesBroke(const Status& why);
   void look();
-  Duration silence() const;
+  Duration silence(Deadline now);
 
   TcpJoint joint_;
   FrameStream frames_;
@@ -106,6 +107,8 @@ class TcpConnection final : public Connection {
   bool peerLeft_ = false;
   Deadline nextLook_{};
   Deadline nextPathLook_{};
+  Silence frameSilence_;
+  Silence fetchSilence_;
   Deadline fetchesBrokeAt_ = kNoDeadline;  // or the time of the last frame since
   Deadline fetchesBrokeFirst_{};
   std::string howFetchesBroke_;

@@ -4,6 +4,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -58,6 +60,42 @@ TEST(SocketState, OfTcp) {
 
 TEST(SocketState, OfMultipathTcp) {
   expectStateOf(IPPROTO_MPTCP);
+}
+
+constexpr Duration operator""_ms(unsigned long long number) {
+  return std::chrono::milliseconds(number);
+}
+
+// The kernel's probes of a stopped peer, whose kernel answers each after 250 ms. In looks during this time the last
+// acknowledgement is the answer to the probe before.
+TEST(Silence, OfAPeerThatAnswersProbesIsShort) {
+  for (const Duration every : {250_ms, 16000_ms}) {  // 16000: between two looks this rank waits for something else
+    Silence silence;
+    Deadline probe{};
+    Duration longest{};
+    for (Duration gap = 2000_ms; gap < 120000_ms; gap *= 2) {
+      probe += gap;
+      for (Duration at = every == 250_ms ? -gap + 250_ms : 0_ms; at <= 200_ms; at += every) {
+        const bool isUnderWay = at >= 0_ms;
+        longest = std::max(longest, silence.look(isUnderWay ? gap + at - 250_ms : 0_ms, probe + at));
+      }
+    }
+    EXPECT_LT(longest, 300_ms);
+  }
+}
+
+TEST(Silence, GrowsWhileNothingIsAcknowledged) {
+  Silence silence;
+  Deadline now{};
+  EXPECT_EQ(silence.look(0_ms, now), 0_ms);
+  now += 60000_ms;  // no byte was under way
+  EXPECT_EQ(silence.look(60200_ms, now), 0_ms);
+  for (Duration time = 250_ms; time <= 9000_ms; time += 250_ms) {
+    EXPECT_EQ(silence.look(60200_ms + time + (time % 500_ms) / 50, now + time), time);
+  }
+  EXPECT_EQ(silence.look(0_ms, now + 9250_ms), 0_ms);
+  EXPECT_EQ(silence.look(100_ms, now + 9500_ms), 0_ms);
+  EXPECT_EQ(silence.look(350_ms, now + 9750_ms), 250_ms);
 }
 
 TEST(SocketState, OfAConnectionThatThePeerReset) {
