@@ -24,8 +24,9 @@ namespace {
 constexpr std::size_t kMaxFetches = 32;
 // Limit of one request, so that the request fits a note. A longer fetch is several requests.
 constexpr std::size_t kMaxRequestRuns = std::size_t{1} << 16;
-// Limit of requested runs that are not sent yet. The limit bounds this rank's memory; honest peers stay far below.
-constexpr std::size_t kMaxServedRuns = std::size_t{1} << 23;
+// Limit of requested runs that are not sent yet. The limit bounds this rank's memory. Honest peers stay below: a fetch
+// has 4 MiB where it has runs of one byte (kCopySegment).
+constexpr std::size_t kMaxServedRuns = 2 * FetchStream::kMaxAskedRuns;
 constexpr std::size_t kPieces = 64;
 // System calls of one send() or receive(). Each call gets no more bytes than the turn has left: on loopback a call
 // continues while the other end keeps up, through hundreds of MiB if permitted.
@@ -51,6 +52,7 @@ void FetchStream::drop() {
   serving_.clear();
   fetches_.clear();
   numServedRuns_ = 0;
+  numAskedRuns_ = 0;
   blockOut_ = {};
   requested_.clear();
   isBlocked_ = false;
@@ -76,12 +78,17 @@ Status FetchStream::serve(std::string_view request) {
   ByteReader reader(request);
   const std::uint32_t space = reader.u32();
   const std::uint32_t numRuns = reader.u32();
-  if (!reader.ok() || request.size() != 8 + std::size_t{numRuns} * 16 || numServedRuns_ + numRuns > kMaxServedRuns) {
+  if (!reader.ok() || request.size() != 8 + std::size_t{numRuns} * 16) {
     return {StatusCode::kMismatch, "a malformed request"};
+  }
+  if (numServedRuns_ + numRuns > kMaxServedRuns) {
+    return {StatusCode::kMismatch, fmt::format("a request for {} runs beside {}, where {} are the most", numRuns,
+                                               numServedRuns_, kMaxServedRuns)};
   }
   Transfer transfer = takeSpare();
   transfer.space = space;
   transfer.count = nullptr;
+  transfer.numRuns = numRuns;
   bool isAnyEmpty = false;
   const Status may = exposed_.check(space, numRuns, [&](std::size_t) {
     const RemoteRun run{reader.u64(), reader.u64()};
@@ -101,12 +108,13 @@ Status FetchStream::serve(std::string_view request) {
 
 bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
                       std::vector<std::string>* requests) {
-  if (fetches_.size() >= kMaxFetches) {
+  if (fetches_.size() >= kMaxFetches || (isFetching() && numAskedRuns_ + runs.size() > kMaxAskedRuns)) {
     return false;
   }
   Transfer transfer = takeSpare();
   transfer.space = space;
   transfer.count = count;
+  transfer.numRuns = runs.size();
   // Adjacent runs are joined, separately for local and remote memory.
   struct Remote {
     std::uint64_t address;
@@ -142,6 +150,7 @@ bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, Fetc
     }
   }
   ++count->pending;
+  numAskedRuns_ += transfer.numRuns;
   fetches_.push_back(std::move(transfer));
   return true;
 }
@@ -177,8 +186,9 @@ void FetchStream::advance(std::deque<Transfer>& transfers, std::size_t bytes) {
     }
     if (first.count != nullptr) {
       --first.count->pending;
+      numAskedRuns_ -= first.numRuns;
     } else {
-      numServedRuns_ -= first.runs.size();
+      numServedRuns_ -= first.numRuns;
     }
     spare_.push_back(std::move(first));
     transfers.pop_front();

@@ -35,6 +35,9 @@ class FetchStream {
 
   static constexpr std::size_t kBlockBytes = std::size_t{128} << 10;
 
+  // Runs of all fetches under way. A single fetch may have more. Each run costs memory on both ends.
+  static constexpr std::size_t kMaxAskedRuns = std::size_t{1} << 22;
+
   // hasChecksums: equal on both ends.
   explicit FetchStream(TcpStream stream, bool hasChecksums = false)
       : stream_(std::move(stream)), hasChecksums_(hasChecksums) {}
@@ -55,8 +58,8 @@ class FetchStream {
   // send() stopped because the socket takes no more.
   bool isBlocked() const { return isBlocked_; }
 
-  // Fetcher: starts a fetch, and appends the requests for the owner to *requests. False: too many fetches are under
-  // way.
+  // Fetcher: starts a fetch, and appends the requests for the owner to *requests. False: too many fetches or runs are
+  // under way.
   bool ask(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count, std::vector<std::string>* requests);
   bool isFetching() const { return !fetches_.empty(); }
   // Errors: the system broke the stream, the peer sent bytes without a request, or bytes were changed on the way. The
@@ -74,6 +77,7 @@ class FetchStream {
   struct Transfer {
     std::uint32_t space = 0;
     FetchCount* count = nullptr;  // null on the owner's side
+    std::size_t numRuns = 0;      // as requested
     std::vector<Run> runs;
     std::size_t next = 0;  // index of the current run; the run's bytes and size advance with the transfer
   };
@@ -112,6 +116,7 @@ class FetchStream {
   std::deque<Transfer> serving_;
   std::size_t numServedRuns_ = 0;
   std::deque<Transfer> fetches_;
+  std::size_t numAskedRuns_ = 0;
   std::vector<Transfer> spare_;  // finished transfers, kept to reuse the memory
   const bool hasChecksums_;
   BlockOut blockOut_;

@@ -1,5 +1,5 @@
 // Fetches. First the bytes of a request, then the refusals of an owner and unexpected bytes, then a fetch of many runs
-// as several requests, then the limit of one turn, and at last a run above 2 GiB.
+// as several requests, then the limits of runs and of one turn, and at last a run above 2 GiB.
 #include "backend/transport/tcp/fetch_stream.h"
 
 #include <gtest/gtest.h>
@@ -123,6 +123,56 @@ TEST(FetchStream, AFetchOfManyRunsIsSeveralRequests) {
   for (std::size_t i = 0; i < kNumRuns; ++i) {
     ASSERT_EQ(to[i], static_cast<std::byte>(i * 7)) << i;
   }
+}
+
+// The owner's limit is twice the fetcher's.
+TEST(FetchStream, RunsUnderWayAreLimitedOnBothEnds) {
+  constexpr std::size_t kMost = FetchStream::kMaxAskedRuns;
+  Streams streams;
+  std::vector<std::byte> memory(kMost);
+  std::vector<std::byte> to(kMost);
+  const auto address = streams.owner.expose(memory.data(), memory.size());
+  std::vector<MemoryRun> runs;
+  for (std::size_t i = 0; i < kMost; ++i) {
+    runs.push_back({to.data() + i, address.value + i, 1});  // adjacent: counted one by one, and sent as one
+  }
+  const auto some = std::span(runs).first(2);
+  FetchCount count;
+  std::vector<std::string> requests;
+  const auto ask = [&](std::span<const MemoryRun> which) {
+    return streams.fetcher.ask(address.space, which, &count, &requests);
+  };
+  ASSERT_TRUE(ask(some));
+  EXPECT_FALSE(ask(std::span(runs).first(kMost - 1)));
+  ASSERT_TRUE(ask(std::span(runs).first(kMost - 2)));
+  EXPECT_FALSE(ask(some));
+  EXPECT_EQ(count.pending, 2U);
+  for (const std::string& each : requests) {
+    ASSERT_TRUE(streams.owner.serve(each).isOk());
+  }
+  bool moved = false;
+  for (const auto start = Clock::now(); count.pending > 0 && Clock::now() - start < std::chrono::seconds(20);) {
+    ASSERT_TRUE(streams.owner.send(&moved).isOk());
+    ASSERT_TRUE(streams.fetcher.receive(&moved).isOk());
+  }
+  ASSERT_EQ(count.pending, 0U);
+  EXPECT_TRUE(ask(runs));  // nothing else is under way any more
+
+  internal::ByteWriter many;
+  many.u32(address.space);
+  many.u32(1 << 16);
+  for (std::uint64_t i = 0; i < 1 << 16; ++i) {
+    many.u64(address.value + 2 * i);
+    many.u64(1);
+  }
+  Status refused;
+  std::size_t numServed = 0;
+  while ((refused = streams.owner.serve(many.bytes())).isOk() && numServed < 2 * kMost) {
+    numServed += 1 << 16;
+  }
+  EXPECT_EQ(numServed, 2 * kMost);
+  EXPECT_EQ(refused.code(), StatusCode::kMismatch);
+  EXPECT_NE(refused.message().find("a request for 65536 runs beside"), std::string::npos) << refused.message();
 }
 
 // Address space of any length over a few pages, each seen again and again.
