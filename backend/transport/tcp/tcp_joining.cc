@@ -32,7 +32,9 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x50545753;  // "SWTP"
+// The text of a status, and a whole message: a set-up or a verdict has few further bytes.
 constexpr std::size_t kMaxTextBytes = 1024;
+constexpr std::size_t kMaxMessageBytes = 2 * kMaxTextBytes;
 constexpr std::size_t kMaxUnknownCallers = 32;
 constexpr Duration kSuspectFor = std::chrono::seconds(1);
 constexpr std::string_view kDialerProof = "tcp fetches, dialer";
@@ -141,7 +143,7 @@ TcpJoining::TcpJoining(Link link, bool isDialer, TcpJoint joint)
     : link_(std::move(link)),
       isDialer_(isDialer),
       joint_(std::move(joint)),
-      fromLink_(kMaxHandshakeBytes),
+      fromLink_(kMaxMessageBytes),
       fromSecond_(sizeof(Digest)) {
   if (const Status begun = begin(); !begun.isOk()) {
     judge(begun);

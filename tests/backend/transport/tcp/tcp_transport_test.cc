@@ -1,5 +1,5 @@
 // The contract over TCP, and tests of TCP alone. First the endpoint: joined ranks, foreign processes, peers that give
-// up or die, deadlines. Then the connection: forged and broken fetches, foreign bytes, idle wires, busy peers, paths
+// up or die, and their reasons, deadlines. Then the connection: forged and broken fetches, foreign bytes, idle wires, busy peers, paths
 // that lose packets, and a peer killed during a fetch.
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -190,6 +190,60 @@ TEST(TcpEndpoint, APeerThatDiesBeforeTheSecondSocketIsGone) {
     ASSERT_GT(internal::WaitLimit(soon()).poll(entries).value(), 0);
   }
   EXPECT_EQ(outcome->status().code(), StatusCode::kPeerFailed) << outcome->status().message();
+}
+
+// Both ends of a set-up in one thread.
+class TwoJoinings {
+ public:
+  TwoJoinings() {
+    auto [near, far] = makeLinkPair();
+    listener = endpoints_[0]->begin(std::move(far), 1, false, "", "rank 1");
+    dialer = endpoints_[1]->begin(std::move(near), 0, true, "", "rank 0");
+  }
+  static internal::Joining::Outcome outcomeOf(internal::Joining& joining) {
+    std::optional<internal::Joining::Outcome> outcome;
+    for (const Deadline until = soon(); !(outcome = joining.step()).has_value() && Clock::now() < until;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return outcome.has_value() ? std::move(*outcome) : internal::Joining::Outcome(Status{StatusCode::kTimeout, ""});
+  }
+  // Steps without an outcome, until one of the words stands in what the end awaits.
+  static void stepUntil(internal::Joining& joining, const std::string& words) {
+    for (const Deadline until = soon(); joining.awaited().find(words) == std::string::npos && Clock::now() < until;) {
+      ASSERT_FALSE(joining.step().has_value());
+    }
+  }
+  std::unique_ptr<internal::Wire> takeWire(std::size_t rank) { return endpoints_[rank]->takeWire(); }
+
+ private:
+  const Options options_;
+  std::unique_ptr<internal::Endpoint> endpoints_[2] = {
+      std::move(*internal::makeTcpEndpoint({0, 2, "host", &options_})),
+      std::move(*internal::makeTcpEndpoint({1, 2, "host", &options_}))};
+
+ public:
+  std::unique_ptr<internal::Joining> listener;
+  std::unique_ptr<internal::Joining> dialer;
+};
+
+TEST(TcpEndpoint, ALongReasonArrivesCutWithItsCode) {
+  const Status why{StatusCode::kUnsupported, "the reason: " + std::string(2000, 'x')};
+  TwoJoinings both;
+  TwoJoinings::stepUntil(*both.listener, "second socket");
+  both.listener->giveUp(why);
+  EXPECT_EQ(TwoJoinings::outcomeOf(*both.listener).status(), why);
+  both.listener.reset();
+  const Status received = TwoJoinings::outcomeOf(*both.dialer).status();
+  EXPECT_EQ(received.code(), why.code());
+  EXPECT_EQ(received.message(), why.message().substr(0, 1024));
+
+  auto [near, far] = makeLinkPair();
+  const Options options;
+  const auto endpoint = internal::makeTcpEndpoint({1, 2, "host", &options});
+  ASSERT_TRUE(endpoint.isOk());
+  (*endpoint)->refuse(std::move(far), why);
+  const auto refused = (*endpoint)->begin(std::move(near), 0, true, "", "rank 0");
+  EXPECT_EQ(TwoJoinings::outcomeOf(*refused).status().message(), why.message().substr(0, 1024));
 }
 
 TEST(TcpEndpoint, ADialerThatCannotComeBackSaysWhy) {
