@@ -398,9 +398,10 @@ void TcpJoining::end(const Status& why) {
   stage_ = Stage::kOver;
 }
 
-// The streams of a TLS handshake carry no verdict: the peer notices that they close.
+// This end's verdict is sent only once: a peer that agrees goes on with frames or a TLS handshake, and would take a
+// second verdict for bytes of these. The peer then notices that the sockets close.
 void TcpJoining::giveUp(const Status& why) {
-  stage_ > Stage::kVerdict ? end(why) : judge(why);
+  stage_ >= Stage::kVerdict ? end(why) : judge(why);
 }
 
 void TcpJoining::appendSockets(std::vector<pollfd>* entries) const {

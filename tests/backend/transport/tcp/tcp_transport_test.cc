@@ -1,6 +1,6 @@
 // The contract over TCP, and tests of TCP alone. First the endpoint: joined ranks, foreign processes, peers that give
-// up or die, and their reasons, deadlines. Then the connection: forged and broken fetches, foreign bytes, idle wires, busy peers, paths
-// that lose packets, and a peer killed during a fetch.
+// up or die, their reasons, deadlines. Then the connection: forged and broken fetches, foreign bytes, idle wires, busy
+// peers, paths that lose packets, and a peer killed during a fetch.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
@@ -244,6 +244,25 @@ TEST(TcpEndpoint, ALongReasonArrivesCutWithItsCode) {
   (*endpoint)->refuse(std::move(far), why);
   const auto refused = (*endpoint)->begin(std::move(near), 0, true, "", "rank 0");
   EXPECT_EQ(TwoJoinings::outcomeOf(*refused).status().message(), why.message().substr(0, 1024));
+}
+
+// The listener has agreed and awaits the dialer's verdict. The dialer takes the agreement and has a connection.
+TEST(TcpEndpoint, AnEndThatAgreedAndGivesUpClosesOnly) {
+  TwoJoinings both;
+  TwoJoinings::stepUntil(*both.dialer, "proof");
+  ASSERT_FALSE(both.listener->step().has_value());  // takes the set-up, which has arrived
+  TwoJoinings::stepUntil(*both.listener, "answer over the link");
+  both.listener->giveUp({StatusCode::kPeerFailed, "rank 2 died"});
+  expectWords(TwoJoinings::outcomeOf(*both.listener).status(), StatusCode::kPeerFailed, "rank 2 died");
+  both.listener.reset();
+  auto joined = TwoJoinings::outcomeOf(*both.dialer);
+  ASSERT_TRUE(joined.isOk()) << joined.status().message();
+  const auto connection = std::move(*joined);
+  const auto wire = both.takeWire(1);
+  for (const Deadline until = soon(); connection->health().isOk() && Clock::now() < until;) {
+    wire->poll();
+  }
+  expectWords(connection->health(), StatusCode::kPeerFailed, "closed the connection");
 }
 
 TEST(TcpEndpoint, ADialerThatCannotComeBackSaysWhy) {
