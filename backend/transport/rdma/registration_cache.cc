@@ -1,8 +1,8 @@
 // pin() first looks for a registration that covers the bytes and is known to be current (find(), isCurrent()).
-// Otherwise it makes a new one: rounded to heapUnit in the shared heap, or exact, with a weak reference to the storage
-// if there is one that can be watched. makeWay() retires overlapping entries, registerOn() registers the memory with every device, and
-// sweep() keeps the cache within its limits. unpin() releases; memory without a known identity is deregistered with its
-// last unpin().
+// Otherwise pin() makes a new one: rounded to heapUnit in the shared heap, or exact, with a weak reference to the
+// storage if the storage can be watched. makeWay() retires overlapping entries, registerOn() registers the memory with
+// every device, and sweep() drops stale entries and keeps the cache within its limits. unpin() releases; memory without
+// a known identity is deregistered with its last unpin().
 #include "backend/transport/rdma/registration_cache.h"
 
 #include <errno.h>
@@ -18,6 +18,9 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uintptr_t kPage = 4096;
+// A search for stale entries looks at each entry. The search costs little beside the registering of so many bytes, or
+// of half of the entries.
+constexpr std::uint64_t kSweepEveryBytes = std::uint64_t{64} << 20;
 
 std::uintptr_t roundDown(std::uintptr_t value, std::uintptr_t unit) {
   return value / unit * unit;
@@ -126,6 +129,11 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
       fresh->storage = storage;
     }
   }
+  // Registered pages stay in memory although their tensor was freed.
+  if (fresh->kind != Registration::Kind::kOnce &&
+      (bytesSinceSweep_ >= kSweepEveryBytes || 2 * numSinceSweep_ >= entries_.size())) {
+    sweep(limits_.bytes, limits_.entries);
+  }
   makeWay(fresh.get());
   const Status status = registerOn(fresh.get());
   if (!status.isOk()) {
@@ -141,6 +149,8 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
   if (made->kind == Registration::Kind::kOnce) {
     retired_.push_back(std::move(fresh));
   } else {
+    bytesSinceSweep_ += made->size;
+    ++numSinceSweep_;
     entries_[made->base] = std::move(fresh);
   }
   if (keptBytes_ > limits_.bytes || entries_.size() > limits_.entries) {
@@ -255,6 +265,8 @@ void RegistrationCache::unpinClosed(Registration* registration) {
 }
 
 void RegistrationCache::sweep(std::uint64_t limitBytes, std::size_t limitEntries) {
+  bytesSinceSweep_ = 0;
+  numSinceSweep_ = 0;
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const Registration& one = *entry->second;
     const bool isStale = one.numPins == 0 && !isCurrent(one, one.storage);

@@ -107,6 +107,8 @@ class RegistrationCache {
   std::uint64_t keptBytes_ = 0;                         // of entries_ and retired_
   std::uint64_t numRegistered_ = 0;
   std::uint64_t useClock_ = 0;
+  std::uint64_t bytesSinceSweep_ = 0;  // registered and kept
+  std::size_t numSinceSweep_ = 0;
 };
 
 }  // namespace shardwire::internal

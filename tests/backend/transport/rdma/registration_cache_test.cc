@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <utility>
@@ -212,6 +213,21 @@ TEST_F(RegistrationCacheTest, KeepsNoMoreThanItsLimitsAndDropsTheOldest) {
   EXPECT_EQ(kept.numRegistered(), before);
   kept.unpin(pin(kept, memory_.data(), 8192, false, memory_.data()));
   EXPECT_EQ(kept.numRegistered(), before + 1);
+}
+
+TEST_F(RegistrationCacheTest, MemoryOfDeadStoragesIsGivenBackSoon) {
+  RegistrationCache& kept = cache();
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < 1000; ++i) {
+    // One lives on, the others die at once. No two have common bytes.
+    liveStorages = {memory_.data(), memory_.data() + i};
+    kept.unpin(pin(kept, memory_.data() + i * 1000, 900, false, memory_.data() + i));
+    most = std::max(most, kept.numEntries());
+  }
+  EXPECT_LE(most, 4U);
+  const auto before = kept.numRegistered();
+  kept.unpin(pin(kept, memory_.data(), 900, false, memory_.data()));
+  EXPECT_EQ(kept.numRegistered(), before);
 }
 
 TEST_F(RegistrationCacheTest, WhenLockedMemoryIsShortWhatIsNotInUseGoesFirst) {
