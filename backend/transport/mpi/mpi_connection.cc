@@ -28,7 +28,7 @@ constexpr Duration kLinkLookEvery = std::chrono::milliseconds(5);
 constexpr Duration kArriveWithin = std::chrono::seconds(2);
 // A leaving connection waits for MPI to finish its messages: for kStaysAfterProgress after each message that ends,
 // because the network may be slow, and for at most kMostFlush.
-constexpr Duration kStaysAfterProgress = std::chrono::seconds(2);
+constexpr Duration kStaysAfterProgress = std::chrono::seconds(1);
 constexpr Duration kMostFlush = std::chrono::seconds(60);
 constexpr char kFarewellMark = 'L';
 constexpr std::size_t kFarewellBytes = 1 + 8 * kNumLanes;
