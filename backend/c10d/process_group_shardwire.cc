@@ -59,8 +59,12 @@ std::shared_ptr<Communicator> ProcessGroupShardwire::connect(const StorePtr& sto
 c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const StorePtr& store, int rank, int size,
                                                                         Milliseconds timeout,
                                                                         const std::string& groupName, bool isOfOneJob,
-                                                                        std::function<Status(Rank)> statusOfAbsent) {
+                                                                        std::function<Status(Rank)> statusOfAbsent,
+                                                                        bool outlivesOthers) {
   ::shardwire::Options options = optionsFor(timeout);
+  if (outlivesOthers) {
+    options.grace = Duration(-1);
+  }
   options.statusOfAbsent = std::move(statusOfAbsent);
   // The agent of torchrun keeps the store over restarts; processes started by hand have no such variable.
   options.storeIsKept = isOfOneJob && ::getenv("TORCHELASTIC_RUN_ID") != nullptr;

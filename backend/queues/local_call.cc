@@ -86,16 +86,17 @@ void LocalCall::end(QueueOutcome outcome, const std::string& failure) {
   failure_ = failure;
   isOver_.store(true, std::memory_order_release);
   replaceFlag(nullptr);
-  if (endNotice_ != 0) {
-    holder_->notify(endNotice_);
+  for (const std::uint64_t notice : std::exchange(endNotices_, {})) {
+    holder_->notify(notice);
   }
 }
 
 void LocalCall::whenOver(std::uint64_t notice) {
   holder_->post([self = shared_from_this(), notice] {
-    self->endNotice_ = notice;
     if (self->isOver()) {
       self->holder_->notify(notice);
+    } else {
+      self->endNotices_.push_back(notice);
     }
   });
 }

@@ -69,8 +69,8 @@ class SHARDWIRE_EXPORT LocalCall : public std::enable_shared_from_this<LocalCall
   QueueEntryPtr entry_;
   std::size_t numLeft_ = 0;
   // Of events only.
-  const void* link_ = nullptr;   // the driven one
-  std::uint64_t endNotice_ = 0;  // 0: nobody
+  const void* link_ = nullptr;  // the driven one
+  std::vector<std::uint64_t> endNotices_;
   QueueGetterPtr getter_;
   PuttingPtr putting_;
 };

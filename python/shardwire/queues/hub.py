@@ -228,7 +228,7 @@ class Hub:
         store = dist.PrefixStore(f"{holder}/link/{request}/", self.store)
         backend = _C.create_backend(store, end, 2, timedelta(seconds=limit),
                                     f"{self.label}: queues of rank {holder}, used by rank {user}",
-                                    [self._job_ranks[holder], self._job_ranks[user]])
+                                    [self._job_ranks[holder], self._job_ranks[user]], outlives_others=True)
         backend.set_timeout(_FOREVER)
         return backend
 

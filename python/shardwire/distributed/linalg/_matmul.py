@@ -368,7 +368,8 @@ class Matmul(Planned):
                 return tensor
             assert problem.c is not None
             return unwrap(tensor, package, self._mesh, problem.c.distribution, problem.shape, size)
-        return (given(value), {name: given(tensor) for name, tensor in aux.items()}) if aux else given(value)
+        result = operands[2].given if self._is_inplace and operands[2] is not None else given(value)
+        return (result, {name: given(tensor) for name, tensor in aux.items()}) if aux else result
 
     def reset_operands(self, a: Any = None, b: Any = None, c: Any = None, *, alpha: Any = None, beta: Any = None,
                        quantization_scales: Any = None, epilog_inputs: Any = None, stream: Any = None) -> None:
