@@ -86,6 +86,31 @@ def test_a_dead_holder_is_named(run_ranks, tmp_path, monkeypatch, way):
                 and "(pid" in text), (kind, text)
 
 
+def queue_of_the_living(rank, size, folder):
+    """Rank 1 uses the queues of rank 0, which dies, and of rank 2, and makes no other call."""
+    group = joined(folder, rank, size)
+    of_dead, of_living = Queue(group, 0, "dead"), Queue(group, 2, "living")
+    if rank == 1:
+        of_living.put("first")
+    meet("ready")
+    if rank == 0:
+        die()
+    if rank == 1:
+        kind, _ = raised(of_dead.get)
+        time.sleep(1.5)  # three times SHARDWIRE_GRACE_S
+        of_living.put("second")
+        meet("over", size - 1)
+        return kind
+    got = [of_living.get(), of_living.get(timeout=15)]
+    meet("over", size - 1)
+    return got
+
+
+def test_a_queue_of_living_ranks_outlives_a_death(run_ranks, tmp_path):
+    _, kind, got = run_ranks(3, queue_of_the_living, tmp_path, init=False, may_die=(0,))
+    assert kind is shardwire.PeerFailedError and got == ["first", "second"]
+
+
 # ---- dead putters
 
 def dead_putter(rank, size, folder):
