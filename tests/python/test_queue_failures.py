@@ -91,6 +91,7 @@ def queue_of_the_living(rank, size, folder):
     group = joined(folder, rank, size)
     of_dead, of_living = Queue(group, 0, "dead"), Queue(group, 2, "living")
     if rank == 1:
+        assert of_dead.qsize() == 0
         of_living.put("first")
     meet("ready")
     if rank == 0:
