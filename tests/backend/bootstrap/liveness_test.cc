@@ -253,7 +253,7 @@ class StoreOfRank0 final : public Store {
     while (!shared_->isGone) {
       auto value = store_.get(key, std::min(deadline, Clock::now() + milliseconds(10)));
       if (value.isOk() || Clock::now() >= deadline) {
-        shared_->numReaders += value.isOk() && key == addressKey(0) ? 1 : 0;
+        shared_->numReaders += value.isOk() && key == addressKey(0) && !hasRead_.exchange(true) ? 1 : 0;
         return value;
       }
     }
@@ -265,11 +265,12 @@ class StoreOfRank0 final : public Store {
  private:
   struct Shared {
     std::atomic<bool> isGone{false};
-    std::atomic<int> numReaders{0};  // of rank 0's address
+    std::atomic<int> numReaders{0};  // processes that have rank 0's address
   };
   static Status broken() { return {StatusCode::kSystem, "the store does not answer"}; }
   MemoryStore& store_;
   Shared* shared_;
+  std::atomic<bool> hasRead_{false};  // this process
 };
 
 TEST(DeathOfRank0, IsNamedWhenTheStoreGoesWithIt) {
