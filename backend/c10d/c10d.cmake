@@ -29,7 +29,7 @@ target_compile_options(shardwire_torch INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-a
 
 file(GLOB C10D_SOURCES CONFIGURE_DEPENDS backend/c10d/*.cc)
 add_library(shardwire_c10d SHARED ${C10D_SOURCES})
-shardwire_merge(shardwire_c10d AT_MOST 12)
+shardwire_merge(shardwire_c10d AT_MOST 13)
 target_include_directories(shardwire_c10d PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 shardwire_portable(shardwire_c10d)
 # Header-only: torch wheels bring a newer fmt of their own, whose headers come first and do not fit the system's library.

@@ -501,7 +501,7 @@ A_TREE = {
     "python/shardwire/distributed/experts.py": "__all__ = []",
     "python/shardwire/distributed/fft.py": "__all__ = []",
     "python/shardwire/distributed/linalg/__init__.py": "__all__ = []",
-    "python/shardwire/distributed/linalg/advanced.py": "__all__ = []",
+    "python/shardwire/distributed/linalg/advanced/__init__.py": "__all__ = []",
     "python/shardwire/distributed/reshape.py": "__all__ = []",
 }
 

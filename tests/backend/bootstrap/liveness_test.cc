@@ -265,12 +265,12 @@ class StoreOfRank0 final : public Store {
  private:
   struct Shared {
     std::atomic<bool> isGone{false};
-    std::atomic<int> numReaders{0};  // processes that have rank 0's address
+    std::atomic<int> numReaders{0};  // processes with rank 0's address
   };
   static Status broken() { return {StatusCode::kSystem, "the store does not answer"}; }
   MemoryStore& store_;
   Shared* shared_;
-  std::atomic<bool> hasRead_{false};  // this process
+  std::atomic<bool> hasRead_{false};
 };
 
 TEST(DeathOfRank0, IsNamedWhenTheStoreGoesWithIt) {
@@ -399,7 +399,7 @@ TEST(DeathBetweenHosts, IsNotGuessedFromARefusal) {
   });
 }
 
-// Both hosts have one address in common, as the bridges of docker on two hosts do. At that address rank 0's own host
+// Both hosts have an address in common, like the bridges of docker on two hosts. At this address rank 0's own host
 // answers that nobody listens.
 TEST(DeathBetweenHosts, IsNotConcludedFromTheAnswerOfTheOwnHost) {
   std::string whyNot;
