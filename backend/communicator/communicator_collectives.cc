@@ -263,6 +263,7 @@ Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, con
 
 Result<WorkPtr> CommunicatorImpl::allGather(const TensorView& input, std::span<const TensorView> outputs,
                                             CallOptions options) {
+  SW_RETURN_IF_ERROR(checkTensor(input, "all_gather"));
   SW_RETURN_IF_ERROR(checkList(outputs, input.dtype, numElements(input.shape), "all_gather", "outputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"all_gather", "input", "output"}, rank(), one(input), outputs));
   return startGathering({.kind = Collective::kAllGather, .dtype = input.dtype}, input, outputs, std::move(options));
@@ -351,12 +352,13 @@ Status CommunicatorImpl::checkPeer(Rank peer, const char* name) const {
   return Status::ok();
 }
 
+Status CommunicatorImpl::checkTensor(const TensorView& tensor, const char* name) {
+  const Status found = FlatTensors::isFlat(tensor) ? Status::ok() : FlatTensors::check(tensor);
+  return found.isOk() ? found : Status(found.code(), fmt::format("{}: {}", name, found.message()));
+}
+
 Status CommunicatorImpl::checkReduction(const TensorView& tensor, ReduceOp op, const char* name) const {
-  if (!FlatTensors::isFlat(tensor)) {
-    if (const Status found = FlatTensors::check(tensor); !found.isOk()) {
-      return {found.code(), fmt::format("{}: {}", name, found.message())};
-    }
-  }
+  SW_RETURN_IF_ERROR(checkTensor(tensor, name));
   if (op == ReduceOp::kNone || !supportsReduction(tensor.dtype, op)) {
     return {StatusCode::kTypeError,
             fmt::format("{}: {} is not defined on {}", name, reduceOpName(op), dtypeName(tensor.dtype))};
@@ -367,6 +369,7 @@ Status CommunicatorImpl::checkReduction(const TensorView& tensor, ReduceOp op, c
 Status CommunicatorImpl::checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root,
                                        const char* name, const char* list) const {
   SW_RETURN_IF_ERROR(checkRoot(root, name));
+  SW_RETURN_IF_ERROR(checkTensor(like, name));
   if (rank() == root) {
     return checkList(tensors, like.dtype, numElements(like.shape), name, list);
   }

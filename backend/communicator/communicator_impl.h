@@ -106,6 +106,7 @@ class CommunicatorImpl final : public Communicator {
   std::optional<std::span<std::byte>> bytesForCall(const TensorView& tensor, const CallOptions& options) const;
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;
+  static Status checkTensor(const TensorView& tensor, const char* name);
   Status checkReduction(const TensorView& tensor, ReduceOp op, const char* name) const;
   // The root has one tensor like `like` per rank, the other ranks have none.
   Status checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root, const char* name,

@@ -499,7 +499,8 @@ TEST(Collectives, TensorsThatCannotBeAreRefused) {
            {group.allReduce(view, ReduceOp::kSum).status(), group.broadcast(view, 0).status(),
             group.send(view, 1 - group.rank(), 0).status(), group.recv(view, 1 - group.rank(), 0).status(),
             group.allToAll(list, list).status(), group.allGather(view, list).status(),
-            group.reduceScatter(view, list, ReduceOp::kSum).status()}) {
+            group.reduceScatter(view, list, ReduceOp::kSum).status(), group.gather(view, list, group.rank()).status(),
+            group.scatter(view, list, group.rank()).status()}) {
         expectSays(found, StatusCode::kInvalidArgument, wrong.says);
       }
     }

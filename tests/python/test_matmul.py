@@ -502,6 +502,19 @@ def test_each_misuse_is_one_error_on_all_ranks() -> None:
     check_misuse(misuse, EXPECTED)
 
 
+def gradient_of_nothing(rank: int) -> None:
+    """Rank 1 is outside of the mesh of A, and gives the slice of A that comes naturally there."""
+    a = torch.ones((4, 6) if rank == 0 else (0, 6), requires_grad=True)
+    b = torch.ones(Slab.X.shape(rank, (6, 5), 2), requires_grad=True)
+    matmul(a, b, distributions=[Placements([shardwire.Shard(0)], [0]), Slab.X, Slab.X], group=group()).sum().backward()
+    assert a.grad is not None and torch.equal(a.grad, torch.full_like(a, 5))
+    assert b.grad is not None and torch.equal(b.grad, torch.full_like(b, 4))
+
+
+def test_gradient_on_a_rank_outside_of_the_mesh() -> None:
+    run_ranks(2, gradient_of_nothing)
+
+
 def failed_plans(rank: int) -> None:
     a, b = data_of((4, 6), torch.float32, 1), data_of((6, 5), torch.float32, 2)
     mine = take(Slab.X, a, rank, 2), take(Slab.X, b, rank, 2)

@@ -71,4 +71,7 @@ class Multiply(torch.autograd.Function):
         grad = back.gradient(grad)
         of_a = back.of_a.run(grad, b.t().conj()) if ctx.needs_input_grad[0] else None
         of_b = back.of_b.run(a.t().conj(), grad) if ctx.needs_input_grad[1] else None
+        # A rank that holds nothing may give any shape without elements, and autograd wants this shape.
+        of_a, of_b = (of if of is None or of.numel() else of.reshape(given.shape)
+                      for of, given in ((of_a, a), (of_b, b)))
         return of_a, of_b, None, None, None
