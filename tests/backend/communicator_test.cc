@@ -471,7 +471,7 @@ TEST(NonContiguous, ATensorWithoutItsStridesIsRefused) {
       expectSays(group.allGather(whole, std::vector{whole, wrong}).status(), StatusCode::kInvalidArgument,
                  "all_gather: outputs[1] of rank " + rank + ": a tensor " + says);
       expectSays(group.allGather(wrong, std::vector{whole, whole}).status(), StatusCode::kInvalidArgument,
-                 "all_gather: the input of rank " + rank + " " + says);
+                 "all_gather: a tensor " + says);
     }
     expectOk(group.allReduce(whole, ReduceOp::kSum));
     EXPECT_EQ(values, std::vector<std::int64_t>(8, 2));
