@@ -1,7 +1,7 @@
 // The callbacks of finished operations, where a callback may wait. A callback may wait for the callback of an operation
 // that ended in the same poll: a callback completes a c10 future. So callbacks that have not started stand in a queue
-// of the group: while one callback keeps its thread for long, another thread goes on with the next. Callbacks start in
-// the order of completion. Any thread.
+// of the group: while one callback keeps its thread for long, another thread goes on with the next. Callbacks leave the
+// queue in the order of completion. Any thread.
 #pragma once
 
 #include <atomic>

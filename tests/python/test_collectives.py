@@ -400,7 +400,8 @@ def run_chained_futures(rank, size):
         chained = [future.then(waiter(number)) for number, future in enumerate(futures)]
         dist.send(torch.ones(1), 1)  # only now rank 1 comes
         time.sleep(0.2)
-        assert [future.wait().tolist() for future in chained] == [[1.0] * 3] * 4 and started == [0, 1, 2, 3]
+        assert [future.wait().tolist() for future in chained] == [[1.0] * 3] * 4
+        assert sorted(started) == [0, 1, 2, 3]
     else:
         dist.recv(torch.zeros(1), 0)
         for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:

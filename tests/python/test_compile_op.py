@@ -413,10 +413,12 @@ def test_tensors_stay_alive_until_the_transfer_ends() -> None:
 
 
 def run_times_out(rank: int, missed: pathlib.Path, limit: float) -> str:
-    op = all_gather(rank, 2)
+    op, compiled = all_gather(rank, 2), missed.with_name("compiled")
     if rank == 1:
+        compiled.touch()
         await_file(missed)
         return ""
+    await_file(compiled)  # else rank 1 may still be in compile_op when the group fails
     began = time.monotonic()
     with pytest.raises(Exception) as caught:
         op([torch.zeros(4)], [torch.zeros(8)], timeout=limit).wait()
