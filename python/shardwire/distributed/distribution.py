@@ -405,9 +405,8 @@ class Boxes(Distribution):
         if num_ranks is not None:
             _check_count(self, len(self._boxes), num_ranks)
         box = self._boxes[rank]
-        if not all(box.extents):
-            return Share(box.extents, ())
-        if any(begin < 0 or end > extent for begin, end, extent in zip(*box, _shape_of(global_shape))):
+        if all(box.extents) and any(begin < 0 or end > extent
+                                    for begin, end, extent in zip(*box, _shape_of(global_shape))):
             raise ValueError(f"{box} of rank {rank} is not inside of the global shape {list(global_shape)}")
         return Share(box.extents, (Piece(box.lower, box.extents, (0,) * len(box.lower)),))
 
