@@ -16,6 +16,8 @@ constexpr Time kLongWait = 5 * kSecond;
 constexpr Time kSilenceCounts = 10 * kSecond;
 // A rank of a failed group stays for so long for ranks without a link (docs/errors.md).
 constexpr Time kStaysFor = kSecond / 2;
+// The most time between the failure of a group and the end of its operations.
+constexpr Time kEndsOperation = kSecond / 1000;
 // Of errors that give the failure of another group as the reason.
 constexpr const char* kOtherGroup = "another group of its process";
 
@@ -90,7 +92,7 @@ bool isAboutAny(const Status& failure, const Schedule& drawn, std::size_t group,
 
 // The error is about a rank whose process stopped after the failure of another group, or whose only thread was held for
 // long by another group. A process that leaves because of a death gives the death as the reason (isAboutOtherGroup),
-// but not to a rank without a link.
+// but not to a rank without a link, nor in a group that the process made after the death.
 bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
   const std::string& text = report.failure.message();
   return std::ranges::any_of(reports, [&](const Report& other) {
@@ -101,7 +103,11 @@ bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vec
     const bool hasFailed = !other.failure.isOk();
     const bool isHeld =
         !drawn.hasThreads && (other.longestCall > kLongWait || (hasFailed && other.failedAt > kLongWait));
-    const bool givesReason = other.failure.code() == StatusCode::kPeerFailed;
+    const bool isOlder = std::ranges::any_of(reports, [&](const Report& leaving) {
+      return leaving.group == report.group && leaving.process == other.process &&
+             leaving.madeAt + kEndsOperation < other.failedAt;
+    });
+    const bool givesReason = isOlder && other.failure.code() == StatusCode::kPeerFailed;
     const auto left = fmt::format("rank {} (simulated) left{}", rank, givesReason ? " before it was joined" : "");
     return (isHeld && report.failure.code() == StatusCode::kTimeout && names(text, rank)) ||
            (hasFailed && drawn.afterFailure == AfterFailure::kStops && text.find(left) != std::string::npos);

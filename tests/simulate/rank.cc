@@ -23,6 +23,7 @@ void RankProgram::begin() {
   auto engine = internal::Engine::create(network_.peersOf(report_.rank, schedule_.options), report_.rank, size,
                                          schedule_.options, label.empty() ? "g" : label);
   engine_ = engine;
+  report_.madeAt = process_.world().elapsed(process_.time());
   process_.serve(engine);
   group_ = std::make_unique<CommunicatorImpl>(std::move(engine), std::vector<internal::ForcedAlgorithm>());
 }

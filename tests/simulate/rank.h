@@ -25,6 +25,7 @@ struct Report {
   int numDone = 0;                  // operations with success and the right bytes
   Status failure;                   // the first error that a call or wait returned
   int failedOperation = -1;         // its number in the schedule
+  Time madeAt = 0;                  // when this rank's group existed
   Time failedAt = 0;                // since the begin
   Time longestCall = 0;             // the longest time for which one call or wait held the thread
   std::vector<std::string> faults;  // wrong bytes, a wrong order, memory still held, a tensor changed after the end
