@@ -163,7 +163,7 @@ Result<WorkPtr> CommunicatorImpl::send(const TensorView& tensor, Rank peer, int 
     }
     ifFailed = Driving::IfFailed::kTake;
   }
-  Call call{.flat = FlatTensors("send"), .options = std::move(options)};
+  Call call{.flat = FlatTensors("send", rank()), .options = std::move(options)};
   const Result<const TensorView*> flat = call.flat.input(tensor);
   SW_RETURN_IF_ERROR(flat.status());
   SW_RETURN_IF_ERROR(checkMemory(call));
@@ -209,7 +209,7 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
     }
     ifFailed = Driving::IfFailed::kTake;
   }
-  Call call{.flat = FlatTensors("recv"), .options = std::move(options)};
+  Call call{.flat = FlatTensors("recv", rank()), .options = std::move(options)};
   const Result<const TensorView*> flat = call.flat.output(tensor);
   SW_RETURN_IF_ERROR(flat.status());
   SW_RETURN_IF_ERROR(checkMemory(call));

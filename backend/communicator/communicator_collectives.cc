@@ -184,13 +184,13 @@ Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& c
 }
 
 Result<WorkPtr> CommunicatorImpl::barrier(CallOptions options) {
-  Call call{.flat = FlatTensors("barrier"), .options = std::move(options)};
+  Call call{.flat = FlatTensors("barrier", rank()), .options = std::move(options)};
   return start(call, {.kind = Collective::kBarrier, .dtype = DType::kUInt8}, kNone, kNone);
 }
 
 Result<WorkPtr> CommunicatorImpl::broadcast(const TensorView& tensor, Rank root, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "broadcast"));
-  Call call{.flat = FlatTensors("broadcast"),
+  Call call{.flat = FlatTensors("broadcast", rank()),
             .options = std::move(options),
             .like = &tensor,
             .givenInputs = one(tensor),
@@ -204,22 +204,21 @@ Result<WorkPtr> CommunicatorImpl::broadcast(const TensorView& tensor, Rank root,
 }
 
 Result<WorkPtr> CommunicatorImpl::allReduce(const TensorView& tensor, ReduceOp op, CallOptions options) {
-  SW_RETURN_IF_ERROR(checkReduction(tensor, op, "all_reduce"));
-  Call call{.flat = FlatTensors("all_reduce"),
+  Call call{.flat = FlatTensors("all_reduce", rank()),
             .options = std::move(options),
             .like = &tensor,
             .givenInputs = one(tensor),
             .givenOutputs = one(tensor)};
   const Result<const TensorView*> flat = call.flat.inOut(tensor);
   SW_RETURN_IF_ERROR(flat.status());
+  SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "all_reduce"));
   return start(call, {Collective::kAllReduce, tensor.dtype, op, 0, numElements((*flat)->shape)}, one(**flat),
                one(**flat));
 }
 
 Result<WorkPtr> CommunicatorImpl::reduce(const TensorView& tensor, Rank root, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "reduce"));
-  SW_RETURN_IF_ERROR(checkReduction(tensor, op, "reduce"));
-  Call call{.flat = FlatTensors("reduce"),
+  Call call{.flat = FlatTensors("reduce", rank()),
             .options = std::move(options),
             .like = &tensor,
             .givenInputs = one(tensor),
@@ -227,13 +226,14 @@ Result<WorkPtr> CommunicatorImpl::reduce(const TensorView& tensor, Rank root, Re
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
   SW_RETURN_IF_ERROR(flat.status());
+  SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "reduce"));
   return start(call, {Collective::kReduce, tensor.dtype, op, root, numElements((*flat)->shape)}, one(**flat),
                isRoot ? one(**flat) : kNone);
 }
 
 Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, const TensorView& input,
                                                  std::span<const TensorView> outputs, CallOptions options) {
-  Call call{.flat = FlatTensors(collectiveName(collective.kind).data()),
+  Call call{.flat = FlatTensors(collectiveName(collective.kind).data(), rank()),
             .options = std::move(options),
             .like = &input,
             .givenInputs = one(input),
@@ -242,13 +242,16 @@ Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, cons
   SW_RETURN_IF_ERROR(flat.status());
   const Result<std::span<const TensorView>> flatOutputs = call.flat.outputs(outputs);
   SW_RETURN_IF_ERROR(flatOutputs.status());
+  SW_RETURN_IF_ERROR(checkPerRank(outputs, collective, input, "outputs"));
+  SW_RETURN_IF_ERROR(
+      checkListMemory({collectiveName(collective.kind).data(), "input", "output"}, rank(), one(input), outputs));
   collective.numElems = numElements((*flat)->shape);
   return start(call, collective, one(**flat), *flatOutputs);
 }
 
 Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, const TensorView& output,
                                                   std::span<const TensorView> inputs, CallOptions options) {
-  Call call{.flat = FlatTensors(collectiveName(collective.kind).data()),
+  Call call{.flat = FlatTensors(collectiveName(collective.kind).data(), rank()),
             .options = std::move(options),
             .like = &output,
             .givenInputs = inputs,
@@ -257,50 +260,44 @@ Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, con
   SW_RETURN_IF_ERROR(flat.status());
   const Result<std::span<const TensorView>> flatInputs = call.flat.inputs(inputs);
   SW_RETURN_IF_ERROR(flatInputs.status());
+  if (collective.kind == Collective::kReduceScatter) {
+    SW_RETURN_IF_ERROR(checkReduction(output.dtype, collective.op, "reduce_scatter"));
+  }
+  SW_RETURN_IF_ERROR(checkPerRank(inputs, collective, output, "inputs"));
+  SW_RETURN_IF_ERROR(
+      checkListMemory({collectiveName(collective.kind).data(), "input", "output"}, rank(), inputs, one(output)));
   collective.numElems = numElements((*flat)->shape);
   return start(call, collective, *flatInputs, one(**flat));
 }
 
 Result<WorkPtr> CommunicatorImpl::allGather(const TensorView& input, std::span<const TensorView> outputs,
                                             CallOptions options) {
-  SW_RETURN_IF_ERROR(checkTensor(input, "all_gather"));
-  SW_RETURN_IF_ERROR(checkList(outputs, input.dtype, numElements(input.shape), "all_gather", "outputs"));
-  SW_RETURN_IF_ERROR(checkListMemory({"all_gather", "input", "output"}, rank(), one(input), outputs));
   return startGathering({.kind = Collective::kAllGather, .dtype = input.dtype}, input, outputs, std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::gather(const TensorView& input, std::span<const TensorView> outputs, Rank root,
                                          CallOptions options) {
-  SW_RETURN_IF_ERROR(checkRootList(outputs, input, root, "gather", "outputs"));
-  SW_RETURN_IF_ERROR(checkListMemory({"gather", "input", "output"}, rank(), one(input), outputs));
+  SW_RETURN_IF_ERROR(checkRoot(root, "gather"));
   return startGathering({.kind = Collective::kGather, .dtype = input.dtype, .root = root}, input, outputs,
                         std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::scatter(const TensorView& output, std::span<const TensorView> inputs, Rank root,
                                           CallOptions options) {
-  SW_RETURN_IF_ERROR(checkRootList(inputs, output, root, "scatter", "inputs"));
-  SW_RETURN_IF_ERROR(checkListMemory({"scatter", "input", "output"}, rank(), inputs, one(output)));
+  SW_RETURN_IF_ERROR(checkRoot(root, "scatter"));
   return startScattering({.kind = Collective::kScatter, .dtype = output.dtype, .root = root}, output, inputs,
                          std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::reduceScatter(const TensorView& output, std::span<const TensorView> inputs,
                                                 ReduceOp op, CallOptions options) {
-  SW_RETURN_IF_ERROR(checkReduction(output, op, "reduce_scatter"));
-  SW_RETURN_IF_ERROR(checkList(inputs, output.dtype, numElements(output.shape), "reduce_scatter", "inputs"));
-  SW_RETURN_IF_ERROR(checkListMemory({"reduce_scatter", "input", "output"}, rank(), inputs, one(output)));
   return startScattering({.kind = Collective::kReduceScatter, .dtype = output.dtype, .op = op}, output, inputs,
                          std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs,
                                            CallOptions options) {
-  const DType dtype = inputs.empty() ? DType::kFloat32 : inputs[0].dtype;
-  SW_RETURN_IF_ERROR(checkList(inputs, dtype, -1, "all_to_all", "inputs"));
-  SW_RETURN_IF_ERROR(checkList(outputs, dtype, -1, "all_to_all", "outputs"));
-  SW_RETURN_IF_ERROR(checkListMemory({"all_to_all", "input", "output"}, rank(), inputs, outputs));
-  Call call{.flat = FlatTensors("all_to_all"),
+  Call call{.flat = FlatTensors("all_to_all", rank()),
             .options = std::move(options),
             .sends = inputs,
             .receives = outputs,
@@ -311,6 +308,10 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
   if (!flatInputs.isOk() || !flatOutputs.isOk()) {
     return flatInputs.isOk() ? flatOutputs.status() : flatInputs.status();
   }
+  const DType dtype = inputs.empty() ? DType::kFloat32 : inputs[0].dtype;
+  SW_RETURN_IF_ERROR(checkList(inputs, dtype, -1, "all_to_all", "inputs"));
+  SW_RETURN_IF_ERROR(checkList(outputs, dtype, -1, "all_to_all", "outputs"));
+  SW_RETURN_IF_ERROR(checkListMemory({"all_to_all", "input", "output"}, rank(), inputs, outputs));
   const std::size_t n = inputs.size();
   std::array<std::byte, 1024> room;  // malloc would be a tenth of a short call between few ranks
   std::pmr::monotonic_buffer_resource memory(room.data(), room.size());
@@ -352,30 +353,24 @@ Status CommunicatorImpl::checkPeer(Rank peer, const char* name) const {
   return Status::ok();
 }
 
-Status CommunicatorImpl::checkTensor(const TensorView& tensor, const char* name) {
-  const Status found = FlatTensors::isFlat(tensor) ? Status::ok() : FlatTensors::check(tensor);
-  return found.isOk() ? found : Status(found.code(), fmt::format("{}: {}", name, found.message()));
-}
-
-Status CommunicatorImpl::checkReduction(const TensorView& tensor, ReduceOp op, const char* name) const {
-  SW_RETURN_IF_ERROR(checkTensor(tensor, name));
-  if (op == ReduceOp::kNone || !supportsReduction(tensor.dtype, op)) {
+Status CommunicatorImpl::checkReduction(DType dtype, ReduceOp op, const char* name) const {
+  if (op == ReduceOp::kNone || !supportsReduction(dtype, op)) {
     return {StatusCode::kTypeError,
-            fmt::format("{}: {} is not defined on {}", name, reduceOpName(op), dtypeName(tensor.dtype))};
+            fmt::format("{}: {} is not defined on {}", name, reduceOpName(op), dtypeName(dtype))};
   }
   return Status::ok();
 }
 
-Status CommunicatorImpl::checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root,
-                                       const char* name, const char* list) const {
-  SW_RETURN_IF_ERROR(checkRoot(root, name));
-  SW_RETURN_IF_ERROR(checkTensor(like, name));
-  if (rank() == root) {
+Status CommunicatorImpl::checkPerRank(std::span<const TensorView> tensors, const CollectiveCall& call,
+                                      const TensorView& like, const char* list) const {
+  const char* const name = collectiveName(call.kind).data();
+  const bool isOfRoot = call.kind == Collective::kGather || call.kind == Collective::kScatter;
+  if (!isOfRoot || rank() == call.root) {
     return checkList(tensors, like.dtype, numElements(like.shape), name, list);
   }
   if (!tensors.empty()) {
     return {StatusCode::kInvalidArgument,
-            fmt::format("{}: rank {} is not the root ({}) and must give no {}", name, rank(), root, list)};
+            fmt::format("{}: rank {} is not the root ({}) and must give no {}", name, rank(), call.root, list)};
   }
   return Status::ok();
 }
@@ -387,11 +382,6 @@ Status CommunicatorImpl::checkList(std::span<const TensorView> tensors, DType dt
             fmt::format("{}: {} must hold one tensor per rank ({}), not {}", name, list, worldSize(), tensors.size())};
   }
   for (std::size_t r = 0; r < tensors.size(); ++r) {
-    if (!FlatTensors::isFlat(tensors[r])) {
-      if (const Status found = FlatTensors::check(tensors[r]); !found.isOk()) {
-        return {found.code(), fmt::format("{}: {}[{}] of rank {}: {}", name, list, r, rank(), found.message())};
-      }
-    }
     if (tensors[r].dtype != dtype) {
       return {StatusCode::kTypeError, fmt::format("{}: {}[{}] is {}, the others are {}", name, list, r,
                                                   dtypeName(tensors[r].dtype), dtypeName(dtype))};

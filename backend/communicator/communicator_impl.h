@@ -106,11 +106,11 @@ class CommunicatorImpl final : public Communicator {
   std::optional<std::span<std::byte>> bytesForCall(const TensorView& tensor, const CallOptions& options) const;
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;
-  static Status checkTensor(const TensorView& tensor, const char* name);
-  Status checkReduction(const TensorView& tensor, ReduceOp op, const char* name) const;
-  // The root has one tensor like `like` per rank, the other ranks have none.
-  Status checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root, const char* name,
-                       const char* list) const;
+  Status checkReduction(DType dtype, ReduceOp op, const char* name) const;
+  // The views of the next two are checked by FlatTensors. One tensor like `like` per rank; of gather and scatter, only
+  // the root has tensors.
+  Status checkPerRank(std::span<const TensorView> tensors, const CollectiveCall& call, const TensorView& like,
+                      const char* list) const;
   // One tensor per rank, all of `dtype`, each of `numElems` elements (any when negative).
   Status checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems, const char* name,
                    const char* list) const;

@@ -19,23 +19,7 @@ bool isKnown(DType dtype) {
   return static_cast<int>(dtype) < kNumDTypes;
 }
 
-}  // namespace
-
-bool FlatTensors::isFlat(const TensorView& view) {
-  if (!hasStrides(view) || !isKnown(view.dtype)) {
-    return false;
-  }
-  std::int64_t expected = 1;
-  for (int d = view.shape.size() - 1; d >= 0; --d) {
-    if (view.strides[d] != expected || view.shape[d] <= 0 ||
-        __builtin_mul_overflow(expected, view.shape[d], &expected)) {
-      return false;
-    }
-  }
-  return expected <= kMostElements;
-}
-
-Status FlatTensors::check(const TensorView& view) {
+Status check(const TensorView& view) {
   if (!hasStrides(view)) {
     return {StatusCode::kInvalidArgument, fmt::format("a tensor {}", wrongStridesText(view))};
   }
@@ -60,6 +44,22 @@ Status FlatTensors::check(const TensorView& view) {
     }
   }
   return Status::ok();
+}
+
+}  // namespace
+
+bool FlatTensors::isFlat(const TensorView& view) {
+  if (!hasStrides(view) || !isKnown(view.dtype)) {
+    return false;
+  }
+  std::int64_t expected = 1;
+  for (int d = view.shape.size() - 1; d >= 0; --d) {
+    if (view.strides[d] != expected || view.shape[d] <= 0 ||
+        __builtin_mul_overflow(expected, view.shape[d], &expected)) {
+      return false;
+    }
+  }
+  return expected <= kMostElements;
 }
 
 Status FlatTensors::checkUse(const TensorView& view, bool isWritten) {
@@ -110,8 +110,8 @@ Result<std::span<const TensorView>> FlatTensors::flattenAll(std::span<const Tens
   flat.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (const Status found = checkUse(tensors[i], unpack); !found.isOk()) {
-      return Status(found.code(), list == nullptr ? fmt::format("{}: {}", call_, found.message())
-                                                  : fmt::format("{}: {}[{}]: {}", call_, list, i, found.message()));
+      const std::string which = list == nullptr ? "" : fmt::format("{}[{}] of rank {}: ", list, i, rank_);
+      return Status(found.code(), fmt::format("{}: {}{}", call_, which, found.message()));
     }
     flat.push_back(flatView(tensors[i], pack, unpack));
   }

@@ -17,18 +17,16 @@ namespace shardwire::internal {
 // Makes flat views of the tensors of one call; owns the copies.
 class FlatTensors {
  public:
-  // `call` begins the errors' texts; a literal.
-  explicit FlatTensors(const char* call) : call_(call) {}
+  // `call` begins the errors' texts; a literal. `rank` is the caller's, for errors about lists.
+  FlatTensors(const char* call, Rank rank) : call_(call), rank_(rank) {}
 
-  // Whether operations can take the view as given; false where check() finds an error. Views without elements are made
-  // anew. So are views with a dimension of extent 1 and another stride than a row-major view: no arithmetic of
+  // Whether operations can take the view as given; false where checkUse() finds an error. Views without elements are
+  // made anew. So are views with a dimension of extent 1 and another stride than a row-major view: no arithmetic of
   // addresses may fit this stride.
   static bool isFlat(const TensorView& view);
-  // kInvalidArgument where the view has not one stride per dimension, a negative extent, more bytes than any memory, or
-  // an unknown dtype.
-  static Status check(const TensorView& view);
-  // The whole check of the functions below: check(), strides whose bytes have addresses, and for a view to write
-  // elements that do not share memory.
+  // The check of the functions below. kInvalidArgument where the view has not one stride per dimension, a negative
+  // extent, more bytes than any memory, an unknown dtype, strides whose bytes have no addresses, or, for a view to
+  // write, elements that share memory.
   SHARDWIRE_EXPORT static Status checkUse(const TensorView& view, bool isWritten);
   // A view of the tensor's elements in row-major order without gaps: the tensor itself where it is so, and otherwise a
   // flat view that lives as long as this object. Without memory for a copy, the view has no address and status() has
@@ -92,6 +90,7 @@ class FlatTensors {
   // The view is checked.
   TensorView flatView(const TensorView& tensor, bool pack, bool unpack);
   const char* const call_;
+  const Rank rank_;
   std::forward_list<std::vector<TensorView>> made_;
   std::shared_ptr<std::vector<Copy>> copies_;
   Status status_;

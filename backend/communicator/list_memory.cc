@@ -14,22 +14,10 @@ std::string nameOf(const char* list, std::size_t index, std::size_t count) {
   return count == 1 ? fmt::format("the {}", list) : fmt::format("{}s[{}]", list, index);
 }
 
-Status checkStrides(const char* call, const char* list, Rank rank, std::span<const TensorView> tensors) {
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!hasStrides(tensors[i])) {
-      return {StatusCode::kInvalidArgument, fmt::format("{}: {} of rank {} {}", call, nameOf(list, i, tensors.size()),
-                                                        rank, wrongStridesText(tensors[i]))};
-    }
-  }
-  return Status::ok();
-}
-
 }  // namespace
 
 Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs,
                        std::span<const TensorView> outputs) {
-  SW_RETURN_IF_ERROR(checkStrides(names.call, names.inputs, rank, inputs));
-  SW_RETURN_IF_ERROR(checkStrides(names.call, names.outputs, rank, outputs));
   const ViewsExtent written = extentOf(outputs);
   if (const auto pair = written.ascend ? std::nullopt : findShared(outputs)) {
     return {

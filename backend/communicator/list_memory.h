@@ -18,8 +18,7 @@ struct ListNames {
 
 // kInvalidArgument naming both tensors when two outputs share memory, or an output and an input that a peer (or another
 // part of the collective) still reads. One output may be identical with the input that this rank gives itself: with the
-// tensor at `rank` of each list, or with the only tensor of a list. kInvalidArgument too for a tensor that has not one
-// stride per dimension.
+// tensor at `rank` of each list, or with the only tensor of a list. Precondition: the views are checked (FlatTensors).
 SHARDWIRE_EXPORT Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs,
                                         std::span<const TensorView> outputs);
 
