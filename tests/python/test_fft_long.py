@@ -251,6 +251,23 @@ def test_a_large_prime_has_the_same_bits_in_each_run() -> None:
     assert run_ranks(4, large, 4, 100003, True) == run_ranks(4, large, 4, 100003, True)
 
 
+def one_rank_releases(rank: int) -> None:
+    for length in (97, 100):  # a convolution, and the four-step route
+        favoured(1e9)
+        whole = data_of((length,), torch.complex128, 1)
+        with FFT(take(Slab.X, whole, rank, 2), distribution=Slab.X, norm="backward", group=group()) as f:
+            f.plan()
+            assert is_convolved(f) if length == 97 else is_long(f)
+            for direction in ("forward", "inverse", "forward"):
+                expected = torch.fft.fft(whole) if direction == "forward" else torch.fft.ifft(whole)
+                check(f.execute(direction=direction, release_workspace=rank == 0), expected, Slab.X, rank, 2,
+                      f"{length}, {direction}")
+
+
+def test_a_rank_may_release_the_workspace_alone() -> None:
+    run_ranks(2, one_rank_releases)
+
+
 def sub_group(rank: int) -> None:
     import torch.distributed as dist
     favoured()

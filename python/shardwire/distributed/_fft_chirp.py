@@ -278,11 +278,11 @@ class ChirpPlan:
         self._second.prepare(like, _UNSCALED[not settings.inverse])
 
     def release(self) -> None:
-        """Frees the memory between steps, the factors and the spectrum; the next run makes them again."""
+        """Frees the memory between steps and the factors; the next run makes them again. The spectrum stays: to make it
+        is collective, and another rank may release nothing."""
         self._first.release()
         self._second.release()
         self._chirps.clear()
-        self._spectra.clear()
         self._room = None
 
     def adjoint(self, sums: bool) -> Plan | ChirpPlan:
