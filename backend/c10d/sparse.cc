@@ -46,14 +46,16 @@ at::Tensor metadataOf(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
 }
 
 // One entry for each index: the sum of the values at this index, divided by `divisor` and rounded once. Integers round
-// towards zero.
+// towards zero; so does an average of bools, which is true only where all are.
 at::Tensor summed(const at::Tensor& indices, const at::Tensor& values, c10::IntArrayRef sizes, std::int64_t divisor) {
   const c10::ScalarType type = values.scalar_type();
   const bool isNarrow = at::isFloatingType(type) && values.element_size() < 4;
-  const at::Tensor sum = at::sparse_coo_tensor(indices, isNarrow ? values.to(at::kFloat) : values, sizes).coalesce();
+  const bool isCounted = type == at::kBool && divisor != 1;
+  const c10::ScalarType wide = isNarrow ? at::kFloat : isCounted ? at::kLong : type;
+  const at::Tensor sum = at::sparse_coo_tensor(indices, values.to(wide), sizes).coalesce();
   at::Tensor entries = sum._values();
   if (divisor != 1) {
-    entries = at::isIntegralType(type, false) ? at::div(entries, divisor, "trunc") : entries / divisor;
+    entries = at::isIntegralType(wide, false) ? at::div(entries, divisor, "trunc") : entries / divisor;
   }
   return at::_sparse_coo_tensor_unsafe(sum._indices(), entries.to(type), sizes)._coalesced_(true);
 }

@@ -50,7 +50,7 @@ SHARDWIRE_EXPORT void requireStorage(const at::Tensor& tensor, std::string_view 
 // storage, are refused; the error says what to do instead.
 TensorView viewOf(const at::Tensor& tensor, std::string_view what);
 // A view for checks, of a tensor on any device: the address is the device's.
-TensorView deviceViewOf(const at::Tensor& tensor);
+SHARDWIRE_EXPORT TensorView deviceViewOf(const at::Tensor& tensor);
 std::vector<TensorView> viewsOf(std::span<const at::Tensor> tensors, std::string_view what);
 // `tensor` with the shape `shape`: `tensor` has this shape already, or is contiguous and has as many elements.
 TensorView viewAs(const at::Tensor& tensor, const Dims& shape, std::string_view what);

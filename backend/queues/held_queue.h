@@ -66,8 +66,8 @@ class SHARDWIRE_EXPORT HeldQueue {
   bool forget(const QueueGetterPtr& getter);
   // Entries handed out and not taken go back to their places in the order.
   void giveBack(const std::vector<QueueEntryPtr>& entries);
-  // For getters that confirm: an entry was handed out and may still come back, so a closed queue is not over; and
-  // `count` such entries were taken or have come back.
+  // Getters confirm: an entry was handed out and may still come back, so a closed queue is not over; and `count` such
+  // entries were taken or have come back.
   void lend() { ++numLent_; }
   void settle(std::size_t count);
   // A putter died: getters with an empty queue get the failure, since the missing entries are unknown.

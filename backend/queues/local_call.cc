@@ -39,6 +39,10 @@ void LocalCall::get(bool takes, bool mayWait) {
       self->getter_->serve = [self = self.get(), kept = self](QueueEntryPtr entry, QueueOutcome why,
                                                               const std::string& failure) {
         self->entry_ = std::move(entry);
+        if (self->entry_ != nullptr) {
+          self->isLent_ = true;
+          self->queue_->lend();
+        }
         self->numLeft_ = self->queue_->size();
         self->end(why, failure);
       };
@@ -73,9 +77,7 @@ void LocalCall::begin(Body&& body) {
       throw;  // of another call
     }
     leaveQueue();
-    if (const QueueEntryPtr entry = std::exchange(entry_, nullptr); entry != nullptr) {
-      queue_->giveBack({entry});
-    }
+    returnEntry();
     end(QueueOutcome::kFailed, fmt::format("the rank that holds the queue could not do the call: {}", error.what()));
   }
 }
@@ -123,13 +125,26 @@ void LocalCall::leaveQueue() {
   }
 }
 
+void LocalCall::taken() {
+  holder_->post([self = shared_from_this()] { self->settle(); });
+}
+
 void LocalCall::giveBack() {
   if (!giveUp()) {
-    holder_->post([self = shared_from_this()] {
-      if (const QueueEntryPtr entry = std::exchange(self->entry_, nullptr); entry != nullptr) {
-        self->queue_->giveBack({entry});
-      }
-    });
+    holder_->post([self = shared_from_this()] { self->returnEntry(); });
+  }
+}
+
+void LocalCall::returnEntry() {
+  if (const QueueEntryPtr entry = std::exchange(entry_, nullptr); entry != nullptr) {
+    queue_->giveBack({entry});
+    settle();
+  }
+}
+
+void LocalCall::settle() {
+  if (std::exchange(isLent_, false)) {
+    queue_->settle(1);
   }
 }
 

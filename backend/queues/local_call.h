@@ -35,6 +35,9 @@ class SHARDWIRE_EXPORT LocalCall : public std::enable_shared_from_this<LocalCall
   bool isOver() const { return isOver_.load(std::memory_order_acquire); }
   // Ends the wait. Returns whether the call was still waiting: then the call has taken and put nothing.
   bool giveUp();
+  // A get() that was served gets one of these calls. taken(): the caller has the entry. Until then the entry may come
+  // back, and a closed queue is not over.
+  void taken();
   // Ends the wait, and returns a taken entry to the entry's place.
   void giveBack();
 
@@ -54,6 +57,8 @@ class SHARDWIRE_EXPORT LocalCall : public std::enable_shared_from_this<LocalCall
   template <typename Body>
   void begin(Body&& body);
   void leaveQueue();
+  void settle();
+  void returnEntry();
   void end(QueueOutcome outcome, const std::string& failure = {});
   void replaceFlag(std::shared_ptr<WaitFlag> flag);
 
@@ -69,6 +74,7 @@ class SHARDWIRE_EXPORT LocalCall : public std::enable_shared_from_this<LocalCall
   QueueEntryPtr entry_;
   std::size_t numLeft_ = 0;
   // Of events only.
+  bool isLent_ = false;         // the queue waits for settle()
   const void* link_ = nullptr;  // the driven one
   std::vector<std::uint64_t> endNotices_;
   QueueGetterPtr getter_;

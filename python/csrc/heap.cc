@@ -1,5 +1,6 @@
-// Tensors in the heap shared by the ranks of a host.
+// The memory of tensors, and tensors in the heap shared by the ranks of a host.
 #include "backend/c10d/heap_allocator.h"
+#include "ops/boxes/view_overlap.h"
 #include "python/csrc/bindings.h"
 
 namespace shardwire::python {
@@ -10,6 +11,10 @@ void bindHeap(py::module_& module) {
       [](const at::Tensor& tensor, const std::string& what) { internal::requireStorage(tensor, what); },
       py::arg("tensor"), py::arg("what"),
       "ValueError where the tensor's storage was freed, or made smaller than the tensor needs.");
+  module.def(
+      "overlaps_itself",
+      [](const at::Tensor& tensor) { return internal::overlapsItself(internal::deviceViewOf(tensor)); },
+      py::arg("tensor"), "Whether two elements of the tensor share memory.");
   module.def(
       "heap_empty",
       [](const std::vector<std::int64_t>& shape, const py::object& dtype) {

@@ -172,6 +172,7 @@ void bindHolding(py::module_& module) {
       .def("wait", &waitForLocal, py::arg("seconds"), "Whether the call is over in time.")
       .def("is_over", &LocalCall::isOver)
       .def("give_up", &LocalCall::giveUp, released, "Ends the wait. Whether the call was still waiting.")
+      .def("taken", &LocalCall::taken, released, "The caller has the entry: the entry does not come back.")
       .def("give_back", &LocalCall::giveBack, released, "Ends the wait, and returns the entry to its place.")
       .def("result", &resultOf,
            "(outcome, failure, head or None, parts, number of entries left), of a call that is over.");

@@ -309,7 +309,7 @@ EXPECTED = [
     ("TypeError", "inplace_a is 1; give True or False"), ("MismatchError", "inplace_b differs"),
     ("ValueError", "blocking is False"), ("ValueError", "rank 1: b requires grad"),
     ("ValueError", "rank 1: a is read-only"), ("ValueError", "a is a lazily conjugated"),
-    ("ValueError", "b is an expanded tensor"), ("ValueError", "a and b share memory"),
+    ("ValueError", "b has elements that share memory"), ("ValueError", "a and b share memory"),
     ("UnsupportedError", "rank 1: b has the layout torch.sparse_coo"),
 ]
 

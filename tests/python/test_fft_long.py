@@ -251,6 +251,38 @@ def test_a_large_prime_has_the_same_bits_in_each_run() -> None:
     assert run_ranks(4, large, 4, 100003, True) == run_ranks(4, large, 4, 100003, True)
 
 
+def many_dimensions(rank: int) -> None:
+    """A folded axis is two dimensions, and 16 are the most."""
+    favoured(1e9)
+    for length, ndim in ((60, 15), (60, 16), (97, 16)):
+        whole, cut = data_of((1,) * (ndim - 1) + (length,), torch.complex128, 1), Slab(ndim - 1)
+        with FFT(take(cut, whole, rank, 2), distribution=cut, axes=[-1], group=group()) as f:
+            f.plan()
+            assert is_long(f) == (ndim == 15)
+            check(f.execute(), torch.fft.fft(whole), cut, rank, 2, f"{length}, {ndim}")
+
+
+def test_arrays_of_many_dimensions() -> None:
+    run_ranks(2, many_dimensions)
+
+
+def one_rank_releases(rank: int) -> None:
+    for length in (97, 100):  # a convolution, and the four-step route
+        favoured(1e9)
+        whole = data_of((length,), torch.complex128, 1)
+        with FFT(take(Slab.X, whole, rank, 2), distribution=Slab.X, norm="backward", group=group()) as f:
+            f.plan()
+            assert is_convolved(f) if length == 97 else is_long(f)
+            for direction in ("forward", "inverse", "forward"):
+                expected = torch.fft.fft(whole) if direction == "forward" else torch.fft.ifft(whole)
+                check(f.execute(direction=direction, release_workspace=rank == 0), expected, Slab.X, rank, 2,
+                      f"{length}, {direction}")
+
+
+def test_a_rank_may_release_the_workspace_alone() -> None:
+    run_ranks(2, one_rank_releases)
+
+
 def sub_group(rank: int) -> None:
     import torch.distributed as dist
     favoured()

@@ -22,6 +22,7 @@ from kernel_cases import AOTI, CHEAP, NO_AOTI, compile_examples, example, exampl
 from ranks import outcome
 from run_program import run_program
 from shardwire import DeviceKernel
+from shardwire.distributed.distribution import Slab
 from shardwire.kernels import cache, pattern, tracing
 from shardwire.kernels.tensor_forms import TensorForm, forms_of_arguments
 from shardwire.kernels.package import decode
@@ -303,6 +304,25 @@ def binds_an_op(a, op=None):
     return a + 1
 
 
+def moves_an_array(a):
+    return shardwire.distributed.redistribute(a, Slab.X, Slab.Y)
+
+
+def gathers_parts(a):
+    return shardwire.distributed.all_gather_v(a)
+
+
+def compiles_an_op(a):
+    box = {"offset": [0, 0], "shape": [3, 4]}
+    shardwire.compile_op(None, shape=[3, 4], dtype=torch.float32, inputs=[box], outputs=[box])
+    return a + 1
+
+
+def meets_the_ranks(a):
+    shardwire.symm.barrier()
+    return a + 1
+
+
 def calls_an_op(a, op=None):
     op([a], [a]).wait()
     return a + 1
@@ -338,8 +358,8 @@ def eager_communication(rank, size):
     a, _ = example_tensors()
     box = {"offset": [0, 0], "shape": [3, 4]}
     op = shardwire.compile_op(None, shape=[3, 4], dtype=torch.float32, inputs=[box] if rank == 0 else [], outputs=[box])
-    kernels = [communicates, functools.partial(binds_an_op, op=op)] + (
-        [] if AOTI else [functools.partial(calls_an_op, op=op)])
+    kernels = [communicates, functools.partial(binds_an_op, op=op), moves_an_array, gathers_parts, compiles_an_op,
+               meets_the_ranks] + ([] if AOTI else [functools.partial(calls_an_op, op=op)])
     found = [outcome(DeviceKernel.compile_and_load, kernel, a) for kernel in kernels]
     dist.all_reduce(torch.ones(2))  # the group is whole
     return found
@@ -348,11 +368,12 @@ def eager_communication(rank, size):
 def test_communication_that_tracing_would_run_is_refused_on_all_ranks(run_ranks):
     found = run_ranks(2, eager_communication)
     assert found[0] == found[1]
-    assert (found[0][0][0] == "UnsupportedError"
-            and "a kernel cannot call a collective of torch.distributed" in found[0][0][1])
-    assert found[0][1][0] == "UnsupportedError" and "a kernel cannot call bind of a compiled op" in found[0][1][1]
-    for kind, text in found[0][2:]:  # torch.jit.trace cannot record one
-        assert kind == "UnsupportedError" and "a kernel cannot call a compiled op" in text
+    calls = ["torch.distributed.barrier", "bind of a compiled op", "shardwire.distributed.redistribute",
+             "shardwire.distributed.all_gather_v", "compile_op", "shardwire.symm.barrier"]
+    calls += [] if AOTI else ["a compiled op"]  # torch.jit.trace cannot record one
+    assert len(found[0]) == len(calls)
+    for (kind, text), call in zip(found[0], calls):
+        assert kind == "UnsupportedError" and f"a kernel cannot call {call}: " in text, text
 
 
 # Ranks that differ: all ranks raise the same error, and the group still works.

@@ -198,6 +198,7 @@ def into_out(rank):
         assert q.get(timeout=20) == value
     q.put_tensor(torch.arange(3.0))
     for wrong, kind, why in ((torch.empty(1).expand(3), ValueError, "expanded"),
+                             (torch.empty(3).as_strided((2, 2), (1, 1)), ValueError, "share memory"),
                              (torch.empty(3, device="meta"), TypeError, "meta"),
                              (torch.empty(3).to_sparse(), TypeError, "sparse"), ("text", TypeError, "'text'")):
         for get in (q.get, q.get_tensor, lambda out: asyncio.run(q.get_async(out=out))):

@@ -216,3 +216,19 @@ def local_put_waits(rank):
 
 def test_a_task_waits_for_room_on_its_own_rank():
     assert run_members(1, local_put_waits) == ["second"]
+
+
+def test_a_closed_queue_is_not_drained_while_a_getter_of_the_holder_may_give_back():
+    holder = shardwire._C.QueueHolder("group")
+    held = holder.hold("key", "[]", 0, False)
+    put, first, second, third = (shardwire._C.QueueLocalCall(holder, held) for _ in range(4))
+    put.put([shardwire._C.QueueEntry(b"last", [])], True)
+    first.get(True, True)
+    holder.close(held)
+    second.get(True, True)
+    assert first.result()[2] == b"last" and not second.is_over()
+    first.give_back()
+    third.get(True, True)
+    assert second.result()[2] == b"last" and not third.is_over()
+    second.taken()
+    assert third.is_over() and third.result()[2] is None

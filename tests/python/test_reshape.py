@@ -275,6 +275,9 @@ def misuse(rank: int) -> list[tuple[str, str]]:
     rows = Box((0, 0), (2, 4)) if rank == 0 else Box((2, 0), (4, 4))
     columns = Box((0, 0), (4, 2)) if rank == 0 else Box((0, 2), (4, 4))
     g = {"group": group()}
+    joined, out = torch.zeros(16), torch.empty(2, 4)
+    shifted = torch.from_numpy(joined.numpy()[1:9])  # another storage for torch
+    into = Reshape(mine, columns, rows, out=out, **g)
     errors = [
         error_of(lambda: reshape("no array" if rank else mine, columns, rows, **g)),
         error_of(lambda: reshape(mine if rank else torch.zeros(4, 3), columns, rows, **g)),  # a wrong local operand
@@ -298,6 +301,11 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4) if rank else None, **g)),
         error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4 + rank), **g)),
         error_of(lambda: reshape(mine, columns, rows, out=mine.view(2, 4) if rank else torch.empty(2, 4), **g)),
+        error_of(lambda: reshape(joined[:8].view(4, 2), columns, rows,
+                                 out=shifted.view(2, 4) if rank else torch.empty(2, 4), **g)),
+        error_of(lambda: reshape(mine, columns, rows,
+                                 out=torch.empty(5).as_strided((2, 4), (1, 1)) if rank else torch.empty(2, 4), **g)),
+        error_of(lambda: into.reset_operand(out.view(4, 2) if rank else mine)),
         error_of(lambda: reshape(mine, columns, rows,
                                  out=torch.empty(2, 4, dtype=torch.float64 if rank else torch.float32), **g)),
         error_of(lambda: reshape(flat, columns, rows, out=torch.empty(2, 4, dtype=flat.dtype).conj() if rank
@@ -308,6 +316,8 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: reshape(mine, Placements([shardwire.Partial()]), rows, **g)),
     ]
     assert torch.equal(reshape(mine, columns, rows, **g), torch.zeros(2, 4))  # the group goes on
+    reshape(joined[:8].fill_(1).view(4, 2), columns, rows, out=joined[8:].view(2, 4), **g)  # apart in one storage
+    assert joined.sum() == 16
     assert torch.equal(reshape(mine, columns, rows, global_shape=numpy.array([4, 4]) if rank else [4, 4], **g),
                        torch.zeros(2, 4))
     return errors
@@ -323,7 +333,9 @@ EXPECTED = [
     ("ValueError", "rank 1: options has 'no such'"), ("ValueError", "rank 1: blocking is False"),
     ("ValueError", "rank 1: chunks is 0"), ("MismatchError", "out is given on rank 1"),
     ("BindDistributionError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
-    ("ValueError", "out has dtype torch.float64 on rank 1"), ("ValueError", "rank 1: out is a lazily conjugated"),
+    ("ValueError", "rank 1: out shares"), ("ValueError", "rank 1: out has elements that share memory"),
+    ("ValueError", "rank 1: out shares"), ("ValueError", "out has dtype torch.float64 on rank 1"),
+    ("ValueError", "rank 1: out is a lazily conjugated"),
     ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
     ("ValueError", "3 ranks"), ("UnsupportedError", "Partial"),
 ]

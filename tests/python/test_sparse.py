@@ -55,11 +55,14 @@ def test_average(run_ranks):
 
 
 def test_the_sum_is_as_of_dense_tensors(run_ranks):
-    """Elements of 16 bits are added in float32 and rounded once. An average of integers is rounded towards zero."""
+    """Elements of 16 bits are added in float32 and rounded once. An average of integers is rounded towards zero, and
+    one of bools is true only where all are."""
     def body(rank, size):
         cases = [(torch.bfloat16, (256.0, 1.0, 1.0), "SUM"), (torch.float16, (2048.0, 1.0, 1.0), "SUM"),
                  (torch.float16, (60000.0,) * 3, "AVG"), (torch.int64, (2**24 + 1,) * 3, "AVG"),
-                 (torch.int64, (-3, -1, -1), "AVG"), (torch.int32, (2, 3, 3), "AVG")]
+                 (torch.int64, (-3, -1, -1), "AVG"), (torch.int32, (2, 3, 3), "AVG"),
+                 (torch.bool, (True, False, True), "AVG"), (torch.bool, (True,) * 3, "AVG"),
+                 (torch.bool, (False, True, False), "SUM")]
         for dtype, values, op in cases:
             dense = torch.tensor([values[rank]], dtype=dtype)
             sparse = dense.to_sparse()

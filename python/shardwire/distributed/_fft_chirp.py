@@ -9,7 +9,8 @@ of x(j) w(j) / w(k - j) over j: a convolution. So:
 4. The array is transformed back along the axis and multiplied by w. The first n elements go to the result.
 
 The transforms of length m are plans of their own, by the four-step algorithm. Each rank needs room for about
-2 m / ranks elements, and not for the whole axis.
+5 m / ranks elements between the steps and, of an array of one dimension, for 4 m / ranks factors, and not for the whole
+axis.
 """
 
 from __future__ import annotations
@@ -278,11 +279,11 @@ class ChirpPlan:
         self._second.prepare(like, _UNSCALED[not settings.inverse])
 
     def release(self) -> None:
-        """Frees the memory between steps, the factors and the spectrum; the next run makes them again."""
+        """Frees the memory between steps and the factors; the next run makes them again. The spectrum stays: to make it
+        is collective, and another rank may release nothing."""
         self._first.release()
         self._second.release()
         self._chirps.clear()
-        self._spectra.clear()
         self._room = None
 
     def adjoint(self, sums: bool) -> Plan | ChirpPlan:

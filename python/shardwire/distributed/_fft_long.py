@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..compiler.compile_op import CustomOp, compile_op
+from ..compiler.layout import MAX_DIMS
 from . import _fft_route
 from ._ends import End
 from ._fft_route import (Local, Move, Problem, Route, Step, Turn, _full, _largest, _move_cost, find_route,
@@ -78,7 +79,8 @@ class Refold(NamedTuple):
 def find(problem: Problem, source: End, target: End | None) -> Route:
     """The cheapest route, with an axis that stays cut or without; arguments as of ``find_route``."""
     best = find_route(problem, source, target)
-    if len(source.shares) > 1 and best.cost > 2 * _fft_route._LATENCY:
+    # The folded array has one dimension more, and a move takes MAX_DIMS.
+    if len(source.shares) > 1 and best.cost > 2 * _fft_route._LATENCY and len(problem.shape) < MAX_DIMS:
         for axis in problem.axes:
             for split in _splits_of(problem, axis, source, target):
                 route = _route(problem, source, target, axis, split)

@@ -13,7 +13,7 @@ from .. import _C
 from ..compiler.layout import kind_of, is_dtensor, local_tensor
 from ..compiler.redistribute import dtensor_around
 from ..errors import UnsupportedError
-from ..plain.tensor_bytes import storage_address
+from ..plain.tensor_bytes import is_within_reach
 from .distribution import Distribution, Placements
 
 
@@ -105,9 +105,14 @@ def read_out(out: Any, operand: Operand) -> Operand:
     if tensor.requires_grad:
         raise ValueError("out requires grad; a result that has a gradient cannot be written into a given tensor")
     check_writable(target, "out")
-    if tensor.numel() and operand.tensor.numel() and storage_address(tensor) == storage_address(operand.tensor):
-        raise ValueError("out shares the operand's memory; give another tensor")
+    check_apart(target, operand)
     return target
+
+
+def check_apart(out: Operand, operand: Operand) -> None:
+    """ValueError where a result in ``out`` would overwrite the operand: the move itself refuses on one rank alone."""
+    if is_within_reach(out.tensor, operand.tensor):
+        raise ValueError("out shares the operand's memory; give another tensor")
 
 
 def check_writable(operand: Operand, what: str, instead: str = "") -> None:
@@ -121,6 +126,6 @@ def check_writable(operand: Operand, what: str, instead: str = "") -> None:
     if isinstance(given, torch.Tensor) and (given.is_conj() or given.is_neg()):
         raise ValueError(f"{what} is a lazily conjugated or negated view, into which nothing can be written as it is; "
                          f"give the tensor under it, or one of its own{instead}")
-    if any(extent > 1 and stride == 0 for extent, stride in zip(tensor.shape, tensor.stride())):
-        raise ValueError(f"{what} is an expanded tensor, several of whose elements are one place in memory; give a "
-                         f"tensor of its own{instead}")
+    if _C.overlaps_itself(tensor):
+        raise ValueError(f"{what} has elements that share memory, as those of an expanded tensor do; give a tensor of "
+                         f"its own{instead}")

@@ -295,7 +295,7 @@ class FFT(Planned):
         share where this costs no further copy. Collective.
 
         direction: an FFTDirection, "forward" or "inverse", for C2C; None: forward, and inverse for C2R.
-            release_workspace: frees the memory between steps.
+            release_workspace: frees the memory between steps. Ranks may differ.
         """
         plan = self._planned(self._swapped)
         operand = self._operand

@@ -18,7 +18,7 @@ from ..compiler.layout import kind_of, as_dims
 from ..compiler.spec import Pieces
 from ..errors import MismatchError
 from . import _ends, _meeting, _runtime
-from ._operand import Operand, order_of, read_out, unwrap, wrap
+from ._operand import Operand, check_apart, order_of, read_out, unwrap, wrap
 from ._planned import Planned
 from .distribution import Boxes, Dims, Distribution, Placements
 
@@ -271,6 +271,7 @@ class Reshape(Planned):
                     f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
         if self._out is not None:
             self._refuse_gradient(fresh.requires_grad)
+            check_apart(self._out, fresh)
         return fresh
 
     def explain(self) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from .. import errors
+from .. import _C, errors
 from ..compiler.compile_op import CustomOp, name_of_op
 from ..compiler.layout import kind_of
 from . import machine
@@ -230,14 +230,20 @@ def _text_of_script(traced: Any) -> str:
 
 _OFF = ("the kernel calls a compiled op, and communication is off: run it in a group of more than one rank, or give "
         "cc_enabled=True; or call it outside of the kernel")
+# Each collective of shardwire, and each request to symmetric memory, goes through one of these functions first. Most go
+# through exchange, which gets the call's name.
+_NATIVE = {"compile_op": "compile_op", "attach": "attach of a compiled op", "symm_make": "shardwire.symm.empty",
+           "symm_wait": "shardwire.symm.signal_wait", "symm_atomic": "an atomic of shardwire.symm",
+           **{f"symm_{name}": f"shardwire.symm.{name}" for name in ("free", "barrier", "put", "get")},
+           **{f"symm_{name}": f"{name} of a multicast tensor" for name in ("ld_reduce", "store", "red")}}
 _EAGER = ("a kernel cannot call {what}: it would run while rank 0 traces, and not in the kernel; use "
           "torch.distributed._functional_collectives (torch 2.6 and later), or call it outside of the kernel")
 
 
 @contextlib.contextmanager
 def _without_eager_communication(cc: bool, ops: list[str]) -> Iterator[list[Exception]]:
-    """A context in which this thread's calls of torch.distributed's collectives raise UnsupportedError, and calls of
-    compiled ops are recorded where recording is possible. Calls of other threads pass through.
+    """A context in which this thread's calls of torch.distributed's and shardwire's collectives raise UnsupportedError,
+    and calls of compiled ops are recorded where recording is possible. Calls of other threads pass through.
 
     ops: receives the names of the recorded ops. Yields the list of raised errors.
     """
@@ -271,12 +277,17 @@ def _without_eager_communication(cc: bool, ops: list[str]) -> Iterator[list[Exce
     is_outside = c10d._rank_not_in_group
 
     def ask(group: Any) -> Any:
-        return (is_outside(group) if "get_" in sys._getframe(2).f_code.co_name
-                else refuse("a collective of torch.distributed"))
+        caller = sys._getframe(2).f_code.co_name
+        return is_outside(group) if "get_" in caller else refuse(f"torch.distributed.{caller}")
+
+    def refusing(what: str) -> Callable[..., Any]:
+        return lambda *args, **named: refuse(what)
 
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (c10d, "_rank_not_in_group", ask), (CustomOp, "__call__", call_op),
-        (CustomOp, "bind", lambda *args, **named: refuse("bind of a compiled op"))]
+        (CustomOp, "bind", refusing("bind of a compiled op")),
+        (_C, "exchange", lambda backend, call, *args, **named: refuse(call)),
+        *((_C, name, refusing(what)) for name, what in _NATIVE.items())]
     real = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, call in places:
         setattr(owner, name, instead(getattr(owner, name), call))

@@ -23,6 +23,12 @@ def reach(tensor: torch.Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))) * tensor.element_size()
 
 
+def is_within_reach(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the memory from the first element of a tensor to the last meets that of the other tensor."""
+    return bool(one.numel() and other.numel() and one.data_ptr() < other.data_ptr() + reach(other)
+                and other.data_ptr() < one.data_ptr() + reach(one))
+
+
 def contiguous_strides(shape: Any) -> list[int]:
     if len(shape) == 1:
         return [1]

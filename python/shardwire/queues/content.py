@@ -45,9 +45,9 @@ def _check_out(out: Any) -> None:
     if out.layout != torch.strided or out.device.type == "meta":
         raise TypeError("out is sparse or on meta; give a dense tensor that has memory. The next entry is in the queue "
                         "still")
-    if out.numel() and any(extent > 1 and stride == 0 for extent, stride in zip(out.shape, out.stride())):
-        raise ValueError("out is an expanded tensor, several of whose elements are one place in memory; give a tensor "
-                         "of its own. The next entry is in the queue still")
+    if _C.overlaps_itself(out):
+        raise ValueError("out has elements that share memory, as those of an expanded tensor do; give a tensor of its "
+                         "own. The next entry is in the queue still")
     _C.require_memory(out, "out")
 
 

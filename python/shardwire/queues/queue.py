@@ -405,7 +405,9 @@ class Queue:
         found = content.Content(result.head)
         if wanted is not None or out is not None:
             found.check(wanted, out)
-        return found.value(result.parts, None, out, self.allow_pickle), result.left
+        value = found.value(result.parts, None, out, self.allow_pickle)
+        call.taken()
+        return value, result.left
 
     def stream(self, ahead: int = 2) -> Iterator[Any]:
         """The entries, one after the other, until the queue is closed and drained. The stream requests `ahead` more

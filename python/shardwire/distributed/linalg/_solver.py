@@ -15,7 +15,7 @@ import torch
 
 from ...compiler.agree import Attempt
 from ...compiler.layout import kind_of
-from ...plain.tensor_bytes import storage_address
+from ...plain.tensor_bytes import is_within_reach
 from .. import _ends, _meeting, _runtime
 from .._operand import Operand, check_writable, order_of, unwrap, wrap
 from .._planned import Planned
@@ -142,8 +142,7 @@ class DirectSolver(Planned):
         for name, operand, is_written in zip(_NAMES, operands, (self._options.inplace_a, self._options.inplace_b)):
             if is_written:
                 check_writable(operand, name, f", or inplace_{name}=False")
-        if (self._options.inplace_a and first.tensor.numel() and second.tensor.numel()
-                and storage_address(first.tensor) == storage_address(second.tensor)):
+        if self._options.inplace_a and is_within_reach(first.tensor, second.tensor):
             raise ValueError("a and b share memory, and inplace_a overwrites a before b is read; give a copy, or "
                              "inplace_a=False")
 
