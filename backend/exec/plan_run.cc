@@ -26,14 +26,12 @@ constexpr std::uint64_t kStreamUnpackedFrom = std::uint64_t{24} << 20;
 }  // namespace
 
 PlanRun::PlanRun(std::shared_ptr<const Plan> plan)
-    : plan_(std::move(plan)),
+    : Run(std::move(plan)),
       scope_{.plan = *plan_, .activity = *this},
       reads_(scope_),
       sendTo_(static_cast<std::size_t>(plan_->worldSize), -1),
       receiveOf_(static_cast<std::size_t>(plan_->worldSize), -1),
       combiner_(scope_, reads_, receives_, receiveOf_) {
-  fingerprint = plan_->fingerprint;
-  worldSize_ = plan_->worldSize;
   sends_.reserve(plan_->sends.size());
   for (const PlanEdge& edge : plan_->sends) {
     sendTo_[static_cast<std::size_t>(edge.peer)] = static_cast<std::int32_t>(sends_.size());
@@ -98,13 +96,13 @@ void PlanRun::prepareAgain() {
 }
 
 bool PlanRun::step(std::vector<bool>& blockedBulk) {
-  if (finished_ || mustWait(plan_->sends, blockedBulk)) {
+  if (finished_ || mustWait(blockedBulk)) {
     return false;
   }
   if (!isPinned_ && !context().wires.empty()) {
     pinTensors();
   }
-  if (receives_.empty() && !hasStepped_ && isOutOfStep(plan_->sends)) {
+  if (receives_.empty() && !hasStepped_ && isOutOfStep()) {
     return false;
   }
   scope_.staging = staging_;

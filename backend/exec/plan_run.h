@@ -34,11 +34,7 @@ class PlanRun final : public Run {
   Status onPost(Rank from, const Received<PostFrame>& frame) override;
   Status onAck(Rank from, const Received<AckFrame>& frame) override;
   bool needs(Rank peer) const override;
-  EdgeBytes edgeBytes(Rank peer) const override { return edgeBytesOf(*plan_, peer); }
-  void addTraffic(std::span<EdgeBytes> byPeer) const override { addTrafficOf(*plan_, byPeer); }
   Duration worthSpinning() const override { return staging_ == nullptr ? worthSpinning_ : Duration::zero(); }
-
-  const Plan& plan() const { return *plan_; }
 
   // Tensors stay pinned from run to run (prepareAgain), until keepPins(false). Under the group's lock.
   void keepPins(bool keeps);
@@ -58,7 +54,6 @@ class PlanRun final : public Run {
   void announceWrites(Staging& staging) const override;
   bool hasArrivedFrom(Rank peer) const override;
 
-  std::shared_ptr<const Plan> plan_;
   RunScope scope_;
   RemoteReads reads_;
   std::vector<SendEdge> sends_;          // by Plan::sends
