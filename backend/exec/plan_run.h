@@ -47,19 +47,16 @@ class PlanRun final : public Run {
   void noteWay();
   bool stepOwnCopies();
   bool isOver() const;
-  // Null when no edge goes to the peer, or comes from the peer.
-  const SendEdge* sendTo(Rank peer) const;
-  const ReceiveEdge* receiveFrom(Rank peer) const;
   bool isOpen(Rank peer) const override;
   void announceWrites(Staging& staging) const override;
   bool hasArrivedFrom(Rank peer) const override;
 
   RunScope scope_;
   RemoteReads reads_;
-  std::vector<SendEdge> sends_;          // by Plan::sends
-  std::vector<ReceiveEdge> receives_;    // by Plan::receives
-  std::vector<std::int32_t> sendTo_;     // by peer: index into sends_, or -1
-  std::vector<std::int32_t> receiveOf_;  // by peer: index into receives_, or -1
+  std::vector<SendEdge> sends_;            // by Plan::sends
+  std::vector<ReceiveEdge> receives_;      // by Plan::receives
+  std::vector<SendEdge*> sendTo_;          // by peer; null when no edge goes to the peer
+  std::vector<ReceiveEdge*> receiveFrom_;  // by peer; null when no edge comes from the peer
   Combiner combiner_;
   Duration worthSpinning_{0};
   Pins pins_;
