@@ -80,7 +80,7 @@ at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string&
   meeting.add("root", root);
   meeting.meet();
   if (isMine) {
-    reduceAll(boxOfView(to), from, 0, to.shape, op);
+    reduceAll(boxOf(to), from, 0, to.shape, op);
   }
   meeting.leave();
   return out;
@@ -134,12 +134,12 @@ at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& l
     from.view.shape = own.shape;
     from.view.strides = contiguousStrides(own.shape);
     if (numElements(own.shape) > 0) {  // no rank reads the buffer now: the op before ended with a barrier
-      copyBox(from.box(meeting.rank()), boxOfView(own), own.shape, elementBytes(own.dtype));
+      copyBox(from.box(meeting.rank()), boxOf(own), own.shape, elementBytes(own.dtype));
     }
   });
   meeting.add("local_input in symm_buffer", from);
   meeting.meet();
-  reduceAll(boxOfView(to), from, 0, to.shape, op);
+  reduceAll(boxOf(to), from, 0, to.shape, op);
   meeting.leave();
   return out;
 }
@@ -290,7 +290,7 @@ at::Tensor reduceScatterOut(at::Tensor input, std::string group, bool splitLastD
   meeting.add("input", from);
   meeting.add("split_last_dim", splitLastDim ? 1 : 0);
   meeting.meet();
-  reduceAll(boxOfView(to), from, more * static_cast<std::int64_t>(elementBytes(to.dtype)), to.shape, ReduceOp::kSum);
+  reduceAll(boxOf(to), from, more * static_cast<std::int64_t>(elementBytes(to.dtype)), to.shape, ReduceOp::kSum);
   meeting.leave();
   return output;
 }
@@ -323,7 +323,7 @@ at::Tensor multimemAllGatherOut(const at::Tensor& input, std::string group, at::
   meeting.meet();
   for (int step = 0; step < meeting.worldSize() && input.numel() > 0; ++step) {
     const Rank rank = (meeting.rank() + step) % meeting.worldSize();
-    copyBox(to.box(rank, meeting.rank() * static_cast<std::int64_t>(input.nbytes())), boxOfView(from), from.shape,
+    copyBox(to.box(rank, meeting.rank() * static_cast<std::int64_t>(input.nbytes())), boxOf(from), from.shape,
             elementBytes(from.dtype));
   }
   meeting.leave();
