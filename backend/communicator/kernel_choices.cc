@@ -54,14 +54,12 @@ std::atomic<Duration::rep> handedAhead = 0;
 std::atomic<Duration::rep> handedPlain = 0;
 std::atomic<Duration::rep> handedStreamed = 0;
 
-template <std::size_t kCount>
-using Times = std::array<Duration::rep, kCount>;
+using Times = std::array<Duration::rep, 3>;
 
-template <std::size_t kCount>
-std::optional<Times<kCount>> parseTimes(const std::string& text) {
+std::optional<Times> parseTimes(const std::string& text) {
   const char* const last = text.data() + text.size();
   const char* at = text.data();
-  Times<kCount> times{};
+  Times times{};
   for (Duration::rep& time : times) {
     const auto [end, error] = std::from_chars(at, last, time);
     if (error != std::errc() || time <= 0 || end == last) {
@@ -76,22 +74,16 @@ std::string fileName(std::string_view what) {
   return fmt::format("{}-1-{}", what, kernels().name);
 }
 
-template <std::size_t kCount>
-std::optional<Times<kCount>> readTimes(const std::string& folder, std::string_view what) {
+// As LargeStoreTimes or HandOverTimes.
+template <typename T>
+std::optional<T> readTimes(const std::string& folder, std::string_view what) {
   const std::optional<std::string> kept = readKept(fmt::format("{}/{}", folder, fileName(what)));
-  return kept.has_value() ? parseTimes<kCount>(*kept) : std::nullopt;
+  const std::optional<Times> times = kept.has_value() ? parseTimes(*kept) : std::nullopt;
+  return times.has_value() ? std::optional(T{Duration((*times)[0]), Duration((*times)[1]), Duration((*times)[2])})
+                           : std::nullopt;
 }
 
-LargeStoreTimes largeStoreTimesOf(const Times<3>& times) {
-  return {Duration(times[0]), Duration(times[1]), Duration(times[2])};
-}
-
-HandOverTimes handOverTimesOf(const Times<3>& times) {
-  return {Duration(times[0]), Duration(times[1]), Duration(times[2])};
-}
-
-template <std::size_t kCount>
-void keepTimes(const std::string& folder, std::string_view what, const Times<kCount>& times) {
+void keepTimes(const std::string& folder, std::string_view what, const Times& times) {
   const Status written = writeKept(folder, fileName(what), fmt::format("{}\n", fmt::join(times, " ")));
   if (!written.isOk()) {
     logInfo("each process of this host measures its {} anew: {}", what, written.message());
@@ -213,31 +205,30 @@ std::string hostChoicesFolder() {
 
 LargeStoreTimes largeStoreTimes(const std::string& folder) {
   constexpr std::string_view kWhat = "large-stores";
-  if (const auto kept = readTimes<3>(folder, kWhat)) {
-    return largeStoreTimesOf(*kept);
+  if (const auto kept = readTimes<LargeStoreTimes>(folder, kWhat)) {
+    return *kept;
   }
   const MeasuringTurn turn(folder);
-  if (const auto kept = turn.waited() ? readTimes<3>(folder, kWhat) : std::nullopt) {
-    return largeStoreTimesOf(*kept);
+  if (const auto kept = turn.waited() ? readTimes<LargeStoreTimes>(folder, kWhat) : std::nullopt) {
+    return *kept;
   }
   const LargeStoreTimes times = measureLargeStores();
-  keepTimes<3>(folder, kWhat, {times.ahead.count(), times.stream.count(), times.pair.count()});
+  keepTimes(folder, kWhat, {times.ahead.count(), times.stream.count(), times.pair.count()});
   return times;
 }
 
 std::optional<HandOverTimes> handOverTimes(const std::string& folder) {
   constexpr std::string_view kWhat = "hand-overs";
-  if (const auto kept = readTimes<3>(folder, kWhat)) {
-    return handOverTimesOf(*kept);
+  if (const auto kept = readTimes<HandOverTimes>(folder, kWhat)) {
+    return kept;
   }
   const MeasuringTurn turn(folder);
   if (turn.waited()) {  // the process before has just measured, or could not
-    const auto kept = readTimes<3>(folder, kWhat);
-    return kept.has_value() ? std::optional(handOverTimesOf(*kept)) : std::nullopt;
+    return readTimes<HandOverTimes>(folder, kWhat);
   }
   const std::optional<HandOverTimes> times = measureHandOvers();
   if (times.has_value()) {
-    keepTimes<3>(folder, kWhat, {times->ahead.count(), times->plain.count(), times->streamed.count()});
+    keepTimes(folder, kWhat, {times->ahead.count(), times->plain.count(), times->streamed.count()});
   }
   return times;
 }
