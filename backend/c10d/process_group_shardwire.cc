@@ -23,14 +23,6 @@
 
 namespace shardwire {
 
-using ::c10d::OpType;
-using internal::calling;
-using internal::onlyTensor;
-using internal::OperationTensors;
-using internal::throwUnlessOk;
-using internal::valueOrThrow;
-using internal::viewOf;
-
 ::shardwire::Options ProcessGroupShardwire::optionsFor(Milliseconds timeout) {
   ::shardwire::Options options = valueOrThrow(::shardwire::Options::fromEnvironment());
   if (timeout.count() > 0) {

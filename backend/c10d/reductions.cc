@@ -11,22 +11,6 @@
 
 namespace shardwire {
 
-using ::c10d::OpType;
-using internal::calling;
-using internal::checkOneDType;
-using internal::checkPairs;
-using internal::checkSameDType;
-using internal::equalPieces;
-using internal::HostTensors;
-using internal::onlyList;
-using internal::onlyTensor;
-using internal::OperationTensors;
-using internal::refuseCall;
-using internal::tensorsOf;
-using internal::viewOf;
-using internal::viewsOf;
-using TorchWork = ProcessGroupShardwire::TorchWork;
-
 namespace {
 
 // c10d's operator, split into our operator and, for PREMUL_SUM, the factor by which each rank multiplies first.
