@@ -190,7 +190,7 @@ TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor
   memory.refuse();
   internal::copyInto(output.view_as(list[own]), list[own]);
   views[own] = outputView;
-  return start(call, tensorsOf({output}, list), host, timeout,
+  return start(call, tensorsOf({&output, 1}, list), host, timeout,
                [&](Communicator& communicator, CallOptions callOptions) {
                  return internal::issueEach(views.size(), [&](std::size_t i) {
                    return communicator.reduce(views[i], static_cast<Rank>(i), op, callOptions);

@@ -20,13 +20,6 @@ constexpr const char* kBackend = "shardwire";  // also when the group replaces g
 constexpr const char* kTitle = "compiled_op";
 using Tensors = std::span<const at::Tensor>;
 
-std::shared_ptr<const OperationTensors> kept(Tensors inputs, Tensors outputs) {
-  auto tensors = std::make_shared<OperationTensors>();
-  tensors->outputs.append(outputs.begin(), outputs.end());
-  tensors->inputs.append(inputs.begin(), inputs.end());
-  return tensors;
-}
-
 c10::intrusive_ptr<WorkShardwire> adapt(int rank, WorkPtr work, std::shared_ptr<const OperationTensors> tensors,
                                         std::shared_ptr<ProfilerRange> range) {
   constexpr std::uint64_t kNoSequence = 0;  // reading the group's number would take a lock in every run
@@ -125,7 +118,7 @@ c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::start(Tensors inputs, Tenso
   }
   const auto inputViews = viewsOf(inputs, "inputs");
   const auto outputViews = viewsOf(outputs, "outputs");
-  auto tensors = kept(inputs, outputs);
+  auto tensors = std::make_shared<const OperationTensors>(tensorsOf(outputs, inputs));
   std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kBackend, kTitle, *tensors, name_);
   WorkPtr work = valueOrThrow(op_->run(inputViews, outputViews, opaque(tensors), timeout));
   bumpVersions(tensors->outputs);
@@ -138,7 +131,7 @@ c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::startStaged(Tensors inputs,
   const Views inputViews = bothViewsOf(host, inputs, true, "inputs");
   const Views outputViews = bothViewsOf(host, outputs, false, "outputs");
   throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
-  auto tensors = kept(inputs, outputs);
+  auto tensors = std::make_shared<const OperationTensors>(tensorsOf(outputs, inputs));
   std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kBackend, kTitle, *tensors, name_);
   auto alive =
       std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(opaque(tensors), host.staged());
@@ -156,7 +149,7 @@ std::string TensorOpShardwire::explain() const {
 std::unique_ptr<BoundTensorOpShardwire> TensorOpShardwire::bound(Tensors inputs, Tensors outputs,
                                                                  std::optional<Duration> timeout) {
   checkGroup();
-  auto tensors = kept(inputs, outputs);
+  auto tensors = std::make_shared<const OperationTensors>(tensorsOf(outputs, inputs));
   if (hasDeviceTensors(inputs) || hasDeviceTensors(outputs)) {
     // Each run has host copies of its own. Tensors that a run would refuse are refused here already.
     HostTensors host(stager_);
