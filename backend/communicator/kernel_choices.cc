@@ -43,16 +43,12 @@ constexpr double kOrdinaryMoves = 3, kStreamMoves = 2;
 // A pair must gain this much over one stream.
 constexpr double kPairPaysFrom = 0.97;
 
-// The times in use; 0: not chosen yet. There is no lock, since a child of fork() could find the lock taken for ever.
-// `pairTime` is set last.
-std::atomic<Duration::rep> aheadTime = 0;
-std::atomic<Duration::rep> streamTime = 0;
-std::atomic<Duration::rep> pairTime = 0;
-
-// Of hand-overs; 0: not measured.
-std::atomic<Duration::rep> handedAhead = 0;
-std::atomic<Duration::rep> handedPlain = 0;
-std::atomic<Duration::rep> handedStreamed = 0;
+struct TimesInUse {
+  LargeStoreTimes large;
+  std::optional<HandOverTimes> handOvers;
+};
+// Null: not chosen yet. There is no lock, since a child of fork() could find the lock taken for ever.
+std::atomic<const TimesInUse*> timesInUse = nullptr;
 
 using Times = std::array<Duration::rep, 3>;
 
@@ -148,8 +144,8 @@ std::string_view nameOf(RowStore store) {
   }
 }
 
-double rateOf(std::size_t bytes, Duration::rep nanoseconds) {
-  return static_cast<double>(bytes) / static_cast<double>(nanoseconds);  // bytes per nanosecond are GB/s
+double rateOf(std::size_t bytes, Duration time) {
+  return static_cast<double>(bytes) / static_cast<double>(time.count());  // bytes per nanosecond are GB/s
 }
 
 std::string whyThisIsa() {
@@ -234,37 +230,36 @@ std::optional<HandOverTimes> handOverTimes(const std::string& folder) {
 }
 
 void chooseStores() {
-  if (pairTime.load(std::memory_order_acquire) != 0) {
+  if (timesInUse.load(std::memory_order_acquire) != nullptr) {
     return;
   }
-  const LargeStoreTimes times = largeStoreTimes(hostChoicesFolder());
-  useLargeStore(fastestLargeStore(times));
-  if (const auto handOvers = handOverTimes(hostChoicesFolder())) {
-    useCachedStore(fastestCachedStore(*handOvers));
-    useStreamsForStaged(streamingPays(*handOvers));
-    handedAhead.store(handOvers->ahead.count(), std::memory_order_relaxed);
-    handedPlain.store(handOvers->plain.count(), std::memory_order_relaxed);
-    handedStreamed.store(handOvers->streamed.count(), std::memory_order_relaxed);
+  std::unique_ptr<const TimesInUse> times(
+      new TimesInUse{largeStoreTimes(hostChoicesFolder()), handOverTimes(hostChoicesFolder())});
+  useLargeStore(fastestLargeStore(times->large));
+  if (times->handOvers.has_value()) {
+    useCachedStore(fastestCachedStore(*times->handOvers));
+    useStreamsForStaged(streamingPays(*times->handOvers));
   }
-  aheadTime.store(times.ahead.count(), std::memory_order_relaxed);
-  streamTime.store(times.stream.count(), std::memory_order_relaxed);
-  pairTime.store(times.pair.count(), std::memory_order_release);
+  const TimesInUse* none = nullptr;
+  if (timesInUse.compare_exchange_strong(none, times.get(), std::memory_order_release)) {
+    static_cast<void>(times.release());  // for the life of the process
+  }
 }
 
 std::string describeKernels() {
-  const auto load = [](const std::atomic<Duration::rep>& time) { return time.load(std::memory_order_relaxed); };
-  const Duration::rep pair = pairTime.load(std::memory_order_acquire);
+  const TimesInUse* const times = timesInUse.load(std::memory_order_acquire);
   const std::string large =
-      pair == 0 ? "not measured"
-                : fmt::format("measured on this host, GB/s: ordinary {:.1f}, one stream {:.1f}, two {:.1f}",
-                              rateOf(kTrialBytes, load(aheadTime)), rateOf(kTrialBytes, load(streamTime)),
-                              rateOf(kTrialBytes, pair));
+      times == nullptr ? "not measured"
+                       : fmt::format("measured on this host, GB/s: ordinary {:.1f}, one stream {:.1f}, two {:.1f}",
+                                     rateOf(kTrialBytes, times->large.ahead), rateOf(kTrialBytes, times->large.stream),
+                                     rateOf(kTrialBytes, times->large.pair));
   const std::string handed =
-      load(handedAhead) == 0
+      times == nullptr || !times->handOvers.has_value()
           ? "not measured"
           : fmt::format("measured on this host, GB/s: fetching ahead {:.1f}, plain {:.1f}, past the caches {:.1f}",
-                        rateOf(kHandOverBytes, load(handedAhead)), rateOf(kHandOverBytes, load(handedPlain)),
-                        rateOf(kHandOverBytes, load(handedStreamed)));
+                        rateOf(kHandOverBytes, times->handOvers->ahead),
+                        rateOf(kHandOverBytes, times->handOvers->plain),
+                        rateOf(kHandOverBytes, times->handOvers->streamed));
   return fmt::format("kernels: {} ({}); large moves: {} ({}); between cores: {}, long payloads {} ({})\n",
                      kernels().name, whyThisIsa(), nameOf(largeStore()), large,
                      cachedStore() == RowStore::kPlain ? "plain" : "fetching ahead",
