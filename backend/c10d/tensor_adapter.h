@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>

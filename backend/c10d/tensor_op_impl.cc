@@ -2,8 +2,6 @@
 // the device tensors, while the checks look at the tensors themselves: a copy would always pass.
 #include "backend/c10d/tensor_op_impl.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <iterator>
 

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "backend/base/interruptible_wait.h"
 #include "backend/exec/control_frames.h"

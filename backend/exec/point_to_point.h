@@ -23,7 +23,6 @@
 #include "backend/transport/transport.h"
 #include "ops/boxes/copy_box.h"
 #include "shardwire/staging.h"
-#include "shardwire/tensor_view.h"
 
 namespace shardwire::internal {
 

@@ -1,7 +1,5 @@
 #include "backend/exec/run.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "backend/bootstrap/summary.h"

@@ -6,8 +6,6 @@
 // this inside the call, where the peers' frames come within a moment.
 #include "backend/exec/short_run.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 
