@@ -12,6 +12,20 @@ std::string rankList(const std::vector<Rank>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
 
+std::string rankRanges(const std::vector<Rank>& ranks) {
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
+      ++last;
+    }
+    const bool isRange = last > i + 1;
+    parts.push_back(isRange ? fmt::format("{} to {}", ranks[i], ranks[last]) : fmt::format("{}", ranks[i]));
+    i = isRange ? last : i;
+  }
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(parts, ", "));
+}
+
 std::string summary(const Peers& peers) {
   std::map<std::pair<std::string, std::string>, std::vector<Rank>> byTransport;
   for (std::size_t peer = 0; peer < peers.connections.size(); ++peer) {

@@ -11,6 +11,8 @@ namespace shardwire::internal {
 
 // "rank 1", "ranks 2, 3"
 std::string rankList(const std::vector<Rank>& ranks);
+// The same for long lists, which are ascending: "ranks 1, 5 to 40".
+std::string rankRanges(const std::vector<Rank>& ranks);
 
 // "shm to ranks 1; tcp to ranks 2, 3 (shm: they run on different hosts (a and b); rdma: rank 0: no device)"
 std::string summary(const Peers& peers);

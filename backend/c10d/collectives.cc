@@ -9,23 +9,6 @@
 
 namespace shardwire {
 
-using ::c10d::OpType;
-using internal::calling;
-using internal::checkOneDType;
-using internal::checkPairs;
-using internal::checkSameDType;
-using internal::equalPieces;
-using internal::HostTensors;
-using internal::onlyList;
-using internal::onlyTensor;
-using internal::OperationTensors;
-using internal::refuseCall;
-using internal::tensorsOf;
-using internal::viewAs;
-using internal::viewOf;
-using internal::viewsOf;
-using TorchWork = ProcessGroupShardwire::TorchWork;
-
 namespace {
 
 Rank groupRootOf(std::int64_t rank, std::int64_t rootTensor, int size, const char* name) {

@@ -9,7 +9,6 @@
 
 namespace shardwire {
 
-using internal::refuseCall;
 using Base = ProcessGroupShardwire::Base;
 
 namespace {

@@ -124,4 +124,25 @@ inline void checkSameDType(const TensorView& a, const TensorView& b, const char*
 }
 
 }  // namespace internal
+
+// The names that these source files use.
+using ::c10d::OpType;
+using internal::calling;
+using internal::checkOneDType;
+using internal::checkPairs;
+using internal::checkSameDType;
+using internal::equalPieces;
+using internal::HostTensors;
+using internal::onlyList;
+using internal::onlyTensor;
+using internal::OperationTensors;
+using internal::refuseCall;
+using internal::tensorsOf;
+using internal::throwUnlessOk;
+using internal::valueOrThrow;
+using internal::viewAs;
+using internal::viewOf;
+using internal::viewsOf;
+using TorchWork = ProcessGroupShardwire::TorchWork;
+
 }  // namespace shardwire

@@ -9,9 +9,6 @@
 
 namespace shardwire {
 
-using internal::throwUnlessOk;
-using internal::valueOrThrow;
-
 namespace {
 
 // c10d's tags are not negative.

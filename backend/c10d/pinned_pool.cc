@@ -69,9 +69,4 @@ std::string PinnedPool::describe() const {
                               : size + "ordinary memory (no pinned memory here: " + whyOrdinary_ + ")";
 }
 
-std::size_t PinnedPool::usedBytes() const {
-  const MutexLock lock(mutex_);
-  return total_;
-}
-
 }  // namespace shardwire::internal

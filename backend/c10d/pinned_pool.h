@@ -23,7 +23,6 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   std::shared_ptr<std::byte> take(std::size_t bytes);
   // "256 MiB of pinned memory", or why the memory is not pinned.
   std::string describe() const;
-  std::size_t usedBytes() const;  // by blocks in use and blocks kept
 
  private:
   at::Tensor allocate(std::size_t bytes) SW_REQUIRES(mutex_);

@@ -23,14 +23,6 @@
 
 namespace shardwire {
 
-using ::c10d::OpType;
-using internal::calling;
-using internal::onlyTensor;
-using internal::OperationTensors;
-using internal::throwUnlessOk;
-using internal::valueOrThrow;
-using internal::viewOf;
-
 ::shardwire::Options ProcessGroupShardwire::optionsFor(Milliseconds timeout) {
   ::shardwire::Options options = valueOrThrow(::shardwire::Options::fromEnvironment());
   if (timeout.count() > 0) {
@@ -76,12 +68,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
 }
 
 std::function<Status(Rank)> ProcessGroupShardwire::statusOfMembers(std::vector<std::int64_t> ranks) const {
-  std::weak_ptr<Communicator> known;
-  {
-    const internal::MutexLock lock(mutex_);
-    known = communicator_;
-  }
-  return [known = std::move(known), ranks = std::move(ranks)](Rank member) {
+  return [known = std::weak_ptr(communicatorOrNull()), ranks = std::move(ranks)](Rank member) {
     const auto communicator = known.lock();
     return communicator == nullptr
                ? Status::ok()
@@ -128,6 +115,11 @@ std::shared_ptr<Communicator> ProcessGroupShardwire::communicator() const {
   if (communicator_ == nullptr) {
     throw StatusError(whyNone());
   }
+  return communicator_;
+}
+
+std::shared_ptr<Communicator> ProcessGroupShardwire::communicatorOrNull() const {
+  const internal::MutexLock lock(mutex_);
   return communicator_;
 }
 
@@ -267,11 +259,7 @@ void ProcessGroupShardwire::waitForPendingWorks() {
 #if SW_TORCH_HAS_ERROR_TYPE
 ::c10d::ErrorType ProcessGroupShardwire::getError() {
   throwUnlessOk(owner_.check("this process group"));
-  std::shared_ptr<Communicator> communicator;
-  {
-    const internal::MutexLock lock(mutex_);
-    communicator = communicator_;
-  }
+  const std::shared_ptr<Communicator> communicator = communicatorOrNull();
   // A normal shutdown is no error.
   switch (communicator == nullptr ? StatusCode::kOk : communicator->status().code()) {
     case StatusCode::kOk:
@@ -334,11 +322,7 @@ void ProcessGroupShardwire::abort() {
   if (!owner_.isHere()) {
     return;
   }
-  std::shared_ptr<Communicator> communicator;
-  {
-    const internal::MutexLock lock(mutex_);
-    communicator = communicator_;
-  }
+  const std::shared_ptr<Communicator> communicator = communicatorOrNull();
   if (communicator != nullptr) {
     communicator->abort("abort() was called on this rank's process group");
   }
@@ -380,11 +364,7 @@ Status ProcessGroupShardwire::end() {
 // Ends here and now, even if other threads are inside a call. Threads that wait in the group are woken, and a thread
 // that only reads from the group is no reason to fail the other ranks.
 Status ProcessGroupShardwire::endCommunicator() {
-  std::shared_ptr<Communicator> communicator;
-  {
-    const internal::MutexLock lock(mutex_);
-    communicator = communicator_;
-  }
+  std::shared_ptr<Communicator> communicator = communicatorOrNull();
   if (communicator == nullptr) {
     return Status::ok();
   }

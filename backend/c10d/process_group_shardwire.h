@@ -197,6 +197,7 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   // kInterrupted when a signal ended the wait for devices; the group ends in that case, too.
   Status end();
   Status endCommunicator();
+  std::shared_ptr<Communicator> communicatorOrNull() const;
   Status whyNone() const SW_REQUIRES(mutex_);
   // A wait in the middle of a call: after an interruption there the call is half done, so the group fails.
   void waitInside(::c10d::Work& work, const char* name);

@@ -11,9 +11,6 @@
 #if SW_TORCH_HAS_RECONFIGURE
 namespace shardwire {
 
-using internal::refuseCall;
-using internal::throwUnlessOk;
-
 c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::createReconfigurable(
     std::shared_ptr<internal::Membership> membership, int rank, int size, Milliseconds timeout,
     const std::string& groupName) {

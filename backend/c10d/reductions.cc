@@ -11,22 +11,6 @@
 
 namespace shardwire {
 
-using ::c10d::OpType;
-using internal::calling;
-using internal::checkOneDType;
-using internal::checkPairs;
-using internal::checkSameDType;
-using internal::equalPieces;
-using internal::HostTensors;
-using internal::onlyList;
-using internal::onlyTensor;
-using internal::OperationTensors;
-using internal::refuseCall;
-using internal::tensorsOf;
-using internal::viewOf;
-using internal::viewsOf;
-using TorchWork = ProcessGroupShardwire::TorchWork;
-
 namespace {
 
 // c10d's operator, split into our operator and, for PREMUL_SUM, the factor by which each rank multiplies first.
@@ -206,7 +190,7 @@ TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor
   memory.refuse();
   internal::copyInto(output.view_as(list[own]), list[own]);
   views[own] = outputView;
-  return start(call, tensorsOf({output}, list), host, timeout,
+  return start(call, tensorsOf({&output, 1}, list), host, timeout,
                [&](Communicator& communicator, CallOptions callOptions) {
                  return internal::issueEach(views.size(), [&](std::size_t i) {
                    return communicator.reduce(views[i], static_cast<Rank>(i), op, callOptions);

@@ -10,14 +10,6 @@
 
 namespace shardwire {
 
-using internal::onlyTensor;
-using internal::refuseCall;
-using internal::throwUnlessOk;
-using internal::valueOrThrow;
-using internal::viewOf;
-using internal::viewsOf;
-using TorchWork = ProcessGroupShardwire::TorchWork;
-
 namespace {
 
 // The values on which the ranks must agree, followed by the number of this rank's entries.

@@ -13,20 +13,6 @@
 
 namespace shardwire::internal {
 
-namespace {
-
-// [first, last) of a tensor's addresses on the device.
-std::pair<std::uintptr_t, std::uintptr_t> rangeOf(const at::Tensor& tensor) {
-  std::int64_t last = 0;
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  const auto first = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
-  return {first, first + static_cast<std::uintptr_t>(last + 1) * tensor.element_size()};
-}
-
-}  // namespace
-
 at::Tensor StagedTensors::Twin::piece(const at::Tensor& tensor, std::size_t segment) const {
   if (segments.size() == 1) {
     return tensor;
@@ -69,12 +55,8 @@ at::Tensor StagedTensors::add(const at::Tensor& device, Role role, std::shared_p
 bool StagedTensors::mayDrainEarly() const {
   for (const Twin& in : twins_) {
     for (const Twin& out : twins_) {
-      if (&in == &out || !in.load || !out.drain || in.device.device() != out.device.device()) {
-        continue;
-      }
-      const auto [inFirst, inLast] = rangeOf(in.device);
-      const auto [outFirst, outLast] = rangeOf(out.device);
-      if (inFirst < outLast && outFirst < inLast) {
+      if (&in != &out && in.load && out.drain && in.device.device() == out.device.device() &&
+          addressRange(deviceViewOf(in.device)).meets(addressRange(deviceViewOf(out.device)))) {
         return false;
       }
     }

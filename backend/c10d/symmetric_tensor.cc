@@ -61,13 +61,9 @@ void requireAddress(const SymmetricPlace& place, Rank rank, std::string_view wha
   }
 }
 
-StridedBox boxIn(const TensorView& view) {
-  return boxOf(view, Dims::filled(view.shape.size(), 0));
-}
-
 // `view` lies in the part of place.rank: the same box in the part of `rank`.
 StridedBox boxInPart(const TensorView& view, const SymmetricPlace& place, Rank rank) {
-  StridedBox box = boxIn(view);
+  StridedBox box = boxOf(view);
   if (numElements(view.shape) > 0) {
     box.bytes = place.block->address(rank) + (view.bytes - place.block->address(place.rank));
   }
@@ -238,7 +234,7 @@ void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp
   for (const Rank rank : ranks) {
     sources.push_back(boxInPart(view, place, rank));
   }
-  reduceBox(boxIn(result), result.dtype, sources, view.shape, view.dtype, op);
+  reduceBox(boxOf(result), result.dtype, sources, view.shape, view.dtype, op);
   bumpVersions(out);
 }
 
@@ -250,7 +246,7 @@ void storeToParts(const at::Tensor& tensor, std::span<const Rank> ranks, const a
   requireAlike(view, source, "store");
   requireWritable(view, "store: the tensor");
   for (const Rank rank : ranks) {
-    copyBox(boxInPart(view, place, rank), boxIn(source), view.shape, elementBytes(view.dtype));
+    copyBox(boxInPart(view, place, rank), boxOf(source), view.shape, elementBytes(view.dtype));
     place.block->wake(rank);
   }
 }
@@ -268,7 +264,7 @@ void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, Word
   {
     const auto turn = commutes(view.dtype, op) ? std::nullopt : std::optional<OrderedTurn>(std::in_place, *place.block);
     for (const Rank rank : ranks) {
-      applyWords(boxInPart(view, place, rank), boxIn(source), view.shape, view.dtype, op);
+      applyWords(boxInPart(view, place, rank), boxOf(source), view.shape, view.dtype, op);
     }
   }
   std::ranges::for_each(ranks, [&](Rank rank) { place.block->wake(rank); });

@@ -8,8 +8,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
-#include <vector>
 
 #include "backend/symm/word_ops.h"
 #include "shardwire/export.h"

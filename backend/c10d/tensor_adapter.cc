@@ -206,7 +206,7 @@ void bumpVersions(c10::ArrayRef<at::Tensor> written) {
   }
 }
 
-OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+OperationTensors tensorsOf(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs) {
   OperationTensors tensors;
   tensors.outputs.append(outputs.begin(), outputs.end());
   tensors.inputs.append(inputs.begin(), inputs.end());

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,7 +24,7 @@ struct OperationTensors {
 // As torch's own in-place operations do: a backward pass that needs the old values then gets an error and not a wrong
 // gradient. Any thread.
 void bumpVersions(c10::ArrayRef<at::Tensor> written);
-OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
+OperationTensors tensorsOf(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs);
 
 // ValueError-like for quantised types, whose elements are not plain.
 SHARDWIRE_EXPORT DType dtypeOf(c10::ScalarType type);

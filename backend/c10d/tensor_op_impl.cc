@@ -2,8 +2,6 @@
 // the device tensors, while the checks look at the tensors themselves: a copy would always pass.
 #include "backend/c10d/tensor_op_impl.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <iterator>
 
@@ -19,13 +17,6 @@ namespace {
 constexpr const char* kBackend = "shardwire";  // also when the group replaces gloo: gloo has no such operation
 constexpr const char* kTitle = "compiled_op";
 using Tensors = std::span<const at::Tensor>;
-
-std::shared_ptr<const OperationTensors> kept(Tensors inputs, Tensors outputs) {
-  auto tensors = std::make_shared<OperationTensors>();
-  tensors->outputs.append(outputs.begin(), outputs.end());
-  tensors->inputs.append(inputs.begin(), inputs.end());
-  return tensors;
-}
 
 c10::intrusive_ptr<WorkShardwire> adapt(int rank, WorkPtr work, std::shared_ptr<const OperationTensors> tensors,
                                         std::shared_ptr<ProfilerRange> range) {
@@ -125,7 +116,7 @@ c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::start(Tensors inputs, Tenso
   }
   const auto inputViews = viewsOf(inputs, "inputs");
   const auto outputViews = viewsOf(outputs, "outputs");
-  auto tensors = kept(inputs, outputs);
+  auto tensors = std::make_shared<const OperationTensors>(tensorsOf(outputs, inputs));
   std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kBackend, kTitle, *tensors, name_);
   WorkPtr work = valueOrThrow(op_->run(inputViews, outputViews, opaque(tensors), timeout));
   bumpVersions(tensors->outputs);
@@ -138,7 +129,7 @@ c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::startStaged(Tensors inputs,
   const Views inputViews = bothViewsOf(host, inputs, true, "inputs");
   const Views outputViews = bothViewsOf(host, outputs, false, "outputs");
   throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
-  auto tensors = kept(inputs, outputs);
+  auto tensors = std::make_shared<const OperationTensors>(tensorsOf(outputs, inputs));
   std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kBackend, kTitle, *tensors, name_);
   auto alive =
       std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(opaque(tensors), host.staged());
@@ -156,7 +147,7 @@ std::string TensorOpShardwire::explain() const {
 std::unique_ptr<BoundTensorOpShardwire> TensorOpShardwire::bound(Tensors inputs, Tensors outputs,
                                                                  std::optional<Duration> timeout) {
   checkGroup();
-  auto tensors = kept(inputs, outputs);
+  auto tensors = std::make_shared<const OperationTensors>(tensorsOf(outputs, inputs));
   if (hasDeviceTensors(inputs) || hasDeviceTensors(outputs)) {
     // Each run has host copies of its own. Tensors that a run would refuse are refused here already.
     HostTensors host(stager_);

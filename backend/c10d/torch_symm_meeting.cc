@@ -8,12 +8,8 @@
 #include "ops/plan/hash.h"
 
 namespace shardwire::internal {
-StridedBox boxOfView(const TensorView& view) {
-  return boxOf(view, Dims::filled(view.shape.size(), 0));
-}
-
 StridedBox SymmetricOperand::box(Rank rank, std::int64_t more) const {
-  StridedBox box = boxOfView(view);
+  StridedBox box = boxOf(view);
   box.bytes = bytes(rank) + more;
   return box;
 }

@@ -28,7 +28,6 @@ struct SymmetricOperand {
 };
 // `tensor` lies in `memory`.
 SymmetricOperand operandOf(TorchSymmetricMemory& memory, const at::Tensor& tensor, const char* what);
-StridedBox boxOfView(const TensorView& view);
 
 class Meeting {
  public:

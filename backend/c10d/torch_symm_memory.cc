@@ -4,8 +4,6 @@
 // group and a tensor's handle behind torch's names.
 #include "backend/c10d/torch_symm_memory.h"
 
-#include "backend/c10d/torch_symm.h"
-
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
 
 #include <fmt/format.h>

@@ -35,10 +35,10 @@ ReduceOp reductionFor(const std::string& name, DType dtype) {
   return *op;
 }
 
-void requireLike(const TensorView& out, const TensorView& input) {
-  if (out.dtype != input.dtype || !(out.shape == input.shape)) {
-    refuseCall(StatusCode::kInvalidArgument, "out is {}{}, and {}{} is needed", dtypeName(out.dtype),
-               toString(out.shape), dtypeName(input.dtype), toString(input.shape));
+void requireForm(const TensorView& out, DType dtype, const Dims& shape, const char* what = "out") {
+  if (out.dtype != dtype || !(out.shape == shape)) {
+    refuseCall(StatusCode::kInvalidArgument, "{} is {}{}, and {}{} is needed", what, dtypeName(out.dtype),
+               toString(out.shape), dtypeName(dtype), toString(shape));
   }
 }
 
@@ -72,7 +72,7 @@ at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string&
     }
     if (isMine) {
       to = viewOf(out, "out");
-      requireLike(to, from.view);
+      requireForm(to, from.view.dtype, from.view.shape);
       requireApart(to, from, "out");
     }
   });
@@ -80,7 +80,7 @@ at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string&
   meeting.add("root", root);
   meeting.meet();
   if (isMine) {
-    reduceAll(boxOfView(to), from, 0, to.shape, op);
+    reduceAll(boxOf(to), from, 0, to.shape, op);
   }
   meeting.leave();
   return out;
@@ -129,17 +129,17 @@ at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& l
     }
     op = reductionFor(reduceOp, own.dtype);
     to = viewOf(out, "out");
-    requireLike(to, own);
+    requireForm(to, own.dtype, own.shape);
     requireApart(to, from, "out");
     from.view.shape = own.shape;
     from.view.strides = contiguousStrides(own.shape);
     if (numElements(own.shape) > 0) {  // no rank reads the buffer now: the op before ended with a barrier
-      copyBox(from.box(meeting.rank()), boxOfView(own), own.shape, elementBytes(own.dtype));
+      copyBox(from.box(meeting.rank()), boxOf(own), own.shape, elementBytes(own.dtype));
     }
   });
   meeting.add("local_input in symm_buffer", from);
   meeting.meet();
-  reduceAll(boxOfView(to), from, 0, to.shape, op);
+  reduceAll(boxOf(to), from, 0, to.shape, op);
   meeting.leave();
   return out;
 }
@@ -204,7 +204,7 @@ void twoShot(const char* name, const at::Tensor& input, const std::string& reduc
     if (out != nullptr) {
       to = viewOf(*out, "output");
       requireContiguous(*out, "output");
-      requireLike(to, operand.view);
+      requireForm(to, operand.view.dtype, operand.view.shape);
       requireApart(to, operand, "output");
     }
   });
@@ -281,16 +281,13 @@ at::Tensor reduceScatterOut(at::Tensor input, std::string group, bool splitLastD
       share[0] /= size;
       more = share[0] * meeting.rank();
     }
-    if (to.dtype != from.view.dtype || !(to.shape == share)) {
-      refuseCall(StatusCode::kInvalidArgument, "output is {}{}, and {}{} is needed", dtypeName(to.dtype),
-                 toString(to.shape), dtypeName(from.view.dtype), toString(share));
-    }
+    requireForm(to, from.view.dtype, share, "output");
     requireApart(to, from, "output");
   });
   meeting.add("input", from);
   meeting.add("split_last_dim", splitLastDim ? 1 : 0);
   meeting.meet();
-  reduceAll(boxOfView(to), from, more * static_cast<std::int64_t>(elementBytes(to.dtype)), to.shape, ReduceOp::kSum);
+  reduceAll(boxOf(to), from, more * static_cast<std::int64_t>(elementBytes(to.dtype)), to.shape, ReduceOp::kSum);
   meeting.leave();
   return output;
 }
@@ -309,10 +306,7 @@ at::Tensor multimemAllGatherOut(const at::Tensor& input, std::string group, at::
                  "input has no dimensions: give at least one, along which the ranks' inputs are put together");
     }
     whole[0] *= meeting.worldSize();
-    if (to.view.dtype != from.dtype || !(to.view.shape == whole)) {
-      refuseCall(StatusCode::kInvalidArgument, "out is {}{}, and {}{} is needed", dtypeName(to.view.dtype),
-                 toString(to.view.shape), dtypeName(from.dtype), toString(whole));
-    }
+    requireForm(to.view, from.dtype, whole);
     requireContiguous(out, "out");
     const std::byte* const own = to.bytes(meeting.rank()) + meeting.rank() * static_cast<std::int64_t>(input.nbytes());
     if (from.bytes != own || !input.is_contiguous()) {  // input may be this rank's piece of out
@@ -323,7 +317,7 @@ at::Tensor multimemAllGatherOut(const at::Tensor& input, std::string group, at::
   meeting.meet();
   for (int step = 0; step < meeting.worldSize() && input.numel() > 0; ++step) {
     const Rank rank = (meeting.rank() + step) % meeting.worldSize();
-    copyBox(to.box(rank, meeting.rank() * static_cast<std::int64_t>(input.nbytes())), boxOfView(from), from.shape,
+    copyBox(to.box(rank, meeting.rank() * static_cast<std::int64_t>(input.nbytes())), boxOf(from), from.shape,
             elementBytes(from.dtype));
   }
   meeting.leave();

@@ -121,8 +121,7 @@ Result<std::span<const TensorView>> FlatTensors::flattenAll(std::span<const Tens
 void FlatTensors::pack(const std::vector<Copy>* copies) {
   for (std::size_t i = 0; copies != nullptr && i < copies->size(); ++i) {
     if (const Copy& copy = (*copies)[i]; copy.pack) {
-      packBox(copy.packed, boxOf(copy.user, Dims::filled(copy.user.shape.size(), 0)), copy.user.shape,
-              elementBytes(copy.user.dtype));
+      packBox(copy.packed, boxOf(copy.user), copy.user.shape, elementBytes(copy.user.dtype));
     }
   }
 }
@@ -131,8 +130,7 @@ std::function<void()> FlatTensors::finish() const {
   return [copies = copies_] {
     for (const Copy& copy : *copies) {
       if (copy.unpack) {
-        unpackBox(boxOf(copy.user, Dims::filled(copy.user.shape.size(), 0)), copy.packed, copy.user.shape,
-                  elementBytes(copy.user.dtype));
+        unpackBox(boxOf(copy.user), copy.packed, copy.user.shape, elementBytes(copy.user.dtype));
       }
     }
   };

@@ -43,25 +43,19 @@ constexpr double kOrdinaryMoves = 3, kStreamMoves = 2;
 // A pair must gain this much over one stream.
 constexpr double kPairPaysFrom = 0.97;
 
-// The times in use; 0: not chosen yet. There is no lock, since a child of fork() could find the lock taken for ever.
-// `pairTime` is set last.
-std::atomic<Duration::rep> aheadTime = 0;
-std::atomic<Duration::rep> streamTime = 0;
-std::atomic<Duration::rep> pairTime = 0;
+struct TimesInUse {
+  LargeStoreTimes large;
+  std::optional<HandOverTimes> handOvers;
+};
+// Null: not chosen yet. There is no lock, since a child of fork() could find the lock taken for ever.
+std::atomic<const TimesInUse*> timesInUse = nullptr;
 
-// Of hand-overs; 0: not measured.
-std::atomic<Duration::rep> handedAhead = 0;
-std::atomic<Duration::rep> handedPlain = 0;
-std::atomic<Duration::rep> handedStreamed = 0;
+using Times = std::array<Duration::rep, 3>;
 
-template <std::size_t kCount>
-using Times = std::array<Duration::rep, kCount>;
-
-template <std::size_t kCount>
-std::optional<Times<kCount>> parseTimes(const std::string& text) {
+std::optional<Times> parseTimes(const std::string& text) {
   const char* const last = text.data() + text.size();
   const char* at = text.data();
-  Times<kCount> times{};
+  Times times{};
   for (Duration::rep& time : times) {
     const auto [end, error] = std::from_chars(at, last, time);
     if (error != std::errc() || time <= 0 || end == last) {
@@ -76,22 +70,16 @@ std::string fileName(std::string_view what) {
   return fmt::format("{}-1-{}", what, kernels().name);
 }
 
-template <std::size_t kCount>
-std::optional<Times<kCount>> readTimes(const std::string& folder, std::string_view what) {
+// As LargeStoreTimes or HandOverTimes.
+template <typename T>
+std::optional<T> readTimes(const std::string& folder, std::string_view what) {
   const std::optional<std::string> kept = readKept(fmt::format("{}/{}", folder, fileName(what)));
-  return kept.has_value() ? parseTimes<kCount>(*kept) : std::nullopt;
+  const std::optional<Times> times = kept.has_value() ? parseTimes(*kept) : std::nullopt;
+  return times.has_value() ? std::optional(T{Duration((*times)[0]), Duration((*times)[1]), Duration((*times)[2])})
+                           : std::nullopt;
 }
 
-LargeStoreTimes largeStoreTimesOf(const Times<3>& times) {
-  return {Duration(times[0]), Duration(times[1]), Duration(times[2])};
-}
-
-HandOverTimes handOverTimesOf(const Times<3>& times) {
-  return {Duration(times[0]), Duration(times[1]), Duration(times[2])};
-}
-
-template <std::size_t kCount>
-void keepTimes(const std::string& folder, std::string_view what, const Times<kCount>& times) {
+void keepTimes(const std::string& folder, std::string_view what, const Times& times) {
   const Status written = writeKept(folder, fileName(what), fmt::format("{}\n", fmt::join(times, " ")));
   if (!written.isOk()) {
     logInfo("each process of this host measures its {} anew: {}", what, written.message());
@@ -156,8 +144,8 @@ std::string_view nameOf(RowStore store) {
   }
 }
 
-double rateOf(std::size_t bytes, Duration::rep nanoseconds) {
-  return static_cast<double>(bytes) / static_cast<double>(nanoseconds);  // bytes per nanosecond are GB/s
+double rateOf(std::size_t bytes, Duration time) {
+  return static_cast<double>(bytes) / static_cast<double>(time.count());  // bytes per nanosecond are GB/s
 }
 
 std::string whyThisIsa() {
@@ -213,67 +201,65 @@ std::string hostChoicesFolder() {
 
 LargeStoreTimes largeStoreTimes(const std::string& folder) {
   constexpr std::string_view kWhat = "large-stores";
-  if (const auto kept = readTimes<3>(folder, kWhat)) {
-    return largeStoreTimesOf(*kept);
+  if (const auto kept = readTimes<LargeStoreTimes>(folder, kWhat)) {
+    return *kept;
   }
   const MeasuringTurn turn(folder);
-  if (const auto kept = turn.waited() ? readTimes<3>(folder, kWhat) : std::nullopt) {
-    return largeStoreTimesOf(*kept);
+  if (const auto kept = turn.waited() ? readTimes<LargeStoreTimes>(folder, kWhat) : std::nullopt) {
+    return *kept;
   }
   const LargeStoreTimes times = measureLargeStores();
-  keepTimes<3>(folder, kWhat, {times.ahead.count(), times.stream.count(), times.pair.count()});
+  keepTimes(folder, kWhat, {times.ahead.count(), times.stream.count(), times.pair.count()});
   return times;
 }
 
 std::optional<HandOverTimes> handOverTimes(const std::string& folder) {
   constexpr std::string_view kWhat = "hand-overs";
-  if (const auto kept = readTimes<3>(folder, kWhat)) {
-    return handOverTimesOf(*kept);
+  if (const auto kept = readTimes<HandOverTimes>(folder, kWhat)) {
+    return kept;
   }
   const MeasuringTurn turn(folder);
   if (turn.waited()) {  // the process before has just measured, or could not
-    const auto kept = readTimes<3>(folder, kWhat);
-    return kept.has_value() ? std::optional(handOverTimesOf(*kept)) : std::nullopt;
+    return readTimes<HandOverTimes>(folder, kWhat);
   }
   const std::optional<HandOverTimes> times = measureHandOvers();
   if (times.has_value()) {
-    keepTimes<3>(folder, kWhat, {times->ahead.count(), times->plain.count(), times->streamed.count()});
+    keepTimes(folder, kWhat, {times->ahead.count(), times->plain.count(), times->streamed.count()});
   }
   return times;
 }
 
 void chooseStores() {
-  if (pairTime.load(std::memory_order_acquire) != 0) {
+  if (timesInUse.load(std::memory_order_acquire) != nullptr) {
     return;
   }
-  const LargeStoreTimes times = largeStoreTimes(hostChoicesFolder());
-  useLargeStore(fastestLargeStore(times));
-  if (const auto handOvers = handOverTimes(hostChoicesFolder())) {
-    useCachedStore(fastestCachedStore(*handOvers));
-    useStreamsForStaged(streamingPays(*handOvers));
-    handedAhead.store(handOvers->ahead.count(), std::memory_order_relaxed);
-    handedPlain.store(handOvers->plain.count(), std::memory_order_relaxed);
-    handedStreamed.store(handOvers->streamed.count(), std::memory_order_relaxed);
+  std::unique_ptr<const TimesInUse> times(
+      new TimesInUse{largeStoreTimes(hostChoicesFolder()), handOverTimes(hostChoicesFolder())});
+  useLargeStore(fastestLargeStore(times->large));
+  if (times->handOvers.has_value()) {
+    useCachedStore(fastestCachedStore(*times->handOvers));
+    useStreamsForStaged(streamingPays(*times->handOvers));
   }
-  aheadTime.store(times.ahead.count(), std::memory_order_relaxed);
-  streamTime.store(times.stream.count(), std::memory_order_relaxed);
-  pairTime.store(times.pair.count(), std::memory_order_release);
+  const TimesInUse* none = nullptr;
+  if (timesInUse.compare_exchange_strong(none, times.get(), std::memory_order_release)) {
+    static_cast<void>(times.release());  // for the life of the process
+  }
 }
 
 std::string describeKernels() {
-  const auto load = [](const std::atomic<Duration::rep>& time) { return time.load(std::memory_order_relaxed); };
-  const Duration::rep pair = pairTime.load(std::memory_order_acquire);
+  const TimesInUse* const times = timesInUse.load(std::memory_order_acquire);
   const std::string large =
-      pair == 0 ? "not measured"
-                : fmt::format("measured on this host, GB/s: ordinary {:.1f}, one stream {:.1f}, two {:.1f}",
-                              rateOf(kTrialBytes, load(aheadTime)), rateOf(kTrialBytes, load(streamTime)),
-                              rateOf(kTrialBytes, pair));
+      times == nullptr ? "not measured"
+                       : fmt::format("measured on this host, GB/s: ordinary {:.1f}, one stream {:.1f}, two {:.1f}",
+                                     rateOf(kTrialBytes, times->large.ahead), rateOf(kTrialBytes, times->large.stream),
+                                     rateOf(kTrialBytes, times->large.pair));
   const std::string handed =
-      load(handedAhead) == 0
+      times == nullptr || !times->handOvers.has_value()
           ? "not measured"
           : fmt::format("measured on this host, GB/s: fetching ahead {:.1f}, plain {:.1f}, past the caches {:.1f}",
-                        rateOf(kHandOverBytes, load(handedAhead)), rateOf(kHandOverBytes, load(handedPlain)),
-                        rateOf(kHandOverBytes, load(handedStreamed)));
+                        rateOf(kHandOverBytes, times->handOvers->ahead),
+                        rateOf(kHandOverBytes, times->handOvers->plain),
+                        rateOf(kHandOverBytes, times->handOvers->streamed));
   return fmt::format("kernels: {} ({}); large moves: {} ({}); between cores: {}, long payloads {} ({})\n",
                      kernels().name, whyThisIsa(), nameOf(largeStore()), large,
                      cachedStore() == RowStore::kPlain ? "plain" : "fetching ahead",

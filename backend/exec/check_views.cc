@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/boxes/strided_runs.h"
 #include "ops/boxes/view_overlap.h"
 
 namespace shardwire::internal {
@@ -18,19 +19,7 @@ namespace {
 
 // Of the addresses of a box.
 AddressRange rangeOf(const TensorView& view, const Dims& offset, const Dims& shape) {
-  std::int64_t first = 0;
-  std::int64_t last = 0;
-  for (int d = 0; d < shape.size(); ++d) {
-    if (shape[d] == 0) {
-      return {};
-    }
-    first += offset[d] * view.strides[d];
-    last += (shape[d] - 1) * view.strides[d];
-  }
-  const auto elem = static_cast<std::int64_t>(elementBytes(view.dtype));
-  const auto base = reinterpret_cast<std::uintptr_t>(view.bytes);
-  const auto start = base + static_cast<std::uintptr_t>(first * elem);
-  return {start, start + static_cast<std::uintptr_t>((last + 1) * elem)};
+  return addressRange({boxOf(view, offset).bytes, view.dtype, shape, view.strides});
 }
 
 Status checkList(const std::vector<PlanTensor>& expected, std::span<const TensorView> given, const char* list,

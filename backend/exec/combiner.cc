@@ -15,9 +15,8 @@
 
 namespace shardwire::internal {
 
-Combiner::Combiner(const RunScope& run, RemoteReads& reads, std::vector<ReceiveEdge>& receives,
-                   const std::vector<std::int32_t>& receiveOf)
-    : run_(run), reads_(reads), receives_(receives), receiveOf_(receiveOf) {
+Combiner::Combiner(const RunScope& run, RemoteReads& reads, const std::vector<ReceiveEdge*>& receiveFrom)
+    : run_(run), reads_(reads), receiveFrom_(receiveFrom) {
   std::uint32_t most = 0;
   for (const PlanMove& move : run_.plan.moves) {
     most = std::max(most, move.numSources);

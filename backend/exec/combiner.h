@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "backend/exec/receive_edge.h"
@@ -14,9 +13,8 @@ namespace shardwire::internal {
 
 class Combiner {
  public:
-  // All arguments outlive the combiner. receiveOf, by rank: index into `receives`, or -1.
-  Combiner(const RunScope& run, RemoteReads& reads, std::vector<ReceiveEdge>& receives,
-           const std::vector<std::int32_t>& receiveOf);
+  // All arguments outlive the combiner. receiveFrom: by rank; null when no edge comes from the rank.
+  Combiner(const RunScope& run, RemoteReads& reads, const std::vector<ReceiveEdge*>& receiveFrom);
 
   void reset();
   bool isDone() const { return run_.plan.firstCombine + next_ == run_.plan.moves.size(); }
@@ -35,17 +33,14 @@ class Combiner {
     return run_.plan.sources[move.firstSource + index];
   }
   bool isOwn(const PlanSource& source) const { return source.rank == run_.plan.rank; }
-  ReceiveEdge& edgeOf(const PlanSource& source) {
-    return receives_[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(source.rank)])];
-  }
+  ReceiveEdge& edgeOf(const PlanSource& source) { return *receiveFrom_[static_cast<std::size_t>(source.rank)]; }
   bool isReached(const PlanSource& source, Reach reach) {
     return !isOwn(source) && edgeOf(source).reachOf(source.slot) == reach;
   }
 
   const RunScope& run_;
   RemoteReads& reads_;
-  std::vector<ReceiveEdge>& receives_;
-  const std::vector<std::int32_t>& receiveOf_;
+  const std::vector<ReceiveEdge*>& receiveFrom_;
 
   std::uint32_t next_ = 0;  // the current combine, counted from Plan::firstCombine
   SegmentCursor cursor_;    // of the current combine

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "backend/base/interruptible_wait.h"
 #include "backend/exec/control_frames.h"
@@ -144,7 +143,8 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
 Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                            Duration spinInline, const CallRecord& record, Driving::IfFailed ifFailed) {
   const auto begin = [&](GroupState& state) {
-    state.takePoint(activity, record);
+    state.take(activity);
+    state.operations.record(*activity, record);
     if (state.operations.failure().isOk()) {  // else the group has ended meanwhile, perhaps with its connections
       start(state.points);
     }

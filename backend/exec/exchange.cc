@@ -259,26 +259,13 @@ bool Exchange::needs(Rank peer) const {
 
 // "rank 2 did not arrive"; empty: no blob is missing, or this rank cannot know.
 std::string Exchange::missing() const {
-  std::string list;
-  int count = 0;
-  for (std::size_t i = 0; i < ins_.size(); ++i) {
-    if (ins_[i].isWhole || isTable(ins_[i])) {
-      continue;
-    }
-    // Merges neighbours in long lists: "1, 5 to 40".
-    std::size_t last = i;
-    while (isByTree() && last + 1 < ins_.size() && !ins_[last + 1].isWhole) {
-      ++last;
-    }
-    list += fmt::format("{}{}", list.empty() ? "" : ", ", ins_[i].peer);
-    ++count;
-    if (last > i + 1) {
-      list += fmt::format(" to {}", ins_[last].peer);
-      i = last;
-      ++count;
+  std::vector<Rank> absent;
+  for (const In& in : ins_) {
+    if (!in.isWhole && !isTable(in)) {
+      absent.push_back(in.peer);
     }
   }
-  return count == 0 ? "" : fmt::format("rank{} {} did not arrive", count > 1 ? "s" : "", list);
+  return absent.empty() ? "" : (isByTree() ? rankRanges(absent) : rankList(absent)) + " did not arrive";
 }
 
 std::string Exchange::waitingFor() const {

@@ -4,29 +4,13 @@
 
 #include <algorithm>
 
+#include "backend/bootstrap/summary.h"
 #include "backend/exec/exchange.h"
 #include "ops/plan/hash.h"
 #include "ops/wire/byte_codec.h"
 
 namespace shardwire::internal {
 namespace {
-
-// "0, 2 to 5"
-std::string listOf(const std::vector<std::size_t>& ranks) {
-  std::string list;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    std::size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
-      ++last;
-    }
-    list += fmt::format("{}{}", list.empty() ? "" : ", ", ranks[i]);
-    if (last > i + 1) {
-      list += fmt::format(" to {}", ranks[last]);
-      i = last;
-    }
-  }
-  return list;
-}
 
 // "rank 0 gave A, ranks 1, 3 to 5 gave B"; empty: all values are equal.
 std::string differences(const std::vector<ExchangeRequest>& all, std::string ExchangeRequest::*value,
@@ -37,17 +21,16 @@ std::string differences(const std::vector<ExchangeRequest>& all, std::string Exc
     if (std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(rank), isAlike)) {
       continue;
     }
-    std::vector<std::size_t> alike;
+    std::vector<Rank> alike;
     for (std::size_t other = rank; other < all.size(); ++other) {
       if (isAlike(all[other])) {
-        alike.push_back(other);
+        alike.push_back(static_cast<Rank>(other));
       }
     }
     if (alike.size() == all.size()) {
       return "";
     }
-    text += fmt::format("{}rank{} {} {} {}", text.empty() ? "" : ", ", alike.size() > 1 ? "s" : "", listOf(alike), verb,
-                        all[rank].*value);
+    text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", rankRanges(alike), verb, all[rank].*value);
   }
   return text;
 }

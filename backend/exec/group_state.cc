@@ -71,11 +71,6 @@ void GroupState::take(const std::shared_ptr<Activity>& activity) {
   }
 }
 
-void GroupState::takePoint(const std::shared_ptr<Activity>& activity, const CallRecord& record) {
-  take(activity);
-  operations.record(*activity, record);
-}
-
 // A late peer gets the earlier notices and advice of the other peers, too.
 bool GroupState::takeLateLinks() {
   std::vector<Rank> joined;

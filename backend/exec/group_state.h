@@ -47,9 +47,8 @@ struct GroupState final : private RunHost {
   bool poll();
   // Moves a numbered operation inside its call, as Operations::moveNow().
   bool moveNow(Activity& activity, int polls);
-  // Takes an operation, which is stepped from now on. takePoint(): takes a message, with record.
+  // Takes an operation, which is stepped from now on.
   void take(const std::shared_ptr<Activity>& activity);
-  void takePoint(const std::shared_ptr<Activity>& activity, const CallRecord& record);
   // True while operations are in flight, notices are unsent, or peers may send requests.
   bool isBusy() const { return !operations.inFlight().empty() || failure.hasNotices() || oneSided.isServing(); }
 

@@ -2,7 +2,6 @@
 // Owned through shared_ptr by caller and engine; stepped under the engine's lock.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

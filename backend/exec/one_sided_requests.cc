@@ -11,6 +11,7 @@
 #include <array>
 #include <cstring>
 
+#include "backend/bootstrap/summary.h"
 #include "ops/boxes/copy_box.h"
 
 namespace shardwire::internal {
@@ -177,11 +178,7 @@ bool QuietRequest::needs(Rank peer) const {
 }
 
 std::string QuietRequest::waitingFor() const {
-  std::string ranks;
-  for (const Rank rank : open_) {
-    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank);
-  }
-  return fmt::format("rank{} {} did not say that all is done", open_.size() > 1 ? "s" : "", ranks);
+  return rankList(open_) + " did not say that all is done";
 }
 
 }  // namespace shardwire::internal

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory_resource>
 #include <span>
-#include <string>
 #include <tuple>
 #include <vector>
 

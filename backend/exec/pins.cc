@@ -5,8 +5,7 @@
 namespace shardwire::internal {
 
 void Pins::add(std::span<const std::unique_ptr<Wire>> wires, const TensorView& tensor, bool isWritten) {
-  const StridedBox box = boxOf(tensor, Dims::filled(tensor.shape.size(), 0));
-  const std::size_t bytes = extentBytes(box, tensor.shape, elementBytes(tensor.dtype));
+  const std::size_t bytes = extentBytes(boxOf(tensor), tensor.shape, elementBytes(tensor.dtype));
   if (bytes == 0) {
     return;
   }

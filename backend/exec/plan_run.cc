@@ -26,23 +26,19 @@ constexpr std::uint64_t kStreamUnpackedFrom = std::uint64_t{24} << 20;
 }  // namespace
 
 PlanRun::PlanRun(std::shared_ptr<const Plan> plan)
-    : plan_(std::move(plan)),
+    : Run(std::move(plan)),
       scope_{.plan = *plan_, .activity = *this},
       reads_(scope_),
-      sendTo_(static_cast<std::size_t>(plan_->worldSize), -1),
-      receiveOf_(static_cast<std::size_t>(plan_->worldSize), -1),
-      combiner_(scope_, reads_, receives_, receiveOf_) {
-  fingerprint = plan_->fingerprint;
-  worldSize_ = plan_->worldSize;
+      sendTo_(static_cast<std::size_t>(plan_->worldSize)),
+      receiveFrom_(static_cast<std::size_t>(plan_->worldSize)),
+      combiner_(scope_, reads_, receiveFrom_) {
   sends_.reserve(plan_->sends.size());
   for (const PlanEdge& edge : plan_->sends) {
-    sendTo_[static_cast<std::size_t>(edge.peer)] = static_cast<std::int32_t>(sends_.size());
-    sends_.emplace_back(scope_, edge);
+    sendTo_[static_cast<std::size_t>(edge.peer)] = &sends_.emplace_back(scope_, edge);
   }
   receives_.reserve(plan_->receives.size());
   for (const PlanEdge& edge : plan_->receives) {
-    receiveOf_[static_cast<std::size_t>(edge.peer)] = static_cast<std::int32_t>(receives_.size());
-    receives_.emplace_back(scope_, reads_, edge);
+    receiveFrom_[static_cast<std::size_t>(edge.peer)] = &receives_.emplace_back(scope_, reads_, edge);
   }
   chooseSpin();
   noteMoves();
@@ -67,8 +63,8 @@ void PlanRun::noteMoves() {
     for (std::uint32_t i = 0; i < move.numSources; ++i) {
       const PlanSource& source = plan_->sources[move.firstSource + i];
       if (source.rank != plan_->rank) {
-        const std::int32_t index = receiveOf_[static_cast<std::size_t>(source.rank)];
-        receives_[static_cast<std::size_t>(index)].noteSource(source, move.shape, elementBytes(move.sourceDtype));
+        receiveFrom_[static_cast<std::size_t>(source.rank)]->noteSource(source, move.shape,
+                                                                        elementBytes(move.sourceDtype));
       }
     }
   }
@@ -98,13 +94,13 @@ void PlanRun::prepareAgain() {
 }
 
 bool PlanRun::step(std::vector<bool>& blockedBulk) {
-  if (finished_ || mustWait(plan_->sends, blockedBulk)) {
+  if (finished_ || mustWait(blockedBulk)) {
     return false;
   }
   if (!isPinned_ && !context().wires.empty()) {
     pinTensors();
   }
-  if (receives_.empty() && !hasStepped_ && isOutOfStep(plan_->sends)) {
+  if (receives_.empty() && !hasStepped_ && isOutOfStep()) {
     return false;
   }
   scope_.staging = staging_;
@@ -198,45 +194,35 @@ void PlanRun::announceWrites(Staging& staging) const {
 // ---- frames, and what is missing
 
 Status PlanRun::onPost(Rank from, const Received<PostFrame>& frame) {
-  const std::int32_t index = receiveOf_[static_cast<std::size_t>(from)];
-  if (index < 0) {
+  ReceiveEdge* const receive = receiveFrom_[static_cast<std::size_t>(from)];
+  if (receive == nullptr) {
     context().desync(from, seq);  // the same call with other sizes
     return Status::ok();
   }
-  return receives_[static_cast<std::size_t>(index)].onPost(frame);
+  return receive->onPost(frame);
 }
 
 Status PlanRun::onAck(Rank from, const Received<AckFrame>&) {
-  const std::int32_t index = sendTo_[static_cast<std::size_t>(from)];
-  return index < 0 ? misfit(from, FrameKind::kAck) : sends_[static_cast<std::size_t>(index)].onAck();
-}
-
-const SendEdge* PlanRun::sendTo(Rank peer) const {
-  const std::int32_t index = sendTo_[static_cast<std::size_t>(peer)];
-  return index < 0 ? nullptr : &sends_[static_cast<std::size_t>(index)];
-}
-
-const ReceiveEdge* PlanRun::receiveFrom(Rank peer) const {
-  const std::int32_t index = receiveOf_[static_cast<std::size_t>(peer)];
-  return index < 0 ? nullptr : &receives_[static_cast<std::size_t>(index)];
+  SendEdge* const send = sendTo_[static_cast<std::size_t>(from)];
+  return send == nullptr ? misfit(from, FrameKind::kAck) : send->onAck();
 }
 
 bool PlanRun::isOpen(Rank peer) const {
-  const SendEdge* const send = sendTo(peer);
-  const ReceiveEdge* const receive = receiveFrom(peer);
+  const SendEdge* const send = sendTo_[static_cast<std::size_t>(peer)];
+  const ReceiveEdge* const receive = receiveFrom_[static_cast<std::size_t>(peer)];
   return (send != nullptr && !send->isDone()) || (receive != nullptr && !receive->isDone() && !receive->hasTakenAll());
 }
 
 bool PlanRun::needs(Rank peer) const {
-  if (const SendEdge* const send = sendTo(peer); send != nullptr && !send->isDone()) {
+  if (const SendEdge* const send = sendTo_[static_cast<std::size_t>(peer)]; send != nullptr && !send->isDone()) {
     return true;
   }
-  const ReceiveEdge* const receive = receiveFrom(peer);
+  const ReceiveEdge* const receive = receiveFrom_[static_cast<std::size_t>(peer)];
   return isOpen(peer) && (!hasSentItsPart(peer) || (receive != nullptr && receive->awaitsPosts()));
 }
 
 bool PlanRun::hasArrivedFrom(Rank peer) const {
-  const ReceiveEdge* const receive = receiveFrom(peer);
+  const ReceiveEdge* const receive = receiveFrom_[static_cast<std::size_t>(peer)];
   // The peer's staged bytes may be in the lane unread, because another peer's bytes come first.
   return receive != nullptr && (receive->isSeen() || Run::hasArrivedFrom(peer));
 }

@@ -34,11 +34,7 @@ class PlanRun final : public Run {
   Status onPost(Rank from, const Received<PostFrame>& frame) override;
   Status onAck(Rank from, const Received<AckFrame>& frame) override;
   bool needs(Rank peer) const override;
-  EdgeBytes edgeBytes(Rank peer) const override { return edgeBytesOf(*plan_, peer); }
-  void addTraffic(std::span<EdgeBytes> byPeer) const override { addTrafficOf(*plan_, byPeer); }
   Duration worthSpinning() const override { return staging_ == nullptr ? worthSpinning_ : Duration::zero(); }
-
-  const Plan& plan() const { return *plan_; }
 
   // Tensors stay pinned from run to run (prepareAgain), until keepPins(false). Under the group's lock.
   void keepPins(bool keeps);
@@ -51,20 +47,16 @@ class PlanRun final : public Run {
   void noteWay();
   bool stepOwnCopies();
   bool isOver() const;
-  // Null when no edge goes to the peer, or comes from the peer.
-  const SendEdge* sendTo(Rank peer) const;
-  const ReceiveEdge* receiveFrom(Rank peer) const;
   bool isOpen(Rank peer) const override;
   void announceWrites(Staging& staging) const override;
   bool hasArrivedFrom(Rank peer) const override;
 
-  std::shared_ptr<const Plan> plan_;
   RunScope scope_;
   RemoteReads reads_;
-  std::vector<SendEdge> sends_;          // by Plan::sends
-  std::vector<ReceiveEdge> receives_;    // by Plan::receives
-  std::vector<std::int32_t> sendTo_;     // by peer: index into sends_, or -1
-  std::vector<std::int32_t> receiveOf_;  // by peer: index into receives_, or -1
+  std::vector<SendEdge> sends_;            // by Plan::sends
+  std::vector<ReceiveEdge> receives_;      // by Plan::receives
+  std::vector<SendEdge*> sendTo_;          // by peer; null when no edge goes to the peer
+  std::vector<ReceiveEdge*> receiveFrom_;  // by peer; null when no edge comes from the peer
   Combiner combiner_;
   Duration worthSpinning_{0};
   Pins pins_;

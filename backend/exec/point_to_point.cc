@@ -292,42 +292,13 @@ PointSend* PointToPoint::find(Rank peer, std::uint64_t message) {
   if (known == nullptr) {
     return nullptr;
   }
-  for (const auto& send : known->sends) {
-    if (send->message == message) {
-      return send.get();
-    }
-  }
-  return nullptr;
+  const auto found = std::ranges::find(known->sends, message, &PointSend::message);
+  return found == known->sends.end() ? nullptr : found->get();
 }
 
+// `send` is in the list, and not announced yet.
 bool PointToPoint::mayOffer(const PointSend& send) const {
-  for (const auto& earlier : peerOrNull(send.peer)->sends) {  // `send` is in the list
-    if (earlier.get() == &send) {
-      return true;
-    }
-    if (!earlier->offered_) {
-      return false;
-    }
-  }
-  return false;
-}
-
-bool PointToPoint::isNextGranted(Rank peer, const PointRecv* recv) const {
-  const Peer* const known = peerOrNull(peer);
-  return known != nullptr && !known->granted.empty() && known->granted.front().get() == recv;
-}
-
-void PointToPoint::popGranted(Rank peer) {
-  this->peer(peer).granted.pop_front();
-}
-
-bool PointToPoint::isNextToStage(Rank peer, const PointSend* send) const {
-  const Peer* const known = peerOrNull(peer);
-  return known != nullptr && !known->toStage.empty() && known->toStage.front().get() == send;
-}
-
-void PointToPoint::popToStage(Rank peer) {
-  this->peer(peer).toStage.pop_front();
+  return std::ranges::find(peerOrNull(send.peer)->sends, false, &PointSend::offered_)->get() == &send;
 }
 
 void PointToPoint::forget(const Activity* activity) {

@@ -23,7 +23,6 @@
 #include "backend/transport/transport.h"
 #include "ops/boxes/copy_box.h"
 #include "shardwire/staging.h"
-#include "shardwire/tensor_view.h"
 
 namespace shardwire::internal {
 
@@ -81,13 +80,13 @@ class PointToPoint {
   // grants.
   bool mayOffer(const PointSend& send) const;
   void grantedTo(Rank peer, std::shared_ptr<PointRecv> recv) { this->peer(peer).granted.push_back(std::move(recv)); }
-  bool isNextGranted(Rank peer, const PointRecv* recv) const;
-  void popGranted(Rank peer);
+  bool isNextGranted(Rank peer, const PointRecv* recv) { return isFirst(this->peer(peer).granted, recv); }
+  void popGranted(Rank peer) { this->peer(peer).granted.pop_front(); }
   // The recv, whose way chooseWay() chose, has all of its bytes.
   void noteWay(const PointRecv& recv);
   // Likewise outgoing: the sends that peers asked for, in order.
-  bool isNextToStage(Rank peer, const PointSend* send) const;
-  void popToStage(Rank peer);
+  bool isNextToStage(Rank peer, const PointSend* send) { return isFirst(this->peer(peer).toStage, send); }
+  void popToStage(Rank peer) { this->peer(peer).toStage.pop_front(); }
   void forget(const Activity* activity);
   // The recv ends unmatched; if the awaited message comes later, this rank drops the message.
   void giveUp(const PointRecv& recv);
@@ -119,6 +118,11 @@ class PointToPoint {
   // to each other.
   Peer& peer(Rank rank);
   Peer* peerOrNull(Rank rank) const { return peers_[static_cast<std::size_t>(rank)].get(); }
+
+  template <typename T>
+  static bool isFirst(const std::deque<std::shared_ptr<T>>& queue, const T* activity) {
+    return !queue.empty() && queue.front().get() == activity;
+  }
 
   // Returns the recv that takes the message now, if a recv waits; else keeps the frame and returns null.
   std::shared_ptr<PointRecv> recvFor(Rank from, const MessageTag& about, std::span<const std::byte> bytes);

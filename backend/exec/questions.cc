@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/bootstrap/summary.h"
 #include "backend/exec/process_failures.h"
 
 namespace shardwire::internal {

@@ -1,7 +1,5 @@
 #include "backend/exec/run.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "backend/bootstrap/summary.h"
@@ -20,6 +18,12 @@ bool Run::isHeldBack() {
   return gate_ != nullptr || (startsAfter_ && previous_ != nullptr && !previous_->isDone());
 }
 
+void Run::holdBack(std::vector<bool>& blockedBulk) const {
+  for (const PlanEdge& edge : plan_->sends) {
+    blockedBulk[static_cast<std::size_t>(edge.peer)] = true;
+  }
+}
+
 bool Run::hasSentItsPart(Rank peer) const {
   const auto staged = readFrame<StagedFrame>(context().connection(peer).peek(Lane::kBulk));
   return staged.has_value() && staged->operation.seq <= seq;
@@ -30,20 +34,20 @@ bool Run::hasArrivedFrom(Rank peer) const {
   return staged.has_value() && staged->operation.seq >= seq;
 }
 
-EdgeBytes Run::edgeBytesOf(const Plan& plan, Rank peer) {
+EdgeBytes Run::edgeBytes(Rank peer) const {
   const auto bytesOf = [&](const std::vector<PlanEdge>& edges) {
     const auto found =
         std::find_if(edges.begin(), edges.end(), [&](const PlanEdge& edge) { return edge.peer == peer; });
     return found == edges.end() ? std::uint64_t{0} : found->bytes;
   };
-  return {bytesOf(plan.sends), bytesOf(plan.receives)};
+  return {bytesOf(plan_->sends), bytesOf(plan_->receives)};
 }
 
-void Run::addTrafficOf(const Plan& plan, std::span<EdgeBytes> byPeer) {
-  for (const PlanEdge& edge : plan.sends) {
+void Run::addTraffic(std::span<EdgeBytes> byPeer) const {
+  for (const PlanEdge& edge : plan_->sends) {
     byPeer[static_cast<std::size_t>(edge.peer)].sends += edge.bytes;
   }
-  for (const PlanEdge& edge : plan.receives) {
+  for (const PlanEdge& edge : plan_->receives) {
     byPeer[static_cast<std::size_t>(edge.peer)].receives += edge.bytes;
   }
 }
@@ -55,7 +59,7 @@ std::string Run::waitingFor() const {
   std::vector<Rank> absent;
   std::vector<Rank> slow;
   std::vector<Rank> readers;
-  for (Rank peer = 0; peer < worldSize_; ++peer) {
+  for (Rank peer = 0; peer < context().worldSize; ++peer) {
     if (peer != context().rank && isOpen(peer)) {
       (hasArrivedFrom(peer) ? slow : edgeBytes(peer).receives == 0 ? readers : absent).push_back(peer);
     }

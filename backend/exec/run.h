@@ -20,6 +20,8 @@ inline constexpr Duration kShortSpin = std::chrono::microseconds(20);
 
 class Run : public Activity {
  public:
+  explicit Run(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) { fingerprint = plan_->fingerprint; }
+
   // Makes the run ready: views as in the plan. Outputs may share memory with inputs where no move writes bytes to be
   // sent or to be read by another move (checked by the caller).
   virtual void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) = 0;
@@ -51,6 +53,8 @@ class Run : public Activity {
   // the run is long. A caller that returns at once arms the doorbell, and ringing the doorbell costs the peer 5 us.
   virtual Duration worthSpinning() const = 0;
 
+  EdgeBytes edgeBytes(Rank peer) const override;
+  void addTraffic(std::span<EdgeBytes> byPeer) const override;
   bool misses(Rank peer) const override { return gate_ == nullptr && isOpen(peer) && !hasArrivedFrom(peer); }
   // Distinguishes the peers by their missing part and their frames so far: "ranks 2, 3 did not arrive; rank 1 arrived
   // but did not finish".
@@ -69,14 +73,11 @@ class Run : public Activity {
   // True when bytes of the peer lie in the lane untaken, because another rank's part comes first: perhaps nothing else
   // is missing.
   bool hasSentItsPart(Rank peer) const;
-  static EdgeBytes edgeBytesOf(const Plan& plan, Rank peer);
-  static void addTrafficOf(const Plan& plan, std::span<EdgeBytes> byPeer);
   // For a run that only sends, and would end without a frame from any peer: whether a peer sent bytes that no operation
   // here takes. Then the run waits, since the ranks disagree and will be notified.
-  template <typename Edges>
-  bool isOutOfStep(const Edges& sends) const {
+  bool isOutOfStep() const {
     bool isOut = false;
-    for (const auto& edge : sends) {
+    for (const PlanEdge& edge : plan_->sends) {
       isOut |= context().refuseStale(edge.peer);
     }
     return isOut;
@@ -84,21 +85,15 @@ class Run : public Activity {
   // True while the previous run is in flight, or the gate is closed. Later operations must not pass: their frames would
   // lie before the frames of this run in the peers' rings, and a peer that first waits for this operation would never
   // get to these frames.
-  template <typename Edges>
-  bool mustWait(const Edges& sends, std::vector<bool>& blockedBulk) {
+  bool mustWait(std::vector<bool>& blockedBulk) {
     if ((gate_ == nullptr && !startsAfter_) || !isHeldBack()) {
       return false;
     }
-    holdBack(sends, blockedBulk);
+    holdBack(blockedBulk);
     return true;
   }
   // Later operations send nothing to peers for which this run still has bytes.
-  template <typename Edges>
-  static void holdBack(const Edges& sends, std::vector<bool>& blockedBulk) {
-    for (const auto& edge : sends) {
-      blockedBulk[static_cast<std::size_t>(edge.peer)] = true;
-    }
-  }
+  void holdBack(std::vector<bool>& blockedBulk) const;
 
   // Announces to `staging` every byte to be written by the run.
   virtual void announceWrites(Staging& staging) const = 0;
@@ -106,7 +101,7 @@ class Run : public Activity {
   // For mustWait(): looks at the gate and at the previous run.
   bool isHeldBack();
 
-  int worldSize_ = 1;
+  const std::shared_ptr<const Plan> plan_;
   bool finished_ = false;       // all of this run is done
   Staging* staging_ = nullptr;  // lives as long as the operation's keepAlive; null: every tensor is the host's own
 

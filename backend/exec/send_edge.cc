@@ -16,10 +16,6 @@ namespace {
 
 constexpr std::size_t kStagedHead = kHeadBytes<StagedFrame>;
 
-std::size_t extentBytes(const TensorView& view) {
-  return extentBytes(boxOf(view, Dims::filled(view.shape.size(), 0)), view.shape, elementBytes(view.dtype));
-}
-
 }  // namespace
 
 SendEdge::SendEdge(const RunScope& run, const PlanEdge& edge)
@@ -115,7 +111,7 @@ Reach SendEdge::chooseReach(std::size_t slot, RemoteAddress* address) {
       (isNarrowed(slot) || isCombined(slot) || !isWorthReading(slot, edge_.numCopies, limits.minRunBytes))) {
     return Reach::kNone;  // before expose(), which may cost a registration
   }
-  const std::size_t extent = extentBytes(view);
+  const std::size_t extent = extentBytes(boxOf(view), view.shape, elementBytes(view.dtype));
   if (run_.staging != nullptr && !run_.staging->isReady(view.bytes, extent)) {
     return Reach::kNone;  // bytes still on their way from a device go on in pieces, on arrival
   }

@@ -6,8 +6,6 @@
 // this inside the call, where the peers' frames come within a moment.
 #include "backend/exec/short_run.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -31,9 +29,7 @@ bool ShortRun::fits(const Plan& plan, std::size_t shortBytes) {
          std::all_of(plan.outputs.begin(), plan.outputs.end(), isFlat);
 }
 
-ShortRun::ShortRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
-  fingerprint = plan_->fingerprint;
-  worldSize_ = plan_->worldSize;
+ShortRun::ShortRun(std::shared_ptr<const Plan> plan) : Run(std::move(plan)) {
   for (const PlanEdge& edge : plan_->sends) {
     sends_.push_back({edge.peer, static_cast<std::uint32_t>(pieces_.size()), edge.count, edge.bytes, false});
     for (std::uint32_t i = 0; i < edge.count; ++i) {
@@ -104,15 +100,15 @@ ShortRun::Addresses ShortRun::restart() {
 
 bool ShortRun::step(std::vector<bool>& blockedBulk) {
   RunContext& context = this->context();
-  if (finished_ || mustWait(sends_, blockedBulk)) {
+  if (finished_ || mustWait(blockedBulk)) {
     return false;
   }
   if (staging_ != nullptr && !staging_->allReady()) {
-    holdBack(sends_, blockedBulk);
+    holdBack(blockedBulk);
     return false;
   }
   bool moved = false;
-  if (receives_.empty() && numSent_ == 0 && isOutOfStep(sends_)) {
+  if (receives_.empty() && numSent_ == 0 && isOutOfStep()) {
     return false;
   }
   for (std::size_t i = 0; i < sends_.size() && numSent_ < sends_.size(); ++i) {
@@ -134,7 +130,7 @@ bool ShortRun::step(std::vector<bool>& blockedBulk) {
 
 bool ShortRun::moveNow(int polls) {
   RunContext& context = this->context();
-  if (staging_ != nullptr || isHeldBack() || (receives_.empty() && isOutOfStep(sends_))) {
+  if (staging_ != nullptr || isHeldBack() || (receives_.empty() && isOutOfStep())) {
     return false;
   }
   for (Send& edge : sends_) {
@@ -243,10 +239,6 @@ Status ShortRun::misfit(Rank from, FrameKind kind) const {
   return {StatusCode::kInternal,
           Activity::misfit(from, kind).message() +
               ": short operations need none. SHARDWIRE_INLINE_BYTES must be the same on all ranks"};
-}
-
-EdgeBytes ShortRun::edgeBytes(Rank peer) const {
-  return edgeBytesOf(*plan_, peer);
 }
 
 bool ShortRun::needs(Rank peer) const {

@@ -6,7 +6,6 @@
 
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "backend/exec/run.h"
@@ -33,8 +32,6 @@ class ShortRun final : public Run {
   bool step(std::vector<bool>& blockedBulk) override;
   bool moveNow(int polls) override;
   bool needs(Rank peer) const override;
-  EdgeBytes edgeBytes(Rank peer) const override;
-  void addTraffic(std::span<EdgeBytes> byPeer) const override { addTrafficOf(*plan_, byPeer); }
   Duration worthSpinning() const override { return kShortSpin; }
 
  private:
@@ -83,7 +80,6 @@ class ShortRun final : public Run {
   const std::byte* addressOf(const Source& source) const;
   void move();
 
-  std::shared_ptr<const Plan> plan_;
   std::vector<Send> sends_;
   std::vector<Piece> pieces_;
   std::vector<Receive> receives_;

@@ -17,10 +17,6 @@
 namespace shardwire::internal {
 namespace {
 
-StridedBox boxOfAll(const TensorView& view) {
-  return boxOf(view, Dims::filled(view.shape.size(), 0));
-}
-
 Dims byteStridesOf(const PartView& box) {
   Dims strides = box.strides;
   for (std::int64_t& stride : strides) {
@@ -115,27 +111,27 @@ Status SymmetricBlock::put(Rank peer, const PartView& to, const TensorView& from
   SW_RETURN_IF_ERROR(checkBox("put", peer, to, from));
   const std::size_t elemBytes = elementBytes(to.dtype);
   if (partOf(peer).bytes != nullptr) {
-    copyNow(boxIn(peer, to), boxOfAll(from), to.shape, elemBytes);
+    copyNow(boxIn(peer, to), boxOf(from), to.shape, elemBytes);
     return Status::ok();
   }
   return isEmpty(to.shape)
              ? Status::ok()
              : request<PutRequest>(textOf("put", to, peer), peer, call,
-                                   PartBox{number_, to.offset, elemBytes, to.shape, byteStridesOf(to)}, boxOfAll(from));
+                                   PartBox{number_, to.offset, elemBytes, to.shape, byteStridesOf(to)}, boxOf(from));
 }
 
 Status SymmetricBlock::get(Rank peer, const PartView& from, const TensorView& to, const OneSidedCall& call) {
   SW_RETURN_IF_ERROR(checkBox("get", peer, from, to));
   const std::size_t elemBytes = elementBytes(from.dtype);
   if (partOf(peer).bytes != nullptr) {
-    copyNow(boxOfAll(to), boxIn(peer, from), from.shape, elemBytes);
+    copyNow(boxOf(to), boxIn(peer, from), from.shape, elemBytes);
     return Status::ok();
   }
   return isEmpty(from.shape)
              ? Status::ok()
              : request<GetRequest>(textOf("get", from, peer), peer, call,
                                    PartBox{number_, from.offset, elemBytes, from.shape, byteStridesOf(from)},
-                                   boxOfAll(to));
+                                   boxOf(to));
 }
 
 Result<std::uint64_t> SymmetricBlock::atomic(Rank peer, std::size_t offset, DType dtype, WordOp op,

@@ -19,6 +19,10 @@ struct StridedBox {
 };
 // The box at `offset` inside `view`.
 SHARDWIRE_EXPORT StridedBox boxOf(const TensorView& view, const Dims& offset);
+// All of `view`.
+inline StridedBox boxOf(const TensorView& view) {
+  return boxOf(view, Dims::filled(view.shape.size(), 0));
+}
 // Bytes from the box's first element to one past its last; 0 when it is empty.
 std::size_t extentBytes(const StridedBox& box, const Dims& shape, std::size_t elemBytes);
 

@@ -62,9 +62,9 @@ struct InFlight {
           std::make_shared<PointRecv>(bytes == 40 ? 1 - rank : -1, tag, std::span(allocate(bytes), bytes));
       const auto send = std::make_shared<PointSend>(1 - rank, tag, std::span(allocate(bytes), bytes));
       recv->description = send->description = std::make_shared<const std::string>("a message");
-      group.state().takePoint(recv, {});
+      group.state().take(recv);
       points.start(recv);
-      group.state().takePoint(send, {});
+      group.state().take(send);
       points.start(send);
     }
   }

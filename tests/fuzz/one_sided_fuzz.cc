@@ -23,7 +23,7 @@ void ask(FuzzedGroup& group, Rank peer, std::byte* memory) {
       std::make_shared<QuietRequest>(std::vector<Rank>{peer})};
   for (const auto& request : requests) {
     request->description = std::make_shared<const std::string>("a request");
-    group.state().takePoint(request, {});
+    group.state().take(request);
     group.state().oneSided.start(request, std::span(&peer, 1));
   }
 }
