@@ -12,6 +12,7 @@
 
 #include "backend/base/futex.h"
 #include "backend/base/interruptible_wait.h"
+#include "backend/base/page_size.h"
 #include "backend/base/patience.h"
 #include "backend/base/relax.h"
 #include "backend/exec/exchange_all.h"
@@ -28,10 +29,6 @@ constexpr Duration kYieldAfter = std::chrono::microseconds(3);
 constexpr Duration kSpin = std::chrono::microseconds(200);
 constexpr Duration kLookEvery = std::chrono::milliseconds(2);
 constexpr Duration kLongestNap = std::chrono::milliseconds(1);
-
-std::size_t roundUp(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 const char* symbolOf(Comparison comparison) {
   constexpr const char* kSymbols[kNumComparisons] = {"==", "!=", ">", ">=", "<", "<="};
