@@ -233,13 +233,12 @@ void RdmaConnection::onImmediate(const WorkId& id, std::uint32_t immediate) {
   }
 }
 
-bool RdmaConnection::advance() {
+void RdmaConnection::advance() {
   requester_.advance();
   if (const std::string wrong = server_.advance(); !wrong.empty()) {
     fail(StatusCode::kPeerFailed, fmt::format("{}: {}", join_.who, wrong));
   }
   join_.lanes->flush();  // sends credit that is due
-  return false;
 }
 
 void RdmaConnection::onFailedCompletion(const WorkId& id, const ibv_wc& completion) {
