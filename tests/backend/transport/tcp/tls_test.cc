@@ -53,7 +53,7 @@ void shakeHands(Ends& ends, Status* client, Status* server) {
         *statuses[end] = done.status();
         isDone[end] = !done.isOk() || *done;
         if (!done.isOk()) {
-          streams[end]->close();
+          *streams[end] = TcpStream();
         }
       }
     }
@@ -257,7 +257,7 @@ TEST(TcpTls, AClosedEndIsTheEndOfTheStream) {
   char byte = 'x';
   const iovec piece{&byte, 1};
   ASSERT_EQ(ends.client.send({&piece, 1}), 1);
-  ends.client.close();
+  ends.client = TcpStream();
   ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(ends.server.socket(), POLLIN, "receiving").isOk());
   EXPECT_EQ(ends.server.receive({&piece, 1}), 1);
   for (ssize_t size = -1; size != 0;) {
