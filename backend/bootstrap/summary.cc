@@ -5,11 +5,12 @@
 
 #include <map>
 #include <utility>
+#include <vector>
 
 namespace shardwire::internal {
 
-std::string rankList(const std::vector<Rank>& ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+std::string rankList(std::span<const Rank> ranks) {
+  return fmt::format("{} {}", ranks.size() > 1 ? "ranks" : "rank", fmt::join(ranks, ", "));
 }
 
 std::string summary(const Peers& peers) {

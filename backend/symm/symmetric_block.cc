@@ -15,6 +15,7 @@
 #include "backend/base/page_size.h"
 #include "backend/base/patience.h"
 #include "backend/base/relax.h"
+#include "backend/bootstrap/summary.h"
 #include "backend/exec/exchange_all.h"
 #include "backend/symm/deferred_release.h"
 #include "backend/symm/heap_pages.h"
@@ -43,14 +44,6 @@ std::vector<Rank> allBut(Rank rank, int worldSize) {
     }
   }
   return others;
-}
-
-std::string named(std::span<const Rank> ranks) {
-  std::string list;
-  for (const Rank rank : ranks) {
-    list += fmt::format("{}{}", list.empty() ? "" : ", ", rank);
-  }
-  return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", list);
 }
 
 }  // namespace
@@ -291,7 +284,7 @@ Result<std::uint64_t> SymmetricBlock::waitUntil(std::size_t offset, DType dtype,
                 .isCollective = false,
                 .whoIsMissing = [&] {
                   return fmt::format("the signal is {}, and nothing else came from {}",
-                                     integerText(dtype, loadInteger(at, dtype)), named(sources));
+                                     integerText(dtype, loadInteger(at, dtype)), rankList(sources));
                 }};
   }));
   return seen;
@@ -389,7 +382,7 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
         .stillNeeded = waiting,  // a rank that came may have finished and exited before this rank sees all others
         .timeout = timeout,
         .isCollective = true,
-        .whoIsMissing = [&] { return named(waiting()) + " did not arrive"; },
+        .whoIsMissing = [&] { return rankList(waiting()) + " did not arrive"; },
         .whyLeave = givesWay ? std::function<Status()>(whyLeave) : nullptr};
   });
 }
