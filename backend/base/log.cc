@@ -9,7 +9,6 @@
 #include <atomic>
 #include <string>
 
-#include "backend/base/log_socket.h"
 
 namespace shardwire::internal {
 namespace {

@@ -15,7 +15,6 @@
 
 #include "backend/base/futex.h"
 #include "backend/base/log.h"
-#include "backend/base/log_socket.h"
 #include "backend/base/mutex.h"
 #include "backend/base/random_id.h"
 #include "backend/base/system_error.h"
