@@ -669,7 +669,7 @@ TEST(Link, WireBytesAreThese) {
             "42019f93fd631f688a74e02af2e7db839641032fa367a898bb375c59728163c7");
   const RandomId endpoint = makeEndpointId(kToken);
   ByteWriter writer;
-  writeId(writer, endpoint);
+  idField(writer, endpoint);
   EXPECT_EQ(toHex(writer.bytes()), "485acc647443e33cd048e98efcda1333");
 }
 
