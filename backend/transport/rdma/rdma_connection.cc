@@ -156,8 +156,7 @@ ReadLimits RdmaConnection::readLimits() const {
   return wireReadLimits(join_.ordinaryPath, kMinFetchEdge, kMinFetchRun);
 }
 
-Status RdmaConnection::read(std::span<const MemoryRun> runs) {
-  static_cast<void>(runs);
+Status RdmaConnection::read(std::span<const MemoryRun> /*runs*/) {
   return {StatusCode::kUnsupported,
           fmt::format("the memory of {} is fetched over rdma, and cannot be read at once", join_.who)};
 }
