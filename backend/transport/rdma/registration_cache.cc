@@ -86,7 +86,7 @@ Registration* RegistrationCache::find(const void* bytes, std::size_t size, bool 
     }
   }
   // A kOnce registration is valid while a caller of pin() keeps the memory alive. There are few.
-  const auto pinned = std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) {
+  const auto pinned = std::ranges::find_if(retired_, [&](const auto& entry) {
     return entry->kind == Registration::Kind::kOnce && entry->numOpenPins > 0 && fits(*entry);
   });
   return pinned != retired_.end() ? pinned->get() : nullptr;
@@ -248,8 +248,7 @@ void RegistrationCache::unpinClosed(Registration* registration) {
   if (--registration->numPins > 0) {
     return;
   }
-  const auto retired =
-      std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) { return entry.get() == registration; });
+  const auto retired = std::ranges::find_if(retired_, [&](const auto& entry) { return entry.get() == registration; });
   if (retired != retired_.end()) {
     keptBytes_ -= registration->size;
     deregister(registration);
