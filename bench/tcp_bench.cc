@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "backend/base/wait_limit.h"
 #include "backend/bootstrap/connect.h"
 #include "backend/fabric/net_socket.h"
 #include "bench/bench_options.h"
@@ -62,12 +63,12 @@ class RawSocket {
     if (rank == 0) {
       const Fd listener = orFail(internal::listenTcp(addressOf(0), 1));
       check(store.set(key, std::to_string(orFail(internal::localAddress(listener)).port())));
-      check(internal::waitForSocket(listener, POLLIN, soon(), "waiting for the other rank"));
+      check(internal::WaitLimit(soon()).waitFor(listener, POLLIN, "waiting for the other rank"));
       socket_ = orFail(internal::acceptTcp(listener));
     } else {
       socket_ =
           orFail(internal::startTcp(addressOf(static_cast<std::uint16_t>(std::stoi(orFail(store.get(key, soon())))))));
-      check(internal::waitForSocket(socket_, POLLOUT, soon(), "connecting"));
+      check(internal::WaitLimit(soon()).waitFor(socket_, POLLOUT, "connecting"));
     }
   }
 
@@ -93,7 +94,7 @@ class RawSocket {
       } else if (spin) {
         pause(&idle);
       } else {
-        check(internal::waitForSocket(socket_, direction, kNoDeadline, "a plain socket"));
+        check(internal::WaitLimit(kNoDeadline).waitFor(socket_, direction, "a plain socket"));
       }
     }
   }

@@ -9,8 +9,6 @@
 #include <atomic>
 #include <string>
 
-#include "backend/base/log_socket.h"
-
 namespace shardwire::internal {
 namespace {
 
@@ -46,7 +44,7 @@ LogLevel readLevel() {
 }  // namespace
 
 std::optional<LogLevel> parseLogLevel(std::string_view text) {
-  const auto found = std::find(kLevelNames.begin(), kLevelNames.end(), text);
+  const auto found = std::ranges::find(kLevelNames, text);
   if (found == kLevelNames.end()) {
     return std::nullopt;
   }

@@ -28,6 +28,13 @@ inline bool isLogged(LogLevel level) {
 // Writes "shardwire <level> [pid]: <text>\n"; line breaks inside the text become spaces.
 SHARDWIRE_EXPORT void writeLogLine(LogLevel level, std::string_view text);
 
+// Lines through a socket instead of stderr, for a program with a log of its own. The reader needs no lock of a writer,
+// and a writer never waits. `socket`: one end of a pair of local datagram sockets, never closed afterwards. Each line
+// becomes a message, "<level> <pid> <text>". A line goes to stderr if the socket does not take the line at once. Errors
+// go to stderr as well, since an error may be the last line of this process. -1: stderr only. Lines up to `level` are
+// written. Any thread.
+SHARDWIRE_EXPORT void sendLogTo(int socket, LogLevel level);
+
 // Nothing is formatted when the level is off.
 template <typename... Args>
 void logAt(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {

@@ -40,7 +40,7 @@ Result<Mapping> Mapping::shared(int fd, std::uint64_t offset, std::size_t size, 
   }
   std::byte* start = static_cast<std::byte*>(reserved);
   const std::size_t address = reinterpret_cast<std::size_t>(start);
-  const std::size_t before = ((address + alignment - 1) & ~(alignment - 1)) - address;
+  const std::size_t before = roundUp(address, alignment) - address;
   if (before > 0) {
     ::munmap(start, before);
   }

@@ -143,32 +143,16 @@ std::string firstOf(std::initializer_list<const char*> names) {
 
 constexpr int kMaxRecordedOps = 1 << 20;
 
-Status readRecordedOps(int* numOps) {
-  for (const char* const name : {"SHARDWIRE_RECORDED_OPS", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) {
+// The first of these variables that is set.
+Status readNumber(std::initializer_list<const char*> names, int least, int most, std::string_view wanted, int* number) {
+  for (const char* const name : names) {
     const auto text = variable(name);
     if (!text) {
       continue;
     }
-    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *numOps);
-    if (error != std::errc() || end != text->data() + text->size() || *numOps < 0 || *numOps > kMaxRecordedOps) {
-      return invalid(name, *text, fmt::format("a number between 0 and {}", kMaxRecordedOps));
-    }
-    return Status::ok();  // the first variable that is set
-  }
-  return Status::ok();
-}
-
-Status readGidIndex(int* index) {
-  for (const char* const name : {"SHARDWIRE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX"}) {
-    const auto text = variable(name);
-    if (!text) {
-      continue;
-    }
-    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *index);
-    if (error != std::errc() || end != text->data() + text->size() || *index < -1 || *index > 255) {
-      return invalid(name, *text, "an index between 0 and 255, or -1");
-    }
-    return Status::ok();  // the first variable that is set
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *number);
+    const bool isNumber = error == std::errc() && end == text->data() + text->size();
+    return isNumber && *number >= least && *number <= most ? Status::ok() : invalid(name, *text, wanted);
   }
   return Status::ok();
 }
@@ -192,10 +176,13 @@ Result<Options> Options::fromEnvironment() {
   SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_TCP_TLS", kTls, &options.tcpTls));
   options.jobToken = firstOf({"SHARDWIRE_JOB_TOKEN"});
   options.rdmaDevices = firstOf({"SHARDWIRE_RDMA_DEVICES", "NCCL_IB_HCA"});
-  SW_RETURN_IF_ERROR(readGidIndex(&options.rdmaGidIndex));
+  SW_RETURN_IF_ERROR(readNumber({"SHARDWIRE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX"}, -1, 255,
+                                "an index between 0 and 255, or -1", &options.rdmaGidIndex));
   SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_CHECK", kChecks, &options.checkAll));
   options.algorithms = variable("SHARDWIRE_ALGORITHMS").value_or("");
-  SW_RETURN_IF_ERROR(readRecordedOps(&options.recordedOps));
+  SW_RETURN_IF_ERROR(readNumber({"SHARDWIRE_RECORDED_OPS", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}, 0,
+                                kMaxRecordedOps, fmt::format("a number between 0 and {}", kMaxRecordedOps),
+                                &options.recordedOps));
   options.recordFile = firstOf({"SHARDWIRE_RECORD_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"});
   SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_STATUS", kSwitch, &options.serveStatus));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));

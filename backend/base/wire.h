@@ -13,7 +13,7 @@
 namespace shardwire::internal {
 
 // Two words of eight bytes.
-inline void writeId(ByteWriter& writer, const RandomId& id) {
+inline void idField(ByteWriter& writer, const RandomId& id) {
   writer.u64(id.words[0]);
   writer.u64(id.words[1]);
 }
@@ -24,17 +24,12 @@ inline RandomId readId(ByteReader& reader) {
   id.words[1] = reader.u64();
   return id;
 }
-
-// For lists of fields.
-inline void idField(ByteWriter& writer, const RandomId& id) {
-  writeId(writer, id);
-}
 inline void idField(ByteReader& reader, RandomId& id) {
   id = readId(reader);
 }
 
 // The code in one byte, then at most `maxTextBytes` of the text.
-inline void writeStatus(ByteWriter& writer, const Status& status, std::size_t maxTextBytes) {
+inline void statusField(ByteWriter& writer, const Status& status, std::size_t maxTextBytes) {
   writer.u8(static_cast<std::uint8_t>(codeForPeers(status.code())));
   writer.text(std::string_view(status.message()).substr(0, maxTextBytes));
 }
@@ -46,10 +41,6 @@ inline Status readStatus(ByteReader& reader, std::size_t maxTextBytes) {
     reader.fail();
   }
   return code == StatusCode::kOk ? Status::ok() : Status{code, std::move(text)};
-}
-
-inline void statusField(ByteWriter& writer, const Status& status, std::size_t maxTextBytes) {
-  writeStatus(writer, status, maxTextBytes);
 }
 inline void statusField(ByteReader& reader, Status& status, std::size_t maxTextBytes) {
   status = readStatus(reader, maxTextBytes);

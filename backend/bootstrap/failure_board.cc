@@ -13,7 +13,7 @@ constexpr std::size_t kMaxFailureBytes = 8192;
 
 std::string encodeFailure(const Status& failure) {
   ByteWriter writer;
-  writeStatus(writer, failure, kMaxFailureBytes);
+  statusField(writer, failure, kMaxFailureBytes);
   return writer.bytes();
 }
 

@@ -79,7 +79,7 @@ Result<Attempt> findAttempt(Store& store, Rank rank, Deadline deadline) {
     const auto self = processId();
     SW_RETURN_IF_ERROR(self.status());
     ByteWriter writer;
-    writeId(writer, *self);
+    idField(writer, *self);
     writer.text(*bootId);
     writer.u64(timeSinceBoot());
     SW_RETURN_IF_ERROR(store.set(kAttemptKey, writer.bytes()));

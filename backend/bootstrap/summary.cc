@@ -5,14 +5,15 @@
 
 #include <map>
 #include <utility>
+#include <vector>
 
 namespace shardwire::internal {
 
-std::string rankList(const std::vector<Rank>& ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+std::string rankList(std::span<const Rank> ranks) {
+  return fmt::format("{} {}", ranks.size() > 1 ? "ranks" : "rank", fmt::join(ranks, ", "));
 }
 
-std::string rankRanges(const std::vector<Rank>& ranks) {
+std::string rankRanges(std::span<const Rank> ranks) {
   std::vector<std::string> parts;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     std::size_t last = i;

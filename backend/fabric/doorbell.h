@@ -53,7 +53,7 @@ class Doorbell {
 
   // Leaves the reason why this rank gave up, for peers that attach only after the rank has left. Called once, before
   // leave().
-  virtual void leaveWord(const Status& why) { static_cast<void>(why); }
+  virtual void leaveWord(const Status& /*why*/) {}
   // Notifies the peers that this rank exits normally.
   virtual void leave() = 0;
 };

@@ -124,8 +124,7 @@ Result<HostListener> HostListener::create(const std::string& name, HostAnswers a
 }
 
 std::size_t HostListener::numUnproved() const {
-  return static_cast<std::size_t>(
-      std::count_if(callers_.begin(), callers_.end(), [](const auto& each) { return !each->isGuest; }));
+  return static_cast<std::size_t>(std::ranges::count_if(callers_, [](const auto& each) { return !each->isGuest; }));
 }
 
 bool HostListener::serve() {

@@ -58,7 +58,7 @@ Result<HostHello> decodeHostHello(std::string_view bytes) {
 
 std::string encodeHostRefusal(const Status& reason) {
   ByteWriter writer = startHostMessage(HostMessage::kRefusal);
-  writeStatus(writer, reason, kMaxHostTextBytes);
+  statusField(writer, reason, kMaxHostTextBytes);
   return writer.bytes();
 }
 

@@ -4,7 +4,6 @@
 #include <poll.h>
 
 #include "backend/fabric/link_message.h"
-#include "backend/fabric/net_socket.h"
 
 namespace shardwire::internal {
 
@@ -19,7 +18,7 @@ Status Link::send(std::string_view message, const WaitLimit& limit) {
     SW_RETURN_IF_ERROR(some.status());
     sent += *some;
     if (sent < bytes.size()) {
-      SW_RETURN_IF_ERROR(waitForSocket(socket_, POLLOUT, limit, "sending to a peer"));
+      SW_RETURN_IF_ERROR(limit.waitFor(socket_, POLLOUT, "sending to a peer"));
     }
   }
   return Status::ok();
@@ -33,7 +32,7 @@ Result<std::string> Link::receive(const WaitLimit& limit) {
     if (*whole) {
       return reader.take();
     }
-    SW_RETURN_IF_ERROR(waitForSocket(socket_, POLLIN, limit, "receiving from a peer"));
+    SW_RETURN_IF_ERROR(limit.waitFor(socket_, POLLIN, "receiving from a peer"));
   }
 }
 

@@ -77,15 +77,12 @@ LinkDial::LinkDial(LinkDial&&) noexcept = default;
 LinkDial::~LinkDial() = default;
 
 bool LinkDial::isAnyProving() const {
-  return std::any_of(attempts_.begin(), attempts_.end(),
-                     [](const Attempt& each) { return each.stage == Stage::kProof; });
+  return std::ranges::any_of(attempts_, [](const Attempt& each) { return each.stage == Stage::kProof; });
 }
 
 void LinkDial::startNext() {
-  const auto next = std::find_if(attempts_.begin(), attempts_.end(),
-                                 [](const Attempt& each) { return each.stage == Stage::kWaiting; });
-  const bool anyUnderWay =
-      std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.isUnderWay(); });
+  const auto next = std::ranges::find_if(attempts_, [](const Attempt& each) { return each.stage == Stage::kWaiting; });
+  const bool anyUnderWay = std::ranges::any_of(attempts_, [](const Attempt& each) { return each.isUnderWay(); });
   const Deadline now = Clock::now();
   if (next == attempts_.end() || (anyUnderWay && now < nextStart_)) {
     return;
@@ -218,16 +215,16 @@ Status LinkDial::whyNot() const {
 }
 
 bool LinkDial::wasHungUp() const {
-  return std::any_of(attempts_.begin(), attempts_.end(),
-                     [](const Attempt& each) { return each.failure.code() == StatusCode::kPeerFailed; });
+  return std::ranges::any_of(attempts_,
+                             [](const Attempt& each) { return each.failure.code() == StatusCode::kPeerFailed; });
 }
 
 bool LinkDial::wasRefused() const {
-  return std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.isRefused; });
+  return std::ranges::any_of(attempts_, [](const Attempt& each) { return each.isRefused; });
 }
 
 bool LinkDial::wasCrowdedOut() const {
-  return std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.isCrowdedOut; });
+  return std::ranges::any_of(attempts_, [](const Attempt& each) { return each.isCrowdedOut; });
 }
 
 std::optional<Result<Link>> LinkDial::step() {
@@ -269,7 +266,7 @@ std::vector<NetAddress> orderByReachElsewhere(std::span<const NetAddress> addres
                                               const std::vector<InterfaceAddress>& mine) {
   std::vector<NetAddress> reach = orderByReach(addresses, mine);
   std::erase_if(reach, [&](const NetAddress& to) {
-    return std::any_of(mine.begin(), mine.end(), [&](const InterfaceAddress& each) { return each.ip == to.ip; });
+    return std::ranges::any_of(mine, [&](const InterfaceAddress& each) { return each.ip == to.ip; });
   });
   return reach;
 }

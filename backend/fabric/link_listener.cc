@@ -151,13 +151,12 @@ void LinkListener::serve() {
 
 bool LinkListener::isPressed() {
   const MutexLock lock(mutex_);
-  return !isListening_ ||
-         std::any_of(callers_.begin(), callers_.end(), [](const auto& each) { return !each->waitsForEndpoint(); });
+  return !isListening_ || std::ranges::any_of(callers_, [](const auto& each) { return !each->waitsForEndpoint(); });
 }
 
 std::size_t LinkListener::numSilent() const {
-  return static_cast<std::size_t>(std::count_if(
-      callers_.begin(), callers_.end(), [](const auto& each) { return each->stage == Caller::Stage::kSilent; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(callers_, [](const auto& each) { return each->stage == Caller::Stage::kSilent; }));
 }
 
 void LinkListener::clearGone() {

@@ -186,8 +186,4 @@ void sendAtOnce(const Fd& socket) {
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // without this option only slower
 }
 
-Status waitForSocket(const Fd& socket, short events, const WaitLimit& limit, std::string_view what) {
-  return limit.waitFor(socket, events, what);
-}
-
 }  // namespace shardwire::internal

@@ -6,10 +6,8 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "backend/base/fd.h"
-#include "backend/base/wait_limit.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
@@ -45,9 +43,5 @@ int socketError(const Fd& socket);
 // Whether the other end of a TCP or Unix socket closed its side, without blocking.
 bool isHungUp(const Fd& socket);
 void sendAtOnce(const Fd& socket);  // no Nagle: frames are small, and a peer waits for each
-
-// Ok when the socket is ready for `events` of poll(2), or broken: the next call on the socket reports this. kTimeout at
-// the deadline.
-Status waitForSocket(const Fd& socket, short events, const WaitLimit& limit, std::string_view what);
 
 }  // namespace shardwire::internal

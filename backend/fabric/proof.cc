@@ -39,7 +39,7 @@ std::string transcript(Use use, const LinkHello& hello, const Challenge& dialer,
   writer.u32(static_cast<std::uint32_t>(hello.to));
   writer.u32(hello.worldSize);
   writer.u8(hello.kind);
-  writeId(writer, hello.endpoint);
+  idField(writer, hello.endpoint);
   writer.text(asText(dialer));
   writer.text(asText(listener));
   return writer.bytes();
@@ -60,7 +60,7 @@ Digest hmac(std::string_view key, std::string_view message) {
 
 LinkKey makeLinkKey(const RandomId& token, std::string_view jobToken) {
   ByteWriter writer;
-  writeId(writer, token);
+  idField(writer, token);
   ByteWriter message;
   message.text("shardwire job");
   message.text(jobToken);
@@ -75,7 +75,7 @@ RandomId makeHostToken(const RandomId& token, std::string_view jobToken) {
 
 RandomId makeEndpointId(const RandomId& token) {
   ByteWriter writer;
-  writeId(writer, token);
+  idField(writer, token);
   const Digest digest = hmac(writer.bytes(), "shardwire endpoint");
   ByteReader reader(asText(digest));
   return readId(reader);
@@ -86,7 +86,7 @@ Result<Challenge> makeChallenge() {
   for (int i = 0; i < 2; ++i) {
     const auto half = makeRandomId();
     SW_RETURN_IF_ERROR(half.status());
-    writeId(writer, *half);
+    idField(writer, *half);
   }
   Challenge challenge;
   std::copy(writer.bytes().begin(), writer.bytes().end(), challenge.begin());

@@ -41,7 +41,7 @@ class RankBell {
   virtual ~RankBell() = default;
   virtual BellWords& words() = 0;
   // Doorbell::leaveWord() and Doorbell::leave(), stored where peers look for the word.
-  virtual void leaveWord(const Status& why) { static_cast<void>(why); }
+  virtual void leaveWord(const Status& /*why*/) {}
   virtual void leave() {}
 };
 

@@ -42,14 +42,6 @@ constexpr std::size_t kBlockAlignment = 64;
 // The share of a limited address space: this heap, the heaps of a few peers, and all other mappings must have room.
 constexpr std::uint64_t kShareOfLimited = 8;
 
-std::uint64_t roundUp(std::uint64_t bytes, std::uint64_t unit) {
-  return (bytes + unit - 1) & ~(unit - 1);
-}
-
-std::uint64_t machineBytes() {
-  return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-}
-
 // The rest of the address space under `ulimit -v`; nullopt without a limit.
 std::optional<std::uint64_t> addressSpaceLeft() {
   rlimit limit{};
@@ -61,7 +53,7 @@ std::optional<std::uint64_t> addressSpaceLeft() {
   if (!file.isOpen() || ::read(file.get(), text, sizeof(text) - 1) <= 0) {
     return limit.rlim_cur;
   }
-  const std::uint64_t used = ::strtoull(text, nullptr, 10) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t used = ::strtoull(text, nullptr, 10) * pageBytes();
   return limit.rlim_cur - std::min<std::uint64_t>(used, limit.rlim_cur);
 }
 

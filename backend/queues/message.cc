@@ -10,6 +10,7 @@
 #include <limits>
 #include <utility>
 
+#include "backend/base/page_size.h"
 #include "backend/exec/activity.h"
 #include "backend/memory/shared_heap.h"
 
@@ -39,10 +40,6 @@ struct Fields {
 };
 constexpr std::size_t kRoom = kQueueFrameBytes - sizeof(Fields);
 
-std::size_t aligned(std::size_t at) {
-  return (at + kAligned - 1) / kAligned * kAligned;
-}
-
 Fields fieldsOf(const QueueFrame& frame) {
   Fields fields;
   std::memcpy(&fields, frame.data(), sizeof fields);
@@ -57,9 +54,9 @@ Status wrong(std::string why) {
 Result<std::vector<QueuePart>> partsWithin(const QueueFrame& frame, std::size_t begin,
                                            const std::vector<std::uint64_t>& sizes) {
   std::vector<QueuePart> parts;
-  std::size_t end = begin = aligned(begin);
+  std::size_t end = begin = roundUp(begin, kAligned);
   for (const std::uint64_t size : sizes) {
-    end = aligned(end);
+    end = roundUp(end, kAligned);
     if (end > frame.size() || size > frame.size() - end) {
       return wrong(fmt::format("a message of a queue says a part of {} bytes at byte {} of a frame", size, end));
     }
@@ -74,7 +71,7 @@ Result<std::vector<QueuePart>> partsWithin(const QueueFrame& frame, std::size_t 
             whole.get());
   std::size_t at = 0;
   for (QueuePart& part : parts) {
-    at = aligned(at);
+    at = roundUp(at, kAligned);
     part.owner = whole;
     part.bytes = whole.get() + at;
     at += part.size;
@@ -86,7 +83,7 @@ Result<std::vector<QueuePart>> partsWithin(const QueueFrame& frame, std::size_t 
 bool writeWithin(QueueFrame& frame, std::size_t begin, const std::vector<QueuePart>& parts) {
   std::size_t end = begin;
   for (const QueuePart& part : parts) {
-    end = aligned(end);
+    end = roundUp(end, kAligned);
     if (end > frame.size() || part.size > frame.size() - end) {
       return false;
     }
@@ -94,7 +91,7 @@ bool writeWithin(QueueFrame& frame, std::size_t begin, const std::vector<QueuePa
   }
   std::size_t at = begin;
   for (const QueuePart& part : parts) {
-    at = aligned(at);
+    at = roundUp(at, kAligned);
     std::copy_n(part.bytes, part.size, frame.begin() + static_cast<std::ptrdiff_t>(at));
     at += part.size;
   }

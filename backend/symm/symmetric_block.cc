@@ -12,8 +12,10 @@
 
 #include "backend/base/futex.h"
 #include "backend/base/interruptible_wait.h"
+#include "backend/base/page_size.h"
 #include "backend/base/patience.h"
 #include "backend/base/relax.h"
+#include "backend/bootstrap/summary.h"
 #include "backend/exec/exchange_all.h"
 #include "backend/symm/deferred_release.h"
 #include "backend/symm/heap_pages.h"
@@ -29,10 +31,6 @@ constexpr Duration kSpin = std::chrono::microseconds(200);
 constexpr Duration kLookEvery = std::chrono::milliseconds(2);
 constexpr Duration kLongestNap = std::chrono::milliseconds(1);
 
-std::size_t roundUp(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
 const char* symbolOf(Comparison comparison) {
   constexpr const char* kSymbols[kNumComparisons] = {"==", "!=", ">", ">=", "<", "<="};
   return kSymbols[static_cast<int>(comparison)];
@@ -46,14 +44,6 @@ std::vector<Rank> allBut(Rank rank, int worldSize) {
     }
   }
   return others;
-}
-
-std::string named(std::span<const Rank> ranks) {
-  std::string list;
-  for (const Rank rank : ranks) {
-    list += fmt::format("{}{}", list.empty() ? "" : ", ", rank);
-  }
-  return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", list);
 }
 
 }  // namespace
@@ -294,7 +284,7 @@ Result<std::uint64_t> SymmetricBlock::waitUntil(std::size_t offset, DType dtype,
                 .isCollective = false,
                 .whoIsMissing = [&] {
                   return fmt::format("the signal is {}, and nothing else came from {}",
-                                     integerText(dtype, loadInteger(at, dtype)), named(sources));
+                                     integerText(dtype, loadInteger(at, dtype)), rankList(sources));
                 }};
   }));
   return seen;
@@ -392,7 +382,7 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
         .stillNeeded = waiting,  // a rank that came may have finished and exited before this rank sees all others
         .timeout = timeout,
         .isCollective = true,
-        .whoIsMissing = [&] { return named(waiting()) + " did not arrive"; },
+        .whoIsMissing = [&] { return rankList(waiting()) + " did not arrive"; },
         .whyLeave = givesWay ? std::function<Status()>(whyLeave) : nullptr};
   });
 }

@@ -102,7 +102,7 @@ class Endpoint {
   }
   // Reports to a caller why the caller is not joined, in place of begin(). Does not wait: a caller that misses the
   // report gets it at the next dial.
-  virtual void refuse(Link link, const Status& why) { static_cast<void>(link), static_cast<void>(why); }
+  virtual void refuse(Link /*link*/, const Status& /*why*/) {}
   // Does this rank's half of being joined to `peer`. The connection may be used once isMet() is true.
   virtual Result<std::unique_ptr<Connection>> attach(Rank peer, std::string_view peerAddress, const std::string& who,
                                                      const WaitLimit& limit) {
@@ -110,18 +110,12 @@ class Endpoint {
     return Status{StatusCode::kInternal, "this transport needs a link"};
   }
   // Whether the peer has done its half of a connection made by attach(). The peer rings this rank's bell at that time.
-  virtual Result<bool> isMet(Connection& connection) {
-    static_cast<void>(connection);
-    return true;
-  }
+  virtual Result<bool> isMet(Connection& /*connection*/) { return true; }
   // The bell that the peers joined by this transport ring for this rank; null: these peers do not ring by themselves.
   virtual std::shared_ptr<RankBell> bell() { return nullptr; }
   // For a transport that needs no link: joins these peers when an operation first needs them. The endpoint may be
   // destroyed afterwards.
-  virtual std::unique_ptr<LateLinks> joinLate(std::vector<LatePeer> peers) {
-    static_cast<void>(peers);
-    return nullptr;
-  }
+  virtual std::unique_ptr<LateLinks> joinLate(std::vector<LatePeer> /*peers*/) { return nullptr; }
   // After the last connect(): the wire that the connections share, even when there are none. Null: the connections need
   // no polling. The endpoint may be destroyed afterwards.
   virtual std::unique_ptr<Wire> takeWire() = 0;

@@ -76,7 +76,7 @@ std::size_t RingWriter::room() const {
 }
 
 std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBytes) {
-  const std::size_t largest = maxRingFrameBytes(capacity_);
+  const std::size_t largest = maxLaneFrameBytes(capacity_);
   SW_CHECK(minBytes >= 1 && minBytes <= largest && minBytes <= maxBytes);
   const std::size_t wanted = std::min(maxBytes, largest);
   const std::size_t least = spanOf(minBytes, alignment_);

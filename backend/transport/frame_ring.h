@@ -48,11 +48,7 @@ constexpr std::size_t alignmentOf(Publish by) {
   return by == Publish::kHeader ? 64 : 8;
 }
 
-// See maxLaneFrameBytes().
-constexpr std::size_t maxRingFrameBytes(std::size_t capacity) {
-  return maxLaneFrameBytes(capacity);
-}
-static_assert(maxRingFrameBytes(1024) == 1024 / 4 - sizeof(RingHeader));
+static_assert(maxLaneFrameBytes(1024) == 1024 / 4 - sizeof(RingHeader));
 
 class RingWriter {
  public:

@@ -129,7 +129,7 @@ class PeerExposure {
   // The best way in which this peer can read my memory [bytes, bytes + size); kNone when it cannot. `address` must be
   // sent to the peer. With kFetch the peer may request these bytes, and no others, until conceal(address).
   virtual Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) = 0;
-  virtual void conceal(const RemoteAddress& address) { static_cast<void>(address); }
+  virtual void conceal(const RemoteAddress& /*address*/) {}
   virtual ReadLimits readLimits() const = 0;
 
  protected:
@@ -141,10 +141,7 @@ class PeerReads {
  public:
   // A pointer to the peer's memory, valid as long as the connection; null when the memory is not mapped here (a wrong
   // address from the peer, or a bug: an error).
-  virtual const std::byte* map(const RemoteAddress& address, std::size_t size) {
-    static_cast<void>(address), static_cast<void>(size);
-    return nullptr;
-  }
+  virtual const std::byte* map(const RemoteAddress& /*address*/, std::size_t /*size*/) { return nullptr; }
   // Copies runs from the peer's virtual address space into local memory; kUnsupported if this connection cannot.
   virtual Status read(std::span<const MemoryRun> runs) = 0;
   // Whether the peer has stopped (PeerFetches::stopFetches()). Bytes read at once (map(), read()) before this was seen
@@ -168,8 +165,7 @@ class PeerFetches {
   // requested. Otherwise ++count->pending, and
   // --count->pending in a later poll(), when all runs have arrived. Fetches may end in any order. A fetch that the peer
   // refuses (the bytes are not exposed) or that fails shows in health(), and stays pending.
-  virtual bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
-    static_cast<void>(space), static_cast<void>(runs), static_cast<void>(count);
+  virtual bool fetch(std::uint32_t /*space*/, std::span<const MemoryRun> /*runs*/, FetchCount* /*count*/) {
     return false;
   }
   // The group failed, and callers' tensors are about to be freed. From here on nothing is read from or written to
@@ -247,11 +243,10 @@ class Wire {
   // (TensorView::storage) shows whether the memory is still the same. `isWritten`: fetches fill the memory. Advice:
   // memory that was not pinned is made ready when needed. 0: there is nothing to make ready, or the request was
   // refused.
-  virtual std::uint64_t pin(const void* bytes, std::size_t size, bool isWritten, const void* storage) {
-    static_cast<void>(bytes), static_cast<void>(size), static_cast<void>(isWritten), static_cast<void>(storage);
+  virtual std::uint64_t pin(const void* /*bytes*/, std::size_t /*size*/, bool /*isWritten*/, const void* /*storage*/) {
     return 0;
   }
-  virtual void unpin(std::uint64_t pin) { static_cast<void>(pin); }
+  virtual void unpin(std::uint64_t /*pin*/) {}
 };
 
 }  // namespace shardwire::internal

@@ -98,8 +98,7 @@ constexpr std::array kAllGathers{Algorithm::kDirect, Algorithm::kHierarchical};
 constexpr std::array kBarriers{Algorithm::kDirect, Algorithm::kDissemination};
 
 const Algorithm* forcedFor(Collective kind, const Selection& selection) {
-  const auto found =
-      std::find_if(selection.forced.begin(), selection.forced.end(), [&](const auto& f) { return f.kind == kind; });
+  const auto found = std::ranges::find(selection.forced, kind, &ForcedAlgorithm::kind);
   return found == selection.forced.end() ? nullptr : &found->algorithm;
 }
 
@@ -175,13 +174,15 @@ std::string describeSelection(const Selection& selection) {
 
 Result<std::vector<ForcedAlgorithm>> parseAlgorithms(std::string_view text) {
   std::vector<ForcedAlgorithm> forced;
-  const auto refuse = [&](std::string_view what, std::string_view given, std::string_view known) {
+  const auto refuse = [&](std::string_view what, std::string_view given, const auto& known, const auto& nameOf) {
+    std::vector<std::string_view> names;
+    std::ranges::transform(known, std::back_inserter(names), nameOf);
     return Status(
         StatusCode::kInvalidArgument,
         fmt::format(
             "SHARDWIRE_ALGORITHMS={}: {} \"{}\" is not known; there are {}. Write collective=algorithm pairs, as in "
             "broadcast=tree,reduce=chunks",
-            text, what, given, known));
+            text, what, given, fmt::join(names, ", ")));
   };
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
@@ -190,20 +191,14 @@ Result<std::vector<ForcedAlgorithm>> parseAlgorithms(std::string_view text) {
     const std::size_t equals = std::min(pair.find('='), pair.size());
     const std::string_view name = pair.substr(0, equals);
     const std::string_view wanted = equals < pair.size() ? pair.substr(equals + 1) : std::string_view();
-    const auto* kind = std::find_if(std::begin(kCollectives), std::end(kCollectives),
-                                    [&](Collective k) { return collectiveName(k) == name; });
+    const auto* kind = std::ranges::find(kCollectives, name, collectiveName);
     if (kind == std::end(kCollectives)) {
-      std::vector<std::string_view> known;
-      std::transform(std::begin(kCollectives), std::end(kCollectives), std::back_inserter(known), collectiveName);
-      return refuse("the collective", name, fmt::format("{}", fmt::join(known, ", ")));
+      return refuse("the collective", name, kCollectives, collectiveName);
     }
     const auto algorithms = algorithmsOf(*kind);
-    const auto algorithm =
-        std::find_if(algorithms.begin(), algorithms.end(), [&](Algorithm a) { return algorithmName(a) == wanted; });
+    const auto algorithm = std::ranges::find(algorithms, wanted, algorithmName);
     if (algorithm == algorithms.end()) {
-      std::vector<std::string_view> known;
-      std::transform(algorithms.begin(), algorithms.end(), std::back_inserter(known), algorithmName);
-      return refuse(fmt::format("for {}, the algorithm", name), wanted, fmt::format("{}", fmt::join(known, ", ")));
+      return refuse(fmt::format("for {}, the algorithm", name), wanted, algorithms, algorithmName);
     }
     forced.push_back({*kind, *algorithm});
   }

@@ -68,8 +68,7 @@ void Assigner::setSupplier(Rank supplier) {
     std::vector<std::uint32_t> held;
     for (std::uint32_t stock = 0; stock < sources.stocks.size(); ++stock) {
       const auto holders = sources.holdersOf(stock);
-      if (std::any_of(holders.begin(), holders.end(),
-                      [supplier](const Holder& holder) { return holder.rank == supplier; })) {
+      if (std::ranges::any_of(holders, [supplier](const Holder& holder) { return holder.rank == supplier; })) {
         held.push_back(stock);
       }
     }

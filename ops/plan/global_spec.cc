@@ -420,7 +420,7 @@ class Merger {
         if (numDims > 0 && other.offset[sweepDim] >= box.offset[sweepDim] + box.shape[sweepDim]) {
           break;
         }
-        if (intersect(box, other)) {
+        if (doOverlap(box, other)) {
           return refuse(std::min(order[i], order[j]), std::max(order[i], order[j]));
         }
       }

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "ops/plan/hash.h"
 #include "ops/wire/byte_codec.h"
 
@@ -32,43 +34,27 @@ DType typeOnSide(const TensorDecl& tensor, bool isInput) {
 // The plan is of these lists: as many tensors, of these shapes and types.
 bool fits(const LocalSpec& agreed, const std::vector<LocalTensor>& locals, const std::vector<PlanTensor>& planned,
           bool areInputs) {
-  if (locals.size() != planned.size()) {
-    return false;
-  }
-  for (std::size_t i = 0; i < locals.size(); ++i) {
-    const LocalTensor& local = locals[i];
-    if (local.tensor < 0 || static_cast<std::size_t>(local.tensor) >= agreed.tensors.size() ||
-        local.localShape != planned[i].shape ||
-        typeOnSide(agreed.tensors[static_cast<std::size_t>(local.tensor)], areInputs) != planned[i].dtype) {
-      return false;
-    }
-  }
-  return true;
+  return std::ranges::equal(locals, planned, [&](const LocalTensor& local, const PlanTensor& tensor) {
+    return local.tensor >= 0 && static_cast<std::size_t>(local.tensor) < agreed.tensors.size() &&
+           local.localShape == tensor.shape &&
+           typeOnSide(agreed.tensors[static_cast<std::size_t>(local.tensor)], areInputs) == tensor.dtype;
+  });
 }
 
 bool hasAllFacts(const LocalSpec& agreed) {
-  for (const TensorDecl& tensor : agreed.tensors) {
-    if (!tensor.shape.has_value() || !tensor.dtype.has_value() || !tensor.outputDtype.has_value()) {
-      return false;
-    }
-  }
-  return true;
+  return std::ranges::all_of(agreed.tensors, [](const TensorDecl& tensor) {
+    return tensor.shape.has_value() && tensor.dtype.has_value() && tensor.outputDtype.has_value();
+  });
 }
 
 // Tensors have the numbers of all ranks in the one and of this rank in the other.
 bool isSameList(const LocalSpec& agreed, const std::vector<LocalTensor>& own, const LocalSpec& asked,
                 const std::vector<LocalTensor>& wanted) {
-  if (own.size() != wanted.size()) {
-    return false;
-  }
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    if (own[i].slices != wanted[i].slices || own[i].localShape != wanted[i].localShape ||
-        agreed.tensors[static_cast<std::size_t>(own[i].tensor)].name !=
-            asked.tensors[static_cast<std::size_t>(wanted[i].tensor)].name) {
-      return false;
-    }
-  }
-  return true;
+  return std::ranges::equal(own, wanted, [&](const LocalTensor& mine, const LocalTensor& other) {
+    return mine.slices == other.slices && mine.localShape == other.localShape &&
+           agreed.tensors[static_cast<std::size_t>(mine.tensor)].name ==
+               asked.tensors[static_cast<std::size_t>(other.tensor)].name;
+  });
 }
 
 }  // namespace

@@ -11,8 +11,7 @@
 #include <numeric>
 
 #include "ops/plan/assign_sources.h"
-#include "ops/plan/find_gaps.h"
-#include "ops/plan/find_overlaps.h"
+#include "ops/plan/check_cover.h"
 #include "ops/plan/hash.h"
 
 namespace shardwire::internal {
@@ -315,14 +314,6 @@ Status checkHosts(const GlobalSpec& spec, HostMap hosts) {
                               hosts.size(), spec.ranks.size()));
   }
   return Status::ok();
-}
-
-// Checks that the inputs of all ranks cover the outputs, and how often.
-Status checkCover(const GlobalSpec& spec, const SourceIndex& index) {
-  if (spec.overlap == Overlap::kError) {
-    SW_RETURN_IF_ERROR(checkOverlaps(spec, index));
-  }
-  return spec.allowGaps ? Status::ok() : checkGaps(spec, index);
 }
 
 // The boxes of one tensor wanted by a rank, by (output, slice).

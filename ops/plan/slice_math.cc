@@ -10,18 +10,13 @@ bool isEmpty(const Slice& slice) {
   return std::any_of(slice.shape.begin(), slice.shape.end(), [](std::int64_t extent) { return extent <= 0; });
 }
 
-std::optional<Slice> intersect(const Slice& a, const Slice& b) {
-  Slice result = a;
+bool doOverlap(const Slice& a, const Slice& b) {
   for (int d = 0; d < a.offset.size(); ++d) {
-    const std::int64_t begin = std::max(a.offset[d], b.offset[d]);
-    const std::int64_t end = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
-    if (begin >= end) {
-      return std::nullopt;
+    if (std::max(a.offset[d], b.offset[d]) >= std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d])) {
+      return false;
     }
-    result.offset[d] = begin;
-    result.shape[d] = end - begin;
   }
-  return result;
+  return true;
 }
 
 std::string toString(const Slice& slice) {

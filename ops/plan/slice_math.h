@@ -2,7 +2,6 @@
 // one element.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "shardwire/export.h"
@@ -11,8 +10,8 @@
 namespace shardwire::internal {
 
 bool isEmpty(const Slice& slice);
-// nullopt when the boxes share no element.
-std::optional<Slice> intersect(const Slice& a, const Slice& b);
+// Whether the boxes share an element.
+bool doOverlap(const Slice& a, const Slice& b);
 // "[0:2, 4:8]"
 SHARDWIRE_EXPORT std::string toString(const Slice& slice);
 

@@ -1,5 +1,5 @@
 // Reports of a process about its own state: the status, and the flight recorders in torch's form.
-#include "backend/base/log_socket.h"
+#include "backend/base/log.h"
 #include "backend/c10d/throw_status.h"
 #include "backend/sight/status_json.h"
 #include "backend/sight/status_server.h"

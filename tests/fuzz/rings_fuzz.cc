@@ -32,7 +32,7 @@ void play(std::string_view input, Publish by) {
     ByteReader words(part);
     in.words.written += words.fixed<std::uint16_t>();
     out.words.released += words.fixed<std::uint16_t>();
-    const std::size_t wanted = 1 + words.u8() % maxRingFrameBytes(kCapacity);
+    const std::size_t wanted = 1 + words.u8() % maxLaneFrameBytes(kCapacity);
     fill(in, words.rest());
     for (auto frame = reader.peek(); !frame.empty(); frame = reader.peek()) {
       const std::vector<std::byte> copy(frame.begin(), frame.end());

@@ -142,8 +142,7 @@ std::size_t MpiConnection::maxFrameBytes(Lane lane) const {
 }
 
 void MpiConnection::sendService(MpiKind kind, std::string_view body) {
-  auto place =
-      std::find_if(serviceOut_.begin(), serviceOut_.end(), [](const auto& message) { return !message->isInFlight; });
+  auto place = std::ranges::find_if(serviceOut_, [](const auto& message) { return !message->isInFlight; });
   if (place == serviceOut_.end()) {
     serviceOut_.push_back(std::make_unique<ServiceMessage>());
     place = serviceOut_.end() - 1;

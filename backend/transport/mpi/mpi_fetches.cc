@@ -16,7 +16,7 @@ constexpr std::uint16_t kNotPacked = 0xffff;  // value of a cookie's lane; other
 
 template <typename Run>
 bool hasLongRun(std::span<const Run> runs) {
-  return std::any_of(runs.begin(), runs.end(), [](const Run& run) { return run.bytes >= kMpiLongRun; });
+  return std::ranges::any_of(runs, [](const Run& run) { return run.bytes >= kMpiLongRun; });
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ Status MpiFetches::serve(std::string_view body) {
 }
 
 MpiFetches::Packed* MpiFetches::freePacked() {
-  const auto found = std::find_if(packed_.begin(), packed_.end(), [](const Packed& each) { return !each.isInFlight; });
+  const auto found = std::ranges::find_if(packed_, [](const Packed& each) { return !each.isInFlight; });
   if (found == packed_.end()) {
     return nullptr;
   }
@@ -116,8 +116,7 @@ void MpiFetches::abandon() {
 
 Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
                          std::vector<std::string>* requests) {
-  const auto place =
-      std::find_if(fetches_.begin(), fetches_.end(), [](const Fetch& each) { return each.count == nullptr; });
+  const auto place = std::ranges::find_if(fetches_, [](const Fetch& each) { return each.count == nullptr; });
   *place = {count, 0, 0, 0};
   ++numFetches_;
   ++count->pending;

@@ -45,7 +45,6 @@ class MpiLaneWriter {
   bool releasedByPeer(std::uint32_t total);
 
   std::uint64_t totalBytes() const { return committed_; }
-  bool isIdle() const { return oldest_ == next_; }
   // Leaks the memory, which MPI may still read.
   void abandon() { static_cast<void>(memory_.bytes.release()); }
 

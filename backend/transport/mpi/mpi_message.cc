@@ -103,8 +103,7 @@ std::optional<FetchRequest> decodeRequest(std::string_view body) {
       request.runs.push_back({address, reader.u64()});
     }
   }
-  const bool anyEmpty =
-      std::any_of(request.runs.begin(), request.runs.end(), [](const RemoteRun& run) { return run.bytes == 0; });
+  const bool anyEmpty = std::ranges::any_of(request.runs, [](const RemoteRun& run) { return run.bytes == 0; });
   return reader.isDone() && !request.runs.empty() && !anyEmpty ? std::optional(std::move(request)) : std::nullopt;
 }
 

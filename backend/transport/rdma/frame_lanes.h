@@ -71,7 +71,7 @@ class FrameLanes {
   std::span<std::byte> reserve(std::size_t lane, std::size_t minBytes, std::size_t maxBytes);
   // Sends as many bytes at once as the window and the queue pair permit.
   void commit(std::size_t lane, std::size_t bytes);
-  std::size_t maxFrameBytes(std::size_t lane) const { return maxRingFrameBytes(memory_->laneBytes()[lane]); }
+  std::size_t maxFrameBytes(std::size_t lane) const { return maxLaneFrameBytes(memory_->laneBytes()[lane]); }
   std::span<const std::byte> peek(std::size_t lane) { return in_[lane].reader.peek(); }
   // True: credit for the peer is due, and the caller should call flush() soon. Not at once, because an answer to the
   // frame may follow, which is more urgent.

@@ -156,8 +156,7 @@ ReadLimits RdmaConnection::readLimits() const {
   return wireReadLimits(join_.ordinaryPath, kMinFetchEdge, kMinFetchRun);
 }
 
-Status RdmaConnection::read(std::span<const MemoryRun> runs) {
-  static_cast<void>(runs);
+Status RdmaConnection::read(std::span<const MemoryRun> /*runs*/) {
   return {StatusCode::kUnsupported,
           fmt::format("the memory of {} is fetched over rdma, and cannot be read at once", join_.who)};
 }
@@ -233,13 +232,12 @@ void RdmaConnection::onImmediate(const WorkId& id, std::uint32_t immediate) {
   }
 }
 
-bool RdmaConnection::advance() {
+void RdmaConnection::advance() {
   requester_.advance();
   if (const std::string wrong = server_.advance(); !wrong.empty()) {
     fail(StatusCode::kPeerFailed, fmt::format("{}: {}", join_.who, wrong));
   }
   join_.lanes->flush();  // sends credit that is due
-  return false;
 }
 
 void RdmaConnection::onFailedCompletion(const WorkId& id, const ibv_wc& completion) {

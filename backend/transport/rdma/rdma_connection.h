@@ -52,7 +52,7 @@ class RdmaConnection final : public Connection, private FabricMember {
 
  private:
   void onCompletion(const WorkId& id, const ibv_wc& completion) override;
-  bool advance() override;
+  void advance() override;
   void onLinkReadable() override;
   void onDeviceTrouble(const std::string& what, bool isFatal) override;
 

@@ -157,18 +157,15 @@ bool RdmaFabric::pollQueue(CompletionQueue* queue) {
   return taken > 0;
 }
 
-bool RdmaFabric::advanceActive() {
+void RdmaFabric::advanceActive() {
   advancing_.swap(active_);
   active_.clear();
-  bool moved = false;
   for (const std::uint32_t slot : advancing_) {
     members_[slot].isActive = false;
-    if (members_[slot].member != nullptr && members_[slot].member->advance()) {
-      activate(slot);
-      moved = true;
+    if (members_[slot].member != nullptr) {
+      members_[slot].member->advance();
     }
   }
-  return moved;
 }
 
 // Called before the completion queues are polled, so that early completions come first.
@@ -190,7 +187,7 @@ bool RdmaFabric::poll() {
     arrived = pollQueue(&queue) || arrived;
   }
   if (!active_.empty()) {
-    arrived = advanceActive() || arrived;
+    advanceActive();
   }
   return arrived;
 }

@@ -41,8 +41,8 @@ class FabricMember {
  public:
   virtual ~FabricMember() = default;
   virtual void onCompletion(const WorkId& id, const ibv_wc& completion) = 0;
-  // Continues work that had to wait; false when nothing is left to do until the next completion.
-  virtual bool advance() = 0;
+  // Continues work that had to wait for room, as far as there is room now.
+  virtual void advance() = 0;
   // The link is readable: bytes, or the end of the stream.
   virtual void onLinkReadable() = 0;
   // "mlx5_0: port 1 went down"; no failure unless isFatal.
@@ -71,7 +71,7 @@ class RdmaFabric {
   // Until leave(), `member` gets the completions of the slot, and is notified when the link's socket is readable.
   void take(std::uint32_t slot, FabricMember* member, int linkSocket);
   void leave(std::uint32_t slot, int linkSocket);
-  // Every poll() calls the member's advance() until advance() returns false.
+  // The next poll() calls the member's advance().
   void activate(std::uint32_t slot);
 
   bool poll();
@@ -99,7 +99,7 @@ class RdmaFabric {
   bool pollQueue(CompletionQueue* queue);
   void drainEvents(CompletionQueue* queue);
   void readAsyncEvents(std::size_t device);
-  bool advanceActive();
+  void advanceActive();
   bool deliverEarly();
 
   const VerbsApi& api_;

@@ -1,5 +1,5 @@
 // pin() first looks for a registration that covers the bytes and is known to be current (find(), isCurrent()).
-// Otherwise pin() makes a new one: rounded to heapUnit in the shared heap, or exact, with a weak reference to the
+// Otherwise pin() makes a new one: rounded to kHeapUnit in the shared heap, or exact, with a weak reference to the
 // storage if the storage can be watched. makeWay() retires overlapping entries, registerOn() registers the memory with
 // every device, and sweep() drops stale entries and keeps the cache within its limits. unpin() releases; memory without
 // a known identity is deregistered with its last unpin().
@@ -8,25 +8,23 @@
 #include <errno.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 
+#include "backend/base/page_size.h"
 #include "backend/base/system_error.h"
 
 namespace shardwire::internal {
 namespace {
 
 constexpr std::uintptr_t kPage = 4096;
+constexpr std::uintptr_t kHeapUnit = std::uintptr_t{2} << 20;  // heap memory is registered in multiples of this
 // A search for stale entries looks at each entry. The search costs little beside the registering of so many bytes, or
 // of half of the entries.
 constexpr std::uint64_t kSweepEveryBytes = std::uint64_t{64} << 20;
 
 std::uintptr_t roundDown(std::uintptr_t value, std::uintptr_t unit) {
   return value / unit * unit;
-}
-std::uintptr_t roundUp(std::uintptr_t value, std::uintptr_t unit) {
-  return roundDown(value + unit - 1, unit);
 }
 
 rlim_t memlockLimit() {
@@ -36,10 +34,7 @@ rlim_t memlockLimit() {
 
 // Half of the memlock limit, at most a quarter of the machine's memory.
 std::uint64_t defaultKeptBytes() {
-  const auto machine =
-      static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const rlim_t limit = memlockLimit();
-  return limit == RLIM_INFINITY ? machine / 4 : std::min<std::uint64_t>(machine / 4, limit / 2);
+  return std::min<std::uint64_t>(machineBytes() / 4, memlockLimit() / 2);
 }
 
 }  // namespace
@@ -91,7 +86,7 @@ Registration* RegistrationCache::find(const void* bytes, std::size_t size, bool 
     }
   }
   // A kOnce registration is valid while a caller of pin() keeps the memory alive. There are few.
-  const auto pinned = std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) {
+  const auto pinned = std::ranges::find_if(retired_, [&](const auto& entry) {
     return entry->kind == Registration::Kind::kOnce && entry->numOpenPins > 0 && fits(*entry);
   });
   return pinned != retired_.end() ? pinned->get() : nullptr;
@@ -115,8 +110,8 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
   fresh->isWritable = isWritten;
   if (offset) {
     const std::uintptr_t heapBase = at - *offset;
-    const std::uint64_t from = roundDown(*offset, limits_.heapUnit);
-    const std::uint64_t to = std::min<std::uint64_t>(roundUp(*offset + size, limits_.heapUnit), heap->reservedBytes());
+    const std::uint64_t from = roundDown(*offset, kHeapUnit);
+    const std::uint64_t to = std::min<std::uint64_t>(roundUp(*offset + size, kHeapUnit), heap->reservedBytes());
     *fresh = {.base = heapBase + from, .size = to - from, .isWritable = true, .kind = Registration::Kind::kHeap};
     fresh->heapPurges =
         heap->numPurges();  // read before the pages are pinned: a purge that ends later makes the entry stale
@@ -253,8 +248,7 @@ void RegistrationCache::unpinClosed(Registration* registration) {
   if (--registration->numPins > 0) {
     return;
   }
-  const auto retired =
-      std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) { return entry.get() == registration; });
+  const auto retired = std::ranges::find_if(retired_, [&](const auto& entry) { return entry.get() == registration; });
   if (retired != retired_.end()) {
     keptBytes_ -= registration->size;
     deregister(registration);

@@ -50,7 +50,6 @@ struct RegistrationLimits {
   // memory and the memlock limit.
   std::uint64_t bytes = 0;
   std::size_t entries = 8192;
-  std::uint64_t heapUnit = std::uint64_t{2} << 20;  // heap memory is registered in multiples of this
 };
 
 class RegistrationCache {

@@ -125,8 +125,7 @@ std::uint64_t probeWord(std::uint64_t secret, std::size_t index) {
 
 bool isPattern(std::span<const std::uint64_t> words, std::uint64_t secret) {
   std::size_t index = 0;
-  return std::all_of(words.begin(), words.end(),
-                     [&](std::uint64_t word) { return word == probeWord(secret, index++); });
+  return std::ranges::all_of(words, [&](std::uint64_t word) { return word == probeWord(secret, index++); });
 }
 
 // The best of rounds that move `bytes` each.

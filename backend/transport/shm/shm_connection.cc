@@ -47,7 +47,7 @@ ShmConnection::ShmConnection(ShmJoint joint) : joint_(std::move(joint)) {
     writers_[index(lane)] =
         RingWriter(out.words(lane), out.laneData(lane), out.laneBytes[index(lane)], Publish::kHeader, kRewindFrom);
     readers_[index(lane)] = RingReader(in.words(lane), in.laneData(lane), in.laneBytes[index(lane)], Publish::kHeader);
-    maxFrameBytes_[index(lane)] = maxRingFrameBytes(out.laneBytes[index(lane)]);
+    maxFrameBytes_[index(lane)] = maxLaneFrameBytes(out.laneBytes[index(lane)]);
   }
   SlotReader& sign = mySign();
   sign.process = joint_.mine->fabric()->address().process;

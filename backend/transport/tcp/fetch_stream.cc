@@ -116,11 +116,7 @@ bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, Fetc
   transfer.count = count;
   transfer.numRuns = runs.size();
   // Adjacent runs are joined, separately for local and remote memory.
-  struct Remote {
-    std::uint64_t address;
-    std::uint64_t bytes;
-  };
-  std::vector<Remote> remote;
+  std::vector<RemoteRun> remote;
   for (const MemoryRun& run : runs) {
     if (!transfer.runs.empty() && transfer.runs.back().bytes + transfer.runs.back().size == run.local) {
       transfer.runs.back().size += run.bytes;

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -422,8 +421,7 @@ void TcpConnection::look() {
     return;
   }
   nextLook_ = now + kLookEvery;
-  pollfd entry{frames_.socket().get(), POLLRDHUP, 0};
-  if (::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
+  if (isHungUp(frames_.socket())) {
     while (failure_.isOk() && receiveFrames()) {  // frames before the end are still taken
     }
   }

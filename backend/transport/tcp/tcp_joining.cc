@@ -342,7 +342,7 @@ Status TcpJoining::acceptSecond() {
 // Sends this end's verdict, and waits for the peer's verdict when this end agrees.
 void TcpJoining::judge(const Status& mine) {
   ByteWriter verdict;
-  writeStatus(verdict, mine, kMaxTextBytes);
+  statusField(verdict, mine, kMaxTextBytes);
   const Status sent = sendAtOnce(link_.socket(), verdict.bytes());
   if (!mine.isOk() || !sent.isOk()) {
     return end(mine.isOk() ? sent : mine);

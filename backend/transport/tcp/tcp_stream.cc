@@ -431,11 +431,6 @@ TcpStream::TcpStream(TcpStream&&) noexcept = default;
 TcpStream& TcpStream::operator=(TcpStream&&) noexcept = default;
 TcpStream::~TcpStream() = default;
 
-void TcpStream::close() {
-  tls_.reset();
-  socket_.reset();
-}
-
 Status TcpStream::beginTls(bool isClient, const Digest& key, std::uint64_t recordsPerKey) {
   auto tls = Tls::create(socket_, isClient, key, recordsPerKey);
   SW_RETURN_IF_ERROR(tls.status());

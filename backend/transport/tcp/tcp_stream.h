@@ -36,7 +36,6 @@ class TcpStream {
 
   const Fd& socket() const { return socket_; }
   bool isOpen() const { return socket_.isOpen(); }
-  void close();
 
   // The next byte in either direction belongs to a TLS handshake. One end is the client, and `key` is equal on both
   // ends. Before handshake() is done, neither send() nor receive() may be called.

@@ -15,7 +15,6 @@
 
 #include "backend/base/futex.h"
 #include "backend/base/log.h"
-#include "backend/base/log_socket.h"
 #include "backend/base/mutex.h"
 #include "backend/base/random_id.h"
 #include "backend/base/system_error.h"
@@ -110,7 +109,7 @@ TEST(RandomId, DiffersEachTimeAndPerProcess) {
 
 TEST(Wire, CarriesAnIdAsTwoWords) {
   ByteWriter writer;
-  writeId(writer, RandomId{{1, 2}});
+  idField(writer, RandomId{{1, 2}});
   EXPECT_EQ(writer.bytes(), std::string("\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0", 16));
   ByteReader reader(writer.bytes());
   EXPECT_EQ(readId(reader), (RandomId{{1, 2}}));

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <thread>
 
+#include "backend/base/wait_limit.h"
 #include "backend/base/wire.h"
 #include "backend/fabric/interfaces.h"
 #include "backend/fabric/link_listener.h"
@@ -113,7 +114,7 @@ Fd callFrom(const std::vector<NetAddress>& addresses) {
   const auto address = makeSocketAddress(addresses.at(0).ip, addresses.at(0).scope, addresses.at(0).port);
   auto socket = startTcp(*address);
   EXPECT_TRUE(socket.isOk()) << socket.status().message();
-  EXPECT_TRUE(waitForSocket(*socket, POLLOUT, soon(), "calling").isOk());
+  EXPECT_TRUE(WaitLimit(soon()).waitFor(*socket, POLLOUT, "calling").isOk());
   return std::move(*socket);
 }
 
@@ -272,7 +273,7 @@ TEST(Link, ReflectionDoesNotConvinceADialer) {
   auto listener = listenTcp(*makeSocketAddress("127.0.0.1", 0, 0), 4);
   ASSERT_TRUE(listener.isOk());
   std::thread mirror([&] {
-    EXPECT_TRUE(waitForSocket(*listener, POLLIN, soon(), "waiting").isOk());
+    EXPECT_TRUE(WaitLimit(soon()).waitFor(*listener, POLLIN, "waiting").isOk());
     auto socket = acceptTcp(*listener);
     ASSERT_TRUE(socket.isOk() && socket->isOpen());
     Link link(std::move(*socket), "dialer");
@@ -353,7 +354,7 @@ TEST(Link, GarbageIsRejected) {
     std::string answer(4096, '\0');
     ssize_t size = 0;
     do {  // a refusal, then the end
-      ASSERT_TRUE(waitForSocket(socket, POLLIN, soon(), "waiting to be rejected").isOk());
+      ASSERT_TRUE(WaitLimit(soon()).waitFor(socket, POLLIN, "waiting to be rejected").isOk());
       size = ::recv(socket.get(), answer.data(), answer.size(), 0);
     } while (size > 0);
   }
@@ -601,7 +602,7 @@ TEST(Link, ListensOnTheChosenInterfacesOnly) {
   // The port is open there and on no other address of this host.
   const auto elsewhere = startTcp(*makeSocketAddress("127.0.0.2", 0, ports->addresses[0].port));
   if (elsewhere.isOk()) {
-    ASSERT_TRUE(waitForSocket(*elsewhere, POLLOUT, soon(), "connecting").isOk());
+    ASSERT_TRUE(WaitLimit(soon()).waitFor(*elsewhere, POLLOUT, "connecting").isOk());
     EXPECT_EQ(socketError(*elsewhere), ECONNREFUSED);
   }
 }
@@ -668,7 +669,7 @@ TEST(Link, WireBytesAreThese) {
             "42019f93fd631f688a74e02af2e7db839641032fa367a898bb375c59728163c7");
   const RandomId endpoint = makeEndpointId(kToken);
   ByteWriter writer;
-  writeId(writer, endpoint);
+  idField(writer, endpoint);
   EXPECT_EQ(toHex(writer.bytes()), "485acc647443e33cd048e98efcda1333");
 }
 

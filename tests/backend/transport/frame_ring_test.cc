@@ -57,13 +57,13 @@ class FrameRing : public ::testing::TestWithParam<Publish> {};
 TEST_P(FrameRing, TakesTheLargestFrameWhereverItStarts) {
   for (std::size_t start = 1; start < 300; start += 8) {
     Ring ring(1024, GetParam());
-    ASSERT_TRUE(ring.send(std::min<std::size_t>(start, maxRingFrameBytes(1024)), 1));
+    ASSERT_TRUE(ring.send(std::min<std::size_t>(start, maxLaneFrameBytes(1024)), 1));
     ring.reader.peek();
     ring.reader.release();
     for (int i = 0; i < 20; ++i) {
-      ASSERT_TRUE(ring.send(maxRingFrameBytes(1024), static_cast<unsigned char>(i))) << start;
+      ASSERT_TRUE(ring.send(maxLaneFrameBytes(1024), static_cast<unsigned char>(i))) << start;
       const auto frame = ring.reader.peek();
-      ASSERT_EQ(frame.size(), maxRingFrameBytes(1024));
+      ASSERT_EQ(frame.size(), maxLaneFrameBytes(1024));
       ASSERT_EQ(frame.back(), static_cast<std::byte>(i));
       ring.reader.release();
     }
@@ -76,7 +76,7 @@ TEST_P(FrameRing, RandomFramesAgainstAQueue) {
     std::mt19937 random(seed);
     const std::size_t rewindFrom = seed % 2 == 0 ? 4096 : 0;
     Ring ring(std::size_t{512} << (rewindFrom == 0 ? random() % 4 : 6), GetParam(), rewindFrom);
-    const std::size_t largest = maxRingFrameBytes(std::size_t{512});
+    const std::size_t largest = maxLaneFrameBytes(std::size_t{512});
     std::deque<std::pair<std::size_t, unsigned char>> queue;
     int numFull = 0;
     for (int step = 0; step < 5000; ++step) {
@@ -161,7 +161,7 @@ TEST_P(FrameRing, FramesOfAnyLengthGoOnWhenTheReaderKeepsUp) {
   for (int round = 0; round < 100; ++round) {
     Ring ring(kCapacity, GetParam(), 4096);
     for (int i = 0; i < 100; ++i) {
-      const std::size_t size = 1 + random() % maxRingFrameBytes(kCapacity);
+      const std::size_t size = 1 + random() % maxLaneFrameBytes(kCapacity);
       ASSERT_TRUE(ring.send(size, static_cast<unsigned char>(i)));
       ASSERT_EQ(ring.reader.peek().size(), size);
       ring.reader.release();
@@ -176,7 +176,7 @@ TEST_P(FrameRing, OffersMoreRoomWhenThereIsSome) {
   Ring ring(1024, GetParam());
   EXPECT_EQ(ring.writer.reserve(8, 100).size(), 100U);
   ring.writer.commit(0);
-  EXPECT_EQ(ring.writer.reserve(8, 10000).size(), maxRingFrameBytes(1024));
+  EXPECT_EQ(ring.writer.reserve(8, 10000).size(), maxLaneFrameBytes(1024));
   ring.writer.commit(16);
   const auto frame = ring.reader.peek();
   EXPECT_EQ(frame.size(), 16U);
@@ -186,7 +186,7 @@ TEST_P(FrameRing, MisuseIsABug) {
   Ring ring(1024, GetParam());
   EXPECT_THROW(ring.writer.commit(1), std::logic_error);
   EXPECT_THROW(ring.writer.reserve(0, 10), std::logic_error);
-  EXPECT_THROW(ring.writer.reserve(maxRingFrameBytes(1024) + 1, 1024), std::logic_error);
+  EXPECT_THROW(ring.writer.reserve(maxLaneFrameBytes(1024) + 1, 1024), std::logic_error);
   EXPECT_THROW(ring.reader.release(), std::logic_error);
   const auto room = ring.writer.reserve(1, 8);
   EXPECT_THROW(ring.writer.commit(room.size() + 1), std::logic_error);

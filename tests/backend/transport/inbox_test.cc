@@ -20,7 +20,7 @@ TEST(Inbox, LanesFollowTheOptions) {
   options.inlineBytes = 20000;
   const auto lanes = laneCapacities(options);
   EXPECT_EQ(lanes[1], std::uint64_t{4} << 20);
-  EXPECT_GE(maxRingFrameBytes(lanes[0]), options.inlineBytes + 1024);
+  EXPECT_GE(maxLaneFrameBytes(lanes[0]), options.inlineBytes + 1024);
   options.ringBytes = 0;
   options.inlineBytes = 0;
   for (const std::uint64_t bytes : laneCapacities(options)) {

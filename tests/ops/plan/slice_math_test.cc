@@ -53,12 +53,11 @@ TEST(SliceMath, AgreesWithSetsOfElements) {
     const Slice b = randomBox(random, numDims);
     const std::vector<int> inA = elementsOf(a);
     const std::vector<int> inB = elementsOf(b);
-    std::vector<int> inBoth;
+    bool shareAny = false;
     for (std::size_t e = 0; e < inA.size(); ++e) {
-      inBoth.push_back(inA[e] & inB[e]);
+      shareAny = shareAny || (inA[e] & inB[e]) != 0;
     }
-    const std::optional<Slice> common = intersect(a, b);
-    EXPECT_EQ(common ? elementsOf(*common) : std::vector<int>(inA.size(), 0), inBoth);
+    EXPECT_EQ(doOverlap(a, b), shareAny);
   }
 }
 
@@ -67,10 +66,10 @@ TEST(SliceMath, HandlesEmptyBoxesAndNoDimensions) {
   const Slice box{{1, 1}, {2, 2}};
   EXPECT_TRUE(isEmpty(empty));
   EXPECT_FALSE(isEmpty(box));
-  EXPECT_EQ(intersect(empty, Slice{{0, 0}, {9, 9}}), std::nullopt);
+  EXPECT_FALSE(doOverlap(empty, Slice{{0, 0}, {9, 9}}));
   const Slice scalar{};
   EXPECT_FALSE(isEmpty(scalar));
-  EXPECT_EQ(intersect(scalar, scalar), scalar);
+  EXPECT_TRUE(doOverlap(scalar, scalar));
 }
 
 TEST(SliceMath, PrintsRanges) {

@@ -43,7 +43,7 @@ void putFrame(FrameStream& stream, Lane lane, std::string_view bytes) {
 // All bytes that the socket has.
 std::string drain(const Fd& socket) {
   std::string bytes(std::size_t{1} << 20, '\0');
-  EXPECT_TRUE(internal::waitForSocket(socket, POLLIN, soon(), "draining").isOk());
+  EXPECT_TRUE(internal::WaitLimit(soon()).waitFor(socket, POLLIN, "draining").isOk());
   std::size_t size = 0;
   for (ssize_t some = 0; (some = ::recv(socket.get(), bytes.data() + size, bytes.size() - size, MSG_DONTWAIT)) > 0;) {
     size += static_cast<std::size_t>(some);
@@ -95,7 +95,7 @@ Fed feedChecked(const std::vector<std::string>& pieces) {
     } else {
       ::shutdown(near.get(), SHUT_WR);
     }
-    EXPECT_TRUE(internal::waitForSocket(stream.socket(), POLLIN, soon(), "feeding").isOk());
+    EXPECT_TRUE(internal::WaitLimit(soon()).waitFor(stream.socket(), POLLIN, "feeding").isOk());
     fed.status = stream.receive(&moved);
     for (; !stream.notesIn().empty(); stream.notesIn().pop_front()) {
       fed.taken.push_back(stream.notesIn().front().bytes);
@@ -114,7 +114,7 @@ Fed feedChecked(const std::vector<std::string>& pieces) {
 std::string pass(FrameStream& from, const Fd& fromMiddle, FrameStream& to, const Fd& toMiddle) {
   std::string bytes = flushed(from, fromMiddle);
   EXPECT_EQ(*internal::sendSome(toMiddle, bytes), bytes.size());
-  EXPECT_TRUE(internal::waitForSocket(to.socket(), POLLIN, soon(), "passing").isOk());
+  EXPECT_TRUE(internal::WaitLimit(soon()).waitFor(to.socket(), POLLIN, "passing").isOk());
   bool moved = false;
   EXPECT_TRUE(to.receive(&moved).isOk());
   to.notesIn().clear();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "backend/base/crc32c.h"
+#include "backend/base/wait_limit.h"
 #include "backend/base/wire.h"
 #include "backend/fabric/link_message.h"
 #include "backend/transport/lanes.h"
@@ -65,7 +66,7 @@ class FakeDialer {
   }
   Fd call(std::uint16_t port) const {
     auto socket = internal::startTcp(*internal::makeSocketAddress("127.0.0.1", 0, port));
-    EXPECT_TRUE(socket.isOk() && internal::waitForSocket(*socket, POLLOUT, soon(), "calling").isOk());
+    EXPECT_TRUE(socket.isOk() && internal::WaitLimit(soon()).waitFor(*socket, POLLOUT, "calling").isOk());
     return std::move(*socket);
   }
   void prove(const Fd& socket) const {
@@ -74,7 +75,7 @@ class FakeDialer {
   }
   // To be called after the other end has proved its identity on the second socket.
   void agree(const Fd& socket) {
-    EXPECT_TRUE(internal::waitForSocket(socket, POLLIN, soon(), "waiting for the proof").isOk());
+    EXPECT_TRUE(internal::WaitLimit(soon()).waitFor(socket, POLLIN, "waiting for the proof").isOk());
     EXPECT_TRUE(link_->send(std::string(5, '\0'), soon()).isOk());
   }
   Link& link() { return *link_; }

@@ -89,7 +89,7 @@ TEST(FetchStream, AnOwnerGivesWhatItExposedAndNothingElse) {
 TEST(FetchStream, BytesThatNobodyAskedForAreAnError) {
   Streams streams;
   ASSERT_EQ(*internal::sendSome(streams.owner.socket(), "x"), 1U);
-  ASSERT_TRUE(internal::waitForSocket(streams.fetcher.socket(), POLLIN, soon(), "waiting").isOk());
+  ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(streams.fetcher.socket(), POLLIN, "waiting").isOk());
   bool moved = false;
   EXPECT_EQ(streams.fetcher.receive(&moved).code(), StatusCode::kMismatch);
 }
@@ -222,7 +222,7 @@ TEST(FetchStream, ATurnIsBoundedHoweverFastTheOtherEndIs) {
         status = isSender ? fast.receive(&moved) : fast.send(&moved);
       } while (status.isOk() && (isSender ? !fast.isEnded() : fast.isBlocked()));
     });
-    ASSERT_TRUE(internal::waitForSocket(one.socket(), isSender ? POLLOUT : POLLIN, soon(), "waiting").isOk());
+    ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(one.socket(), isSender ? POLLOUT : POLLIN, "waiting").isOk());
     bool moved = false;
     EXPECT_TRUE((isSender ? one.send(&moved) : one.receive(&moved)).isOk());
     // Closes the socket: a mere shutdown would leave an owner waiting for ever if the peer's window is full.

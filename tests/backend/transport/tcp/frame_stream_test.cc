@@ -33,7 +33,7 @@ void put(FrameStream& stream, Lane lane, std::string_view bytes) {
 std::string read(const Fd& socket, std::size_t size) {
   std::string bytes(size, '\0');
   for (std::size_t at = 0; at < size;) {
-    EXPECT_TRUE(internal::waitForSocket(socket, POLLIN, soon(), "reading").isOk());
+    EXPECT_TRUE(internal::WaitLimit(soon()).waitFor(socket, POLLIN, "reading").isOk());
     const ssize_t some = ::recv(socket.get(), bytes.data() + at, size - at, 0);
     if (some <= 0) {
       ADD_FAILURE() << "the stream ended after " << at << " bytes";
@@ -53,7 +53,7 @@ Status feed(std::string_view bytes) {
   bool moved = false;
   Status status;
   while (status.isOk() && !stream.isEnded()) {
-    EXPECT_TRUE(internal::waitForSocket(stream.socket(), POLLIN, soon(), "feeding").isOk());
+    EXPECT_TRUE(internal::WaitLimit(soon()).waitFor(stream.socket(), POLLIN, "feeding").isOk());
     status = stream.receive(&moved);
   }
   return status;
@@ -95,7 +95,7 @@ TEST(FrameStream, WireBytesAreThese) {
   // The peer's frames are released by credit.
   ASSERT_EQ(*internal::sendSome(far, unit(UnitType::kFrames, 1, 0, 16) + std::string("\x08\0\0\0FRAM", 8) + "abcdefgh"),
             24U);
-  ASSERT_TRUE(internal::waitForSocket(stream.socket(), POLLIN, soon(), "receiving").isOk());
+  ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(stream.socket(), POLLIN, "receiving").isOk());
   ASSERT_TRUE(stream.receive(&moved).isOk());
   ASSERT_EQ(stream.reader(Lane::kBulk).peek().size(), 8U);
   stream.reader(Lane::kBulk).release();
@@ -129,7 +129,7 @@ TEST(FrameStream, AFrameThatIsNoneIsSeenByItsReader) {
   auto [near, far] = makeTcpPair();
   FrameStream stream(std::move(far), kCapacities);
   ASSERT_EQ(*internal::sendSome(near, unit(UnitType::kFrames, 0, 0, 16, 16)), 24U);
-  ASSERT_TRUE(internal::waitForSocket(stream.socket(), POLLIN, soon(), "feeding").isOk());
+  ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(stream.socket(), POLLIN, "feeding").isOk());
   bool moved = false;
   ASSERT_TRUE(stream.receive(&moved).isOk());
   EXPECT_TRUE(stream.reader(Lane::kControl).peek().empty());

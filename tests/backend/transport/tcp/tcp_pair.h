@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "backend/base/wait_limit.h"
 #include "backend/fabric/net_socket.h"
 #include "backend/transport/endpoint.h"
 
@@ -22,7 +23,7 @@ inline std::pair<internal::Fd, internal::Fd> makeTcpPair() {
   const auto listener = internal::listenTcp(*internal::makeSocketAddress("127.0.0.1", 0, 0), 1);
   EXPECT_TRUE(listener.isOk()) << listener.status().message();
   auto near = internal::startTcp(*internal::localAddress(*listener));
-  EXPECT_TRUE(near.isOk() && internal::waitForSocket(*listener, POLLIN, soon(), "pairing").isOk());
+  EXPECT_TRUE(near.isOk() && internal::WaitLimit(soon()).waitFor(*listener, POLLIN, "pairing").isOk());
   auto far = internal::acceptTcp(*listener);
   EXPECT_TRUE(far.isOk() && far->isOpen());
   return {std::move(*near), std::move(*far)};

@@ -53,7 +53,7 @@ void shakeHands(Ends& ends, Status* client, Status* server) {
         *statuses[end] = done.status();
         isDone[end] = !done.isOk() || *done;
         if (!done.isOk()) {
-          streams[end]->close();
+          *streams[end] = TcpStream();
         }
       }
     }
@@ -158,7 +158,7 @@ TEST(TcpTls, HeldBytesAreReceivedWithoutTheSocket) {
   std::vector<char> text = randomText(40000, 1);
   const iovec all{text.data(), text.size()};
   ASSERT_EQ(ends.client.send({&all, 1}), 40000);
-  ASSERT_TRUE(internal::waitForSocket(ends.server.socket(), POLLIN, soon(), "receiving").isOk());
+  ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(ends.server.socket(), POLLIN, "receiving").isOk());
   std::vector<char> copy(text.size());
   const iovec first{copy.data(), 100};
   ASSERT_EQ(ends.server.receive({&first, 1}), 100);
@@ -166,7 +166,7 @@ TEST(TcpTls, HeldBytesAreReceivedWithoutTheSocket) {
   const char more = 'x';
   const iovec later{const_cast<char*>(&more), 1};
   ASSERT_EQ(ends.client.send({&later, 1}), 1);
-  ASSERT_TRUE(internal::waitForSocket(ends.server.socket(), POLLIN, soon(), "receiving").isOk());
+  ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(ends.server.socket(), POLLIN, "receiving").isOk());
   std::size_t at = 100;
   for (ssize_t size = 0;; at += static_cast<std::size_t>(size)) {
     const iovec rest{copy.data() + at, copy.size() - at};
@@ -207,7 +207,7 @@ TEST(TcpTls, BytesBehindTheHandshakeStayInTheSocket) {
     ASSERT_LT(Clock::now(), limit);
   }
   EXPECT_FALSE(ends.client.holdsBytes());
-  EXPECT_TRUE(internal::waitForSocket(ends.client.socket(), POLLIN, soon(), "receiving").isOk());
+  EXPECT_TRUE(internal::WaitLimit(soon()).waitFor(ends.client.socket(), POLLIN, "receiving").isOk());
   EXPECT_EQ(ends.client.receive({&piece, 1}), 1);
 }
 
@@ -257,11 +257,11 @@ TEST(TcpTls, AClosedEndIsTheEndOfTheStream) {
   char byte = 'x';
   const iovec piece{&byte, 1};
   ASSERT_EQ(ends.client.send({&piece, 1}), 1);
-  ends.client.close();
-  ASSERT_TRUE(internal::waitForSocket(ends.server.socket(), POLLIN, soon(), "receiving").isOk());
+  ends.client = TcpStream();
+  ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(ends.server.socket(), POLLIN, "receiving").isOk());
   EXPECT_EQ(ends.server.receive({&piece, 1}), 1);
   for (ssize_t size = -1; size != 0;) {
-    ASSERT_TRUE(internal::waitForSocket(ends.server.socket(), POLLIN, soon(), "the end").isOk());
+    ASSERT_TRUE(internal::WaitLimit(soon()).waitFor(ends.server.socket(), POLLIN, "the end").isOk());
     size = ends.server.receive({&piece, 1});
     ASSERT_TRUE(size == 0 || errno == EAGAIN);
   }
