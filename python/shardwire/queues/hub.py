@@ -283,9 +283,6 @@ class Hub:
 
     # ---- the end
 
-    def is_stopped(self) -> bool:
-        return self._stopped.is_set()
-
     def stop(self) -> None:
         """Ends all links of this rank. Idempotent."""
         if self._stopped.is_set() or self.pid != os.getpid():
