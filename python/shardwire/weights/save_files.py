@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError
+from ..plain.tensor_bytes import bytes_of
 from .checkpoint_folder import INDEX, SINGLE, read_index
-from .direct_rows import memory_of
 from .simple_layouts import Rows
 from .progress import SILENT, Progress
 from .safetensors_file import Stored
@@ -62,7 +62,7 @@ class Draft:
         with _opened(self.hidden(number), os.O_WRONLY) as descriptor:
             begin = end = 0  # written, and not yet passed to the disk
             for place, tensor in parts:
-                content = memory_of(tensor)
+                content = memoryview(bytes_of(tensor).numpy())
                 for at in range(0, len(content), _PIECE):
                     piece = content[at:at + _PIECE]
                     if place + at != end or end - begin >= _PIECE:
