@@ -39,7 +39,6 @@ class Membership:
         self._group = weakref.ref(process_group)
         self._name = secrets.token_hex(8)
         self._used: set[int] = set()
-        self._handles: list[str] = []
         self._next: Members | None = None
         self._met = ""  # the name of a meeting that this rank's store served
 
