@@ -14,8 +14,7 @@ from ..compiler.future import as_seconds
 from ..errors import TimeoutError
 from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, group_object, store_of
 from ..groups.reductions import reduction_of
-from .arguments import backend_of
-from .tensors import empty, zeros
+from .tensors import backend_of, empty, zeros
 
 
 class Team:
