@@ -118,7 +118,7 @@ def end_process_group(group: Any = None) -> None:
     # torch 1.13 only forgets a group. Where others still hold the object, such as the frames of an exception, a failed
     # group would make peers in later groups give this process up (SHARDWIRE_GRACE_S).
     for backend in ended:
-        _C.shutdown(backend)
+        backend.shutdown()
 
 
 def create_under_prefix(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None,

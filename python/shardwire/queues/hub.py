@@ -221,8 +221,7 @@ class Hub:
 
     def _end_link(self, number: int) -> None:
         # In a thread: shutdown may wait for other ranks
-        threading.Thread(target=_C.shutdown, args=(self._held_links.pop(number),), name="shardwire-queue-end",
-                         daemon=True).start()
+        threading.Thread(target=self._held_links.pop(number).shutdown, name="shardwire-queue-end", daemon=True).start()
 
     def _make_link(self, holder: int, request: int, user: int, end: int, limit: float) -> Any:
         store = dist.PrefixStore(f"{holder}/link/{request}/", self.store)
@@ -294,7 +293,7 @@ class Hub:
         for backend in (
                 [link.backend for link in self._users.values()] + list(self._held_links.values())):
             try:
-                _C.shutdown(backend)
+                backend.shutdown()
             except Exception:
                 # The backend failed before, and has ended all the same
                 pass

@@ -156,7 +156,7 @@ class UseLink:
                 if self.broken is None:  # the holder lives
                     self.broken = AbortedError(f"the link to rank {self.holder} of group {self.hub.label!r} was ended "
                                                f"while an entry came: {error}")
-                _C.abort(self.backend)
+                self.backend.abort()
             raise
 
     def arrives(self, work: Any, until: float) -> bool:

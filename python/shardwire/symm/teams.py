@@ -139,7 +139,7 @@ class Team:
     def destroy(self) -> None:
         """Ends the team's group on this rank, unless the group was given to :func:`team`."""
         if self._owns_group:
-            _C.shutdown(self._symm_backend)
+            self._symm_backend.shutdown()
 
     # ---- memory
 

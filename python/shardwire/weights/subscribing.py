@@ -219,7 +219,7 @@ class Subscription:
         except BaseException:  # Ctrl-C: the progress of the other ranks is unknown
             if self._joint is not None:
                 self._joint.abort()
-            _C.abort(self._control.backend)
+            self._control.backend.abort()
             self._leave()
             raise
 
@@ -234,12 +234,12 @@ class Subscription:
             with contextlib.suppress(Exception):  # the publisher was gone before
                 joint.request(Request(LEAVE) if self._control.rank == 0 else None, 1.0)
             joint.leave()
-        _C.shutdown(self._control.backend)
+        self._control.backend.shutdown()
 
     def _leave(self) -> None:
         self._closed = True
         self._drop()
-        _C.shutdown(self._control.backend)
+        self._control.backend.shutdown()
 
     def __enter__(self) -> Subscription:
         """``with subscribe(...) as subscription:`` closes it at the end of the block."""
