@@ -262,10 +262,8 @@ def register_in_vllm():
         return
     for factory, name in ((WeightTransferEngineFactory, "ShardwireWeightTransferEngine"),
                           (WeightTransferTrainerFactory, "ShardwireTrainerWeightTransferEngine")):
-        try:
+        with contextlib.suppress(ValueError):  # entered before
             factory.register_engine(NAME, "shardwire.adapters.vllm", name)
-        except ValueError:  # entered before
-            pass
 
 
 def _create(options, backend_options, for_gloo=False):

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +47,8 @@ async def put(queue: Queue, head: bytes, parts: list[torch.Tensor], timeout: Sec
 
 
 def _quietly(call: Callable[[], Any]) -> None:
-    try:
+    with suppress(Exception):  # no caller waits for the result any more
         call()
-    except Exception:
-        pass  # no caller waits for the result any more
 
 
 async def get(queue: Queue, timeout: Seconds, out: torch.Tensor | None) -> Any:

@@ -21,6 +21,7 @@ import time
 import traceback
 import uuid
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Callable
@@ -292,11 +293,8 @@ class Hub:
             user.leave()
         for backend in (
                 [link.backend for link in self._users.values()] + list(self._held_links.values())):
-            try:
+            with suppress(Exception):  # the backend failed before, and has ended all the same
                 backend.shutdown()
-            except Exception:
-                # The backend failed before, and has ended all the same
-                pass
         # A thread that comes back from C++ when the interpreter has ended would end the process
         notices = self._threads.get(self._run_notices.__name__)
         if notices is not None and notices is not threading.current_thread():

@@ -256,10 +256,8 @@ class UseLink:
 
     def leave(self) -> None:
         """Ends the link normally: the holder must not take this rank for a dead rank."""
-        try:
+        with contextlib.suppress(ShardwireError):
             self.send_note(wire.BYE, 0)
-        except ShardwireError:
-            pass
 
 
 def notice_of(backend: Any) -> str:
