@@ -106,10 +106,9 @@ def live(me: Rank, planned: Plan) -> None:
 
 def shorten(call: Call, seconds: float) -> None:
     """The timeout of later operations: what only a timeout can end need not take 20 s."""
-    from shardwire import _C
     from shardwire.groups import lookup
     for group in (None, *(made for made in call.made.values() if isinstance(made, dist.ProcessGroup))):
-        _C.set_timeout(lookup.resolve_backend(group), timedelta(seconds=seconds))
+        lookup.resolve_backend(group).set_timeout(timedelta(seconds=seconds))
 
 
 FOLLOWING_RESULT = 1  # rank r gives r + 1

@@ -5,8 +5,7 @@ file(GLOB BINDING_SOURCES CONFIGURE_DEPENDS python/csrc/*.cc)
 add_library(shardwire_python MODULE ${BINDING_SOURCES})
 shardwire_merge(shardwire_python)
 target_include_directories(shardwire_python SYSTEM PRIVATE ${SHARDWIRE_PYTHON_INCLUDE_DIR})
-target_compile_definitions(shardwire_python PRIVATE TORCH_EXTENSION_NAME=_C SHARDWIRE_VERSION="${PROJECT_VERSION}"
-                                                    ${SHARDWIRE_TORCH_PYBIND11_DEFINES})
+target_compile_definitions(shardwire_python PRIVATE TORCH_EXTENSION_NAME=_C ${SHARDWIRE_TORCH_PYBIND11_DEFINES})
 shardwire_portable(shardwire_python)
 # fmt header-only, as the c10d library, which hides its copy.
 target_link_libraries(shardwire_python PRIVATE shardwire_c10d fmt::fmt-header-only shardwire_warnings ${SHARDWIRE_TORCH_LIB_DIR}/libtorch_python.so)

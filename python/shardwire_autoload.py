@@ -58,7 +58,7 @@ def register(*_ignored):
         if not dist.is_available():
             return
         if not hasattr(dist.Backend, NAME.upper()):
-            _register(dist)
+            _register_for_cpu(dist, NAME, _create, extended_api=True)
         if hasattr(dist.Backend, "backend_capability"):
             dist.Backend.backend_capability[NAME] = devices()
         _register_rendezvous()
@@ -95,18 +95,20 @@ def stand_in_for(name):
         dist.Backend.register_backend(OF_TORCH, plugin.creator_fn, extended_api=plugin.extended_api, devices=["cpu"])
         c10d.Backend._plugins["GLOO"] = type(plugin)(_create_for_gloo, True)
     else:
-        _register_simple(dist, lambda store, rank, size, timeout: torchs(store, rank, size, timeout=timeout))
+        _register_for_cpu(dist, OF_TORCH,
+                          lambda store, rank, size, timeout: torchs(store, rank, size, timeout=timeout))
     _watch_groups(c10d, by_class=plugin is None)
     _torchs_gloo = torchs
     c10d.ProcessGroupGloo = _StandIn
     _keep_ddp_from_reading_gloo()
 
 
-def _register_simple(dist, creator):
+def _register_for_cpu(dist, name, creator, **more):
+    """For the CPU alone, since torch has a default for the CPU: we would become the default of devices without one."""
     try:
-        dist.Backend.register_backend(OF_TORCH, creator, devices=["cpu"])
+        dist.Backend.register_backend(name, creator, devices=["cpu"], **more)
     except TypeError:  # torch 1.13 knows no devices
-        dist.Backend.register_backend(OF_TORCH, creator)
+        dist.Backend.register_backend(name, creator, **more)
 
 
 class _Making(threading.local):
@@ -260,18 +262,8 @@ def register_in_vllm():
         return
     for factory, name in ((WeightTransferEngineFactory, "ShardwireWeightTransferEngine"),
                           (WeightTransferTrainerFactory, "ShardwireTrainerWeightTransferEngine")):
-        try:
+        with contextlib.suppress(ValueError):  # entered before
             factory.register_engine(NAME, "shardwire.adapters.vllm", name)
-        except ValueError:  # entered before
-            pass
-
-
-def _register(dist):
-    try:
-        # For the CPU alone, since torch has a default for the CPU: we would become the default of devices without one.
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-    except TypeError:  # torch 1.13 knows no devices
-        dist.Backend.register_backend(NAME, _create, extended_api=True)
 
 
 def _create(options, backend_options, for_gloo=False):

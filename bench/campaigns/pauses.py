@@ -103,10 +103,9 @@ def shardwire_group(me: Rank) -> Any:
     """Joins; returns what sets this rank's timeout for later operations."""
     dist.init_process_group("shardwire", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size,
                             timeout=timedelta(seconds=READER_TIMEOUT))
-    from shardwire import _C
     from shardwire.groups import lookup
     backend = lookup.resolve_backend(None)
-    return lambda seconds: _C.set_timeout(backend, timedelta(seconds=seconds))
+    return lambda seconds: backend.set_timeout(timedelta(seconds=seconds))
 
 
 def pause_once(seed: int, number: int) -> dict[str, Any]:

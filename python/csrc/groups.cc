@@ -136,16 +136,11 @@ namespace {
 void bindEnds(py::module_& module) {
   const py::call_guard<GilRelease> released;
   module.def(
-      "abort", [](Group group) { group->abort(); }, py::arg("backend"), released,
-      "Fails every pending and later operation of the group on this rank.");
-  module.def(
       "revoke", [](Group group, const std::string& notice) { group->revoke(notice); }, py::arg("backend"),
       py::arg("notice"), released, "Ends the group on all its ranks. notice: the error of the operations.");
   module.def(
       "revocation", [](Group group) { return group->revocation(); }, py::arg("backend"), released,
       "The rank that revoked the group, as a sentence; empty while no rank did, as far as this rank knows.");
-  module.def(
-      "shutdown", [](Group group) { group->shutdown(); }, py::arg("backend"), released, "Ends the group on this rank.");
 }
 
 }  // namespace
@@ -197,9 +192,6 @@ void bindGroups(py::module_& module) {
       py::arg("backend"), "The table by which collectives choose their algorithm.");
   module.def(
       "group_name", [](Group group) { return group->communicator()->groupName(); }, py::arg("backend"));
-  module.def(
-      "set_timeout", [](Group group, Milliseconds timeout) { group->setTimeout(timeout); }, py::arg("backend"),
-      py::arg("timeout"));
   module.def(
       "exchange",
       [](Group group, const std::string& call, const std::string& text, const std::string& blob, const Status& error,

@@ -6,7 +6,6 @@ PYBIND11_MODULE(_C, module) {
   // torch registers the c10d types in our signatures.
   pybind11::module_::import("torch.distributed");
   module.doc() = "The native side of shardwire.";
-  module.attr("version") = SHARDWIRE_VERSION;
   module.attr("torch_version") = shardwire::internal::torchVersion();
   module.attr("transports") = pybind11::tuple(pybind11::str(SHARDWIRE_TRANSPORTS).attr("split")());  // of this build
   shardwire::python::bindErrors(module);

@@ -270,10 +270,8 @@ class Launcher:
     def _kill_all(self, number: int) -> None:
         for process in self._ranks:
             if process.poll() is None:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, number)  # includes the processes that the rank itself started
-                except ProcessLookupError:
-                    pass
 
 
 def _die_with_parent() -> None:

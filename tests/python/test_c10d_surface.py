@@ -504,7 +504,7 @@ def test_the_group_outlives_who_missed_a_monitored_barrier(run_ranks):
             raises(shardwire.TimeoutError, lambda: monitored(group, 1), contains="Rank 2 failed to pass")
         dist.barrier()
         if rank == 2:
-            shardwire._C.shutdown(backend_of(group))
+            backend_of(group).shutdown()
         dist.barrier()
         if rank != 2:
             if rank == 1:

@@ -383,7 +383,7 @@ def test_a_group_that_a_waiting_call_outlives_ends(run_ranks, tmp_path, call):
         thread.start()
         time.sleep(0.2)  # the thread is in the call by then; a later call would only find the group ended
         threading.Timer(0.3, end.set).start()
-        shardwire._C.shutdown(backend)  # waits for the callback, and the call gives up: a deadlock would happen here
+        backend.shutdown()  # waits for the callback, and the call gives up: a deadlock would happen here
         thread.join(30)
         assert not thread.is_alive() and len(errors) == 1
         dist.barrier()

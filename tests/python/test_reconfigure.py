@@ -579,7 +579,7 @@ def _silent_for_a_while(rank, size):
     handles = _exchange_handles()
     shardwire.reconfigure(None, "one", handles)
     if rank == 1:
-        store = survive.known_members(dist.group.WORLD).store
+        store = survive.members_by_group[dist.group.WORLD].store
         _interrupted_in(store.get, "a key that nobody writes")
         store.set("key", "value")
         assert store.get("key") == b"value"

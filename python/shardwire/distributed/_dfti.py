@@ -14,7 +14,7 @@ import itertools
 import math
 import os
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ from ._local_call import Call
 _FORWARD_SCALE, _BACKWARD_SCALE, _NUMBER_OF_TRANSFORMS = 4, 5, 7
 _CONJUGATE_EVEN_STORAGE, _PLACEMENT, _INPUT_STRIDES, _OUTPUT_STRIDES, _INPUT_DISTANCE, _OUTPUT_DISTANCE = (
     10, 11, 12, 13, 14, 15)
-_COMPLEX, _REAL, _SINGLE, _DOUBLE, _COMPLEX_COMPLEX, _INPLACE, _NOT_INPLACE = 32, 33, 35, 36, 39, 43, 44
+_COMPLEX, _REAL, _COMPLEX_COMPLEX, _INPLACE, _NOT_INPLACE = 32, 33, 39, 43, 44
 # Where no single stride leads through the batches, the transform is called once for each of the outer batches, up to
 # this number of calls.
 _MOST_CALLS = 256
@@ -58,55 +58,45 @@ def _longs(*values: int) -> Any:
     return _array_of_longs(len(values))(*values)
 
 
-class _Part(NamedTuple):
-    """One call: its begin in both arrays, in bytes."""
-
-    source: int
-    target: int
-
-
 class Transform:
     """One local transform of arrays of fixed layout. For one thread at a time."""
 
     def __init__(self, library: Any, call: Call, _careful: bool) -> None:
         self._library, self._in_place = library, call.in_place
         source, target = call.source, call.target
-        batches, outer = _batches(call)
+        (count, source_step, target_step), outer = _batches(call)
         single = source.dtype in (torch.float32, torch.complex64)
         self._compute = library.DftiComputeBackward if call.inverse else library.DftiComputeForward
         self._handle = ctypes.c_void_p()
         sizes = [call.lengths[axis] for axis in call.axes]
         create = getattr(library, f"DftiCreateDescriptor_{'s' if single else 'd'}_{'1d' if len(sizes) == 1 else 'md'}")
         domain = ctypes.c_int(_COMPLEX if call.kind == "C2C" else _REAL)
-        if len(sizes) == 1:
-            self._check(create(ctypes.byref(self._handle), domain, ctypes.c_long(sizes[0])))
-        else:
-            self._check(create(ctypes.byref(self._handle), domain, ctypes.c_long(len(sizes)),
-                               _longs(*sizes)))
+        given = [ctypes.c_long(sizes[0])] if len(sizes) == 1 else [ctypes.c_long(len(sizes)), _longs(*sizes)]
+        self._check(create(ctypes.byref(self._handle), domain, *given))
         weakref.finalize(self, library.DftiFreeDescriptor, ctypes.byref(self._handle))
         self._set(_PLACEMENT, _INPLACE if self._in_place else _NOT_INPLACE)
         if call.kind != "C2C":
             self._set(_CONJUGATE_EVEN_STORAGE, _COMPLEX_COMPLEX)
         self._strides(_INPUT_STRIDES, [source.strides[axis] for axis in call.axes])
         self._strides(_OUTPUT_STRIDES, [target.strides[axis] for axis in call.axes])
-        count, source_step, target_step = batches
         self._set(_NUMBER_OF_TRANSFORMS, count)
         self._set(_INPUT_DISTANCE, source_step)
         self._set(_OUTPUT_DISTANCE, target_step)
         self._set(_BACKWARD_SCALE if call.inverse else _FORWARD_SCALE, call.factor)
         self._check(library.DftiCommitDescriptor(self._handle))
-        self._parts = [_Part(sum(place * source.strides[dim] for place, dim in zip(where, outer)) * source.item,
-                             sum(place * target.strides[dim] for place, dim in zip(where, outer)) * target.item)
-                       for where in itertools.product(*(range(source.shape[dim]) for dim in outer))]
+        # Of each call: its begin in both arrays, in bytes
+        self._begins = [[sum(place * array.strides[dim] for place, dim in zip(where, outer)) * array.item
+                         for array in (source, target)]
+                        for where in itertools.product(*(range(source.shape[dim]) for dim in outer))]
 
     def run(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Transforms ``source`` into ``target``, which is the same in place."""
-        for part in self._parts:
-            begin = ctypes.c_void_p(source.data_ptr() + part.source)
+        for here, there in self._begins:
+            begin = ctypes.c_void_p(source.data_ptr() + here)
             if self._in_place:
                 self._check(self._compute(self._handle, begin))
             else:
-                self._check(self._compute(self._handle, begin, ctypes.c_void_p(target.data_ptr() + part.target)))
+                self._check(self._compute(self._handle, begin, ctypes.c_void_p(target.data_ptr() + there)))
         return target
 
     def _set(self, parameter: int, value: float) -> None:

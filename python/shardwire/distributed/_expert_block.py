@@ -43,7 +43,6 @@ class ExpertBlock:
                  dtypes: Sequence[torch.dtype], side_width: int, timeout: float | None) -> None:
         self.rank = _C.rank(backend)
         self._size, self._timeout = size, timeout
-        self._num_experts = num_experts
         self._peers = [rank for rank in range(size) if rank != self.rank]
         head_words = _NUMBERS + num_experts + _TEXT_WORDS
         with torch.inference_mode(False):  # later calls may come outside of the caller's inference mode

@@ -53,15 +53,10 @@ class ProcessGrid:
             if not isinstance(layout, ProcessGrid.Layout):
                 raise TypeError(f"layout is {kind_of(layout)}; give ProcessGrid.Layout.ROW_MAJOR or COL_MAJOR")
             self._layout = layout
-            ranks = [0] * math.prod(self._shape)
-            order = (range(len(self._shape)) if layout is ProcessGrid.Layout.COL_MAJOR
-                     else range(len(self._shape) - 1, -1, -1))
-            for place, coords in enumerate(itertools.product(*map(range, self._shape))):
-                number, step = 0, 1
-                for dim in order:
-                    number += coords[dim] * step
-                    step *= self._shape[dim]
-                ranks[place] = number
+            steps = [math.prod(self._shape[:dim] if layout is ProcessGrid.Layout.COL_MAJOR else self._shape[dim + 1:])
+                     for dim in range(len(self._shape))]
+            ranks = [sum(coord * step for coord, step in zip(coords, steps))
+                     for coords in itertools.product(*map(range, self._shape))]
         self._ranks = tuple(ranks)
         self._process_array = process_array
         self._coords = {rank: coords for rank, coords in zip(self._ranks, itertools.product(*map(range, self._shape)))}

@@ -108,9 +108,7 @@ def finalize() -> None:
     if ends == "default":
         dist.destroy_process_group()
     elif ends == "own":
-        backend = resolve_backend(group)
         end_process_group(group)
-        _C.shutdown(backend)  # torch below 2.8 only drops its references
 
 
 def get_context() -> DistributedContext | None:

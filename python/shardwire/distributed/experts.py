@@ -263,7 +263,7 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, anchor: torch.Tensor, rows: list[torch.Tensor],
                 handle: Handle) -> torch.Tensor:
-        ctx.handle, ctx.needs = handle, tokens.requires_grad
+        ctx.handle = handle
         return rows.pop()
 
     @staticmethod

@@ -118,7 +118,7 @@ def end_process_group(group: Any = None) -> None:
     # torch 1.13 only forgets a group. Where others still hold the object, such as the frames of an exception, a failed
     # group would make peers in later groups give this process up (SHARDWIRE_GRACE_S).
     for backend in ended:
-        _C.shutdown(backend)
+        backend.shutdown()
 
 
 def create_under_prefix(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None,
@@ -149,19 +149,15 @@ def wrap_backend(backend: Any, store: Any, rank: int, size: int) -> Any:
 def _make_known(group: Any, store: Any, unique: str, size: int, name: str | None) -> None:
     """Enters the group in torch's tables, like new_group, so that functions with ``src`` and destroy_process_group
     accept the group."""
+    torch_table("pg_map")[group] = ("shardwire", store)
+    torch_table("pg_names")[group] = unique
+    torch_table("pg_group_ranks")[group] = {rank: rank for rank in range(size)}
     world: Any = getattr(c10d, "_world", None)
-    ranks = {rank: rank for rank in range(size)}
-    if not hasattr(world, "pg_map"):  # 1.13
-        c10d._pg_map[group] = ("shardwire", store)
-        c10d._pg_names[group] = unique
-        c10d._pg_group_ranks[group] = ranks
+    if world is None:  # 1.13
         return
     group._set_group_name(unique)
     if hasattr(group, "_set_group_desc"):
         group._set_group_desc(name or unique)
-    world.pg_map[group] = ("shardwire", store)
-    world.pg_names[group] = unique
-    world.pg_group_ranks[group] = ranks
     world.pg_backend_config[group] = "cpu:shardwire"
     tag = f"ptd:{unique}"
     world.pg_to_tag[group] = tag
@@ -255,7 +251,7 @@ def store_of(group: Any) -> Any:
 
 
 def torch_table(name: str) -> Any:
-    """torch's table of its groups: "pg_map", of each group's backend and store, or "pg_names"."""
+    """torch's table of its groups: "pg_map", of each group's backend and store, "pg_names" or "pg_group_ranks"."""
     world: Any = getattr(c10d, "_world", None)
     return getattr(c10d, f"_{name}") if world is None else getattr(world, name)
 

@@ -27,7 +27,7 @@ from .ops_inside import held_ops
 from .package import Package
 from .pattern import Pattern, build_folder, choose_pattern
 from .timing import KernelTimes, measure
-from .who_compiles import Request, compile_here, compile_together, folder_of
+from .who_compiles import Request, compile_here, compile_together
 
 Result = Union[torch.Tensor, "tuple[torch.Tensor, ...]", "list[torch.Tensor]", "dict[str, torch.Tensor]"]
 CompilerArgs = Union[str, Sequence[str], Mapping[str, Any], None]
@@ -94,7 +94,7 @@ class DeviceKernel:
             seconds = as_seconds(timeout)
             if failure is not None:
                 raise failure
-            folder = folder_of(build_folder(build_dir), pattern)
+            folder = os.path.join(build_folder(build_dir), pattern.folder)
             args = tuple(as_torch(each) for each in in_order(kernel, args, kwargs))
             request = _request(kernel, args, name, additional_compiler_args, use_cached_if_exists, folder, target)
         except Exception as caught:

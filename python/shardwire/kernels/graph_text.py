@@ -4,7 +4,6 @@ communication in a program."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -46,14 +45,10 @@ def value_digest(value: Any) -> str:
 
 
 def _target(target: Any) -> str:
-    return (target if isinstance(target, str) else f"{getattr(target, '__module__', '')}.{target!s}"
-            if not callable(target) else _name_of(target))
-
-
-def _name_of(function: Any) -> str:
-    if isinstance(function, torch._ops.OpOverload):
-        return str(function)
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
+    if isinstance(target, (str, torch._ops.OpOverload)):
+        return str(target)
+    name = getattr(target, "__qualname__", target) if callable(target) else target
+    return f"{getattr(target, '__module__', '')}.{name}"
 
 
 def _meta(value: Any) -> str:
@@ -66,20 +61,10 @@ def _meta(value: Any) -> str:
 
 def communication_in(program: Any) -> list[tuple[str, str | None]]:
     """Every collective of the graph, with the name of the collective's group (None: the node names no group)."""
-    return [(str(node.target), _group_of(node)) for node in _nodes(program)
-            if _namespace(node.target) in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor")
-               and "wait_tensor" not in str(node.target)]
-
-
-def _nodes(program: Any) -> Iterator[Any]:
-    for _, module in program.graph_module.named_modules():
-        for node in getattr(getattr(module, "graph", None), "nodes", ()):
-            if node.op == "call_function":
-                yield node
-
-
-def _namespace(target: Any) -> str:
-    return getattr(target, "namespace", "")
+    return [(str(node.target), _group_of(node)) for _, module in program.graph_module.named_modules()
+            for node in getattr(getattr(module, "graph", None), "nodes", ()) if node.op == "call_function"
+            and getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor")
+            and "wait_tensor" not in str(node.target)]
 
 
 def _group_of(node: Any) -> str | None:

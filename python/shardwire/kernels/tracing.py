@@ -150,14 +150,9 @@ _Made = tuple[str, Callable[[], bytes], list[int], list[tuple[str, "str | None"]
 
 
 def _export(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, Any]) -> _Made:
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            program = torch.export.export(wrapper, tuple(args), strict=False).run_decompositions({})
-    except (errors.ShardwireError, TypeError) as error:
-        raise _own(error) from error
-    except Exception as error:
-        raise _untraceable(error) from error
+    with _errors_of_tracing(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        program = torch.export.export(wrapper, tuple(args), strict=False).run_decompositions({})
     signature = program.graph_signature
     if signature.buffers_to_mutate:
         raise errors.UnsupportedError("the kernel changes the buffer "
@@ -185,16 +180,11 @@ def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
     before = [tensor._version for tensor in copies]
     # Not train(), which would change the user's submodules.
     wrapper.training = wrapper.kernel.training if isinstance(wrapper.kernel, torch.nn.Module) else False
-    try:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            traced = torch.jit.trace(wrapper, copies, check_trace=False)
-            if not wrapper.training:
-                traced = torch.jit.freeze(traced)
-    except (errors.ShardwireError, TypeError) as error:
-        raise _own(error) from error
-    except Exception as error:
-        raise _untraceable(error) from error
+    with _errors_of_tracing(), torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        traced = torch.jit.trace(wrapper, copies, check_trace=False)
+        if not wrapper.training:
+            traced = torch.jit.freeze(traced)
     for warning in caught:
         if issubclass(warning.category, torch.jit.TracerWarning):
             raise errors.KernelError("the kernel looks at values of its tensors (if, while, item(), ...), which "
@@ -298,13 +288,15 @@ def _without_eager_communication(cc: bool, ops: list[str]) -> Iterator[list[Exce
             setattr(owner, name, value)
 
 
-def _own(error: Exception) -> Exception:
-    """The same kind of error without the text that torch added."""
-    return type(error)(_first_line(error))
-
-
-def _untraceable(error: Exception) -> Exception:
-    return errors.KernelError(f"the kernel could not be traced: {_words(error)}")
+@contextlib.contextmanager
+def _errors_of_tracing() -> Iterator[None]:
+    """Our own errors and TypeErrors lose the text that torch added; other errors become a KernelError."""
+    try:
+        yield
+    except (errors.ShardwireError, TypeError) as error:
+        raise type(error)(_first_line(error)) from error
+    except Exception as error:
+        raise errors.KernelError(f"the kernel could not be traced: {_words(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,6 @@ error of any rank is raised on all ranks:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -195,7 +194,3 @@ def _check_group(announced: list[Any]) -> None:
         raise errors.MismatchError(f"the kernel communicates in the group {announced[0]!r}, which is of ranks "
                                    f"{announced[1]} on rank 0 and of ranks {own[1]} here; give is_spmd=False where "
                                    "ranks communicate in groups of their own")
-
-
-def folder_of(build_dir: str, pattern: Pattern) -> str:
-    return os.path.join(build_dir, pattern.folder)

@@ -26,7 +26,7 @@ async def answered(link: UseLink, call: Call, deadline: float | None) -> bool:
     loop = asyncio.get_running_loop()
     came: asyncio.Future[None] = loop.create_future()
     call.then(partial(wake, loop, came))
-    steps = link.waits(call, deadline)
+    steps = link.waits(deadline)
     until = next(steps)
     while True:
         is_here = await until_came(came, until)

@@ -6,10 +6,11 @@ taking a put back) run in a separate thread each: the threads of a pool could al
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +47,8 @@ async def put(queue: Queue, head: bytes, parts: list[torch.Tensor], timeout: Sec
 
 
 def _quietly(call: Callable[[], Any]) -> None:
-    try:
+    with suppress(Exception):  # no caller waits for the result any more
         call()
-    except Exception:
-        pass  # no caller waits for the result any more
 
 
 async def get(queue: Queue, timeout: Seconds, out: torch.Tensor | None) -> Any:
@@ -123,7 +122,7 @@ async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, s
     try:
         came = await in_thread(bringing.run)
     except asyncio.CancelledError:
-        bringing.leave()
+        bringing.end()
         raise
     return queue.taken(link, call, came, out)[0]
 
@@ -134,21 +133,14 @@ class _Bringing:
 
     def __init__(self, receive: Callable[[], Any], give_back: Callable[[], Any]) -> None:
         self._receive, self._give_back = receive, give_back
-        self._lock = threading.Lock()
-        self._has_come = self._has_left = False
+        self._ends = itertools.count()
 
     def run(self) -> Any:
         came = self._receive()
-        with self._lock:
-            self._has_come = True
-            is_late = self._has_left
-        if is_late:
-            _quietly(self._give_back)
+        self.end()
         return came
 
-    def leave(self) -> None:
-        with self._lock:
-            self._has_left = True
-            is_here = self._has_come
-        if is_here:
+    def end(self) -> None:
+        """Called when the bytes are here, and when the task is cancelled: the second call gives the entry back."""
+        if next(self._ends) == 1:
             _quietly(self._give_back)

@@ -21,6 +21,7 @@ import time
 import traceback
 import uuid
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Callable
@@ -221,8 +222,7 @@ class Hub:
 
     def _end_link(self, number: int) -> None:
         # In a thread: shutdown may wait for other ranks
-        threading.Thread(target=_C.shutdown, args=(self._held_links.pop(number),), name="shardwire-queue-end",
-                         daemon=True).start()
+        threading.Thread(target=self._held_links.pop(number).shutdown, name="shardwire-queue-end", daemon=True).start()
 
     def _make_link(self, holder: int, request: int, user: int, end: int, limit: float) -> Any:
         store = dist.PrefixStore(f"{holder}/link/{request}/", self.store)
@@ -283,9 +283,6 @@ class Hub:
 
     # ---- the end
 
-    def is_stopped(self) -> bool:
-        return self._stopped.is_set()
-
     def stop(self) -> None:
         """Ends all links of this rank. Idempotent."""
         if self._stopped.is_set() or self.pid != os.getpid():
@@ -296,11 +293,8 @@ class Hub:
             user.leave()
         for backend in (
                 [link.backend for link in self._users.values()] + list(self._held_links.values())):
-            try:
-                _C.shutdown(backend)
-            except Exception:
-                # The backend failed before, and has ended all the same
-                pass
+            with suppress(Exception):  # the backend failed before, and has ended all the same
+                backend.shutdown()
         # A thread that comes back from C++ when the interpreter has ended would end the process
         notices = self._threads.get(self._run_notices.__name__)
         if notices is not None and notices is not threading.current_thread():

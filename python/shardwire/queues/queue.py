@@ -97,7 +97,7 @@ class Queue:
         if before != about:
             raise ValueError(f"{label} was made with (location, capacity, survive) = {before} on this rank, and now "
                              f"with {about}; take another name, or the same values")
-        self._about, self._key, self.label = about, key, label
+        self._about, self.key, self.label = about, key, label
         self._held = hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.location else None
         # last: other threads may use the queue after this line
         self._group, self.hub = group, hub
@@ -109,11 +109,6 @@ class Queue:
         if name != "hub":
             raise AttributeError(f"a Queue has no attribute {name!r}")
         return self._join()
-
-    @property
-    def key(self) -> str:
-        """The queue's key on all ranks. Only for a queue in use."""
-        return self._key
 
     @property
     def group(self) -> Any:
@@ -129,13 +124,13 @@ class Queue:
 
     def _link(self, rank: int, deadline: float | None) -> tuple[UseLink, int]:
         link = self.hub.link_to(rank, deadline)
-        number = link.numbers.get(self._key)
-        return link, link.open(self._key, self._about, self.label, deadline) if number is None else number
+        number = link.numbers.get(self.key)
+        return link, link.open(self.key, self._about, self.label, deadline) if number is None else number
 
     def links_made(self) -> list[tuple[UseLink, int]]:
         """The existing, unbroken links."""
         made = [(rank, self.hub.link_if_made(rank)) for rank in self.location if rank != self.hub.rank]
-        return [(link, link.numbers[self._key]) for _, link in made if link is not None and self._key in link.numbers]
+        return [(link, link.numbers[self.key]) for _, link in made if link is not None and self.key in link.numbers]
 
     def is_linked(self) -> bool:
         """Whether the queue can be used without a request to a location first: then links() and source() do not
@@ -415,7 +410,7 @@ class Queue:
         not reach go back to the queue when the loop ends. Each wait is as in :meth:`get`.
         """
         if self.hub.rank in self.location or ahead < 1:
-            yield from self._one_by_one()
+            yield from self
             return
         asked: list[tuple[UseLink, Call]] = []
         try:
@@ -435,17 +430,14 @@ class Queue:
             for link, call in asked:
                 link.give_up(call)
 
-    def _one_by_one(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:
+        """The entries, until the queue is closed and drained."""
         while True:
             try:
                 value = self.get()
             except ClosedError:
                 return
             yield value
-
-    def __iter__(self) -> Iterator[Any]:
-        """The entries, until the queue is closed and drained."""
-        return self._one_by_one()
 
     # ---- looking
 
@@ -569,9 +561,5 @@ def _ranks_of(location: Any) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def _from_values(values: Sequence[Any], allow_pickle: bool) -> Queue:
-    group, location, name, capacity, flags = values
-    return Queue.from_address(group, location, name, capacity, flags, allow_pickle)
-
-
-register_handle(Queue, Handle(b"Q", 5, Queue.address, _from_values))
+register_handle(Queue, Handle(b"Q", 5, Queue.address,
+                              lambda values, allow_pickle: Queue.from_address(*[*values, allow_pickle])))

@@ -67,7 +67,7 @@ class UseLink:
         as long as its group's timeout."""
         if call.is_completed():
             return self._message(call)
-        steps = self.waits(call, deadline)
+        steps = self.waits(deadline)
         until = next(steps)
         while True:
             came = self.came(call, until)
@@ -88,7 +88,7 @@ class UseLink:
         message = self._message(call)
         return message.parts is not None or not any(message.part_sizes)
 
-    def waits(self, call: Call, deadline: float | None) -> Generator[float, bool, bool]:
+    def waits(self, deadline: float | None) -> Generator[float, bool, bool]:
         """The steps of waiting for an answer: yields the time until which to wait, takes whether the answer came by
         then, and returns whether the answer came before the deadline. TimeoutError where the holder has not answered
         the last ping either: at the deadline, or after half the group's timeout."""
@@ -156,7 +156,7 @@ class UseLink:
                 if self.broken is None:  # the holder lives
                     self.broken = AbortedError(f"the link to rank {self.holder} of group {self.hub.label!r} was ended "
                                                f"while an entry came: {error}")
-                _C.abort(self.backend)
+                self.backend.abort()
             raise
 
     def arrives(self, work: Any, until: float) -> bool:
@@ -256,10 +256,8 @@ class UseLink:
 
     def leave(self) -> None:
         """Ends the link normally: the holder must not take this rank for a dead rank."""
-        try:
+        with contextlib.suppress(ShardwireError):
             self.send_note(wire.BYE, 0)
-        except ShardwireError:
-            pass
 
 
 def notice_of(backend: Any) -> str:

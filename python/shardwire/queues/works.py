@@ -9,6 +9,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -204,10 +205,8 @@ class QueueWork:
             puts = self._puts
             self._end(error)
             for put in puts:
-                try:
+                with suppress(Exception):  # the first error is raised
                     put.abandon()
-                except Exception:
-                    pass  # the first error is raised
 
     def _end(self, error: Exception | None = None) -> None:
         self._over, self._keep, self._puts = True, None, []
@@ -307,10 +306,8 @@ class Transaction:
 
     def _drop(self) -> None:
         for link, number in self._queue.links_made():
-            try:
+            with suppress(ShardwireError):  # the holder died, and the entries are gone too
                 link.send_note(wire.ROLLBACK, number, value=self._number)
-            except ShardwireError:
-                pass  # the holder died, and the entries are gone too
         for work in self._works:
             for put in work.pending():
                 if not put.outcome:

@@ -122,7 +122,7 @@ class RecordServer:
                     if key.fileobj is self._listener:
                         self._let_in()
                     elif key.data is not None:
-                        self._go_on(key.data, events)
+                        self._step(key.data, self._read if events & selectors.EVENT_READ else lambda caller: None)
                 self._look_at_clock()
         finally:
             self.close_sockets()
@@ -199,12 +199,6 @@ class RecordServer:
         if self._callers.pop(caller.socket.fileno(), None) is not None:
             self._selector.unregister(caller.socket)
             caller.socket.close()
-
-    def _go_on(self, caller: _Caller, events: int) -> None:
-        if events & selectors.EVENT_READ:
-            self._step(caller, self._read)
-        else:
-            self._step(caller, lambda caller: None)
 
     def _step(self, caller: _Caller, step: Any) -> None:
         """Runs a step for a caller, then takes the caller's complete requests, and sends as many answers as the socket

@@ -17,6 +17,8 @@ from typing import Any
 
 from . import picture, processes, table, web
 
+_CLEAR = "\x1b[H\x1b[2J"  # clears the screen and moves the cursor to the top
+
 
 def main(words: list[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 when no process of this user reports."""
@@ -30,7 +32,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         with table.hidden_cursor(sys.stdout.write):
             while True:
-                sys.stdout.write(table.clear() + _drawn(_look(arguments.pids)) + "\n")
+                sys.stdout.write(_CLEAR + _drawn(_look(arguments.pids)) + "\n")
                 sys.stdout.flush()
                 time.sleep(arguments.every)
     except KeyboardInterrupt:

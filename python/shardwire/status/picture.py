@@ -10,7 +10,6 @@ from typing import Any
 from .processes import Process, state_of
 
 WAITS_AFTER = 0.5  # seconds in one operation after which a rank counts as waiting
-_KNOWS = ("in", "idle", "failed")  # states from the ranks' own reports
 
 
 def picture(processes: Sequence[Process], host: str, state: Callable[[int], str] = state_of) -> dict[str, Any]:

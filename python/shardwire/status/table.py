@@ -100,11 +100,6 @@ def _transports(by_peer: dict[str, str]) -> str:
     return "; ".join(f"{name} to {', '.join(who)}" for name, who in peers.items() if name)
 
 
-def clear() -> str:
-    """The escape codes that clear the screen and move the cursor to the top."""
-    return "\x1b[H\x1b[2J"
-
-
 @contextlib.contextmanager
 def hidden_cursor(write: Any) -> Any:
     """A context without the cursor, while the picture is drawn again and again."""

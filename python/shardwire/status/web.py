@@ -99,8 +99,6 @@ def serve(port: int, look: Callable[[], dict[str, Any]]) -> int:
         return 1
     with server:
         print(server.url, flush=True)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            pass
     return 0

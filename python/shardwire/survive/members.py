@@ -22,7 +22,7 @@ from ..groups.lookup import begin_names_anew, forget_members, store_by_group
 from ..process.log import route
 from .handles import own_store, parse_handle
 from .meeting import digest_of, forget_meeting, meet
-from .reconfigure import Members, know_members
+from .reconfigure import Members, members_by_group
 
 
 def create_reconfigurable(options: Any, backend_options: Any, for_gloo: bool) -> Any:
@@ -39,7 +39,6 @@ class Membership:
         self._group = weakref.ref(process_group)
         self._name = secrets.token_hex(8)
         self._used: set[int] = set()
-        self._handles: list[str] = []
         self._next: Members | None = None
         self._met = ""  # the name of a meeting that this rank's store served
 
@@ -76,6 +75,6 @@ class Membership:
         if group is not None:
             forget_members(group)
             store_by_group[group] = members.store
-            know_members(group, members)
+            members_by_group[group] = members
             if dist.is_initialized() and group is c10d._get_default_group():
                 begin_names_anew(digest_of(members.uuid))

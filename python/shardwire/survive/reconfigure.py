@@ -34,8 +34,8 @@ from .meeting import digest_of, forget_meeting, meet
 
 _lock = threading.Lock()
 _used: set[str] = set()  # of this process
-# By torch's group object. Weak: a group is not kept alive.
-_members: weakref.WeakKeyDictionary[Any, Members] = table_by_group()
+# By torch's group object, of groups whose ranks have exchanged their handles. Weak: a group is not kept alive.
+members_by_group: weakref.WeakKeyDictionary[Any, Members] = table_by_group()
 
 
 class Members:
@@ -97,7 +97,7 @@ def reconfigure_handles(group: Any = None) -> list[str]:
     Call it while all ranks live: :func:`agree` and :func:`shrink` need the handles after a death.
     """
     group = group_object(group)
-    members = _members.get(group)
+    members = members_by_group.get(group)
     if members is None:
         words: list[str] = []
         with Attempt() as attempt:  # no port, no descriptor
@@ -105,7 +105,7 @@ def reconfigure_handles(group: Any = None) -> list[str]:
         answers = [blob.decode().split(" ")
                    for blob in exchange(resolve_backend(group), "reconfigure_handles", "", " ".join(words).encode(),
                                         attempt.error)]
-        members = _members[group] = Members([parse_handle(text) for text, _ in answers], answers[0][1])
+        members = members_by_group[group] = Members([parse_handle(text) for text, _ in answers], answers[0][1])
     return [each.text for each in members.handles]
 
 
@@ -208,7 +208,7 @@ _NONE = object()  # no group at all, where None is the default group
 def _end(group: Any) -> None:
     if group is _NONE or group is None and not dist.is_initialized():
         return
-    members = _members.get(group_object(group))
+    members = members_by_group.get(group_object(group))
     end_process_group(group)
     if members is not None and members.store is not None and members.handles[0] == own_store().handle:
         forget_meeting(members.uuid)
@@ -235,7 +235,7 @@ def _remake(kind: _Kind, members: Members, seconds: float) -> Any:
         raise
     _set_timeout(made, as_timeout(kind.timeout))
     store.group_is_made()
-    members.store, _members[made] = store, members
+    members.store, members_by_group[made] = store, members
     return made
 
 
@@ -247,16 +247,6 @@ def _remove_torch_excepthook() -> None:
         sys.excepthook = inspect.getclosurevars(hook).nonlocals.get("old_hook", hook)
 
 
-def known_members(group: Any) -> Members | None:
-    """None: the ranks have not exchanged their handles."""
-    return _members.get(group)
-
-
-def know_members(group: Any, members: Members) -> None:
-    """To be called when a group has got these members in another way."""
-    _members[group] = members
-
-
 def _set_timeout(made: Any, timeout: timedelta) -> None:
     for each in [made._get_backend(device) for device in made._device_types] if IS_WRAPPED else [made]:
         if hasattr(each, "_set_default_timeout"):
@@ -265,7 +255,7 @@ def _set_timeout(made: Any, timeout: timedelta) -> None:
 
 def members_of(group: Any) -> Members:
     """ValueError where the ranks have not exchanged their handles."""
-    members = _members.get(group_object(group))
+    members = members_by_group.get(group_object(group))
     if members is None:
         raise ValueError("the group's ranks do not know each other's handles; call "
                          "shardwire.reconfigure_handles(group) on all ranks when the group is made")

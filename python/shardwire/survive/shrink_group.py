@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 from .. import _C
 from ..groups.lookup import group_around, store_of, table_by_group
 from .meeting import meet
-from .reconfigure import Members, known_members
+from .reconfigure import Members, members_by_group
 
 _SHRINK_ABORT = 1  # of torch
 # By group: the number of calls with these ranks. Each call is a meeting of its own: a call after a failed one must find
@@ -43,7 +43,7 @@ def shrink(backend: Any, ranks: Sequence[int], flags: int, options: Any) -> Any:
     calls = _calls.setdefault(group, collections.Counter())
     calls[tuple(sorted(out))] += 1
     meeting = f"without {sorted(out)}, call {calls[tuple(sorted(out))]}"
-    members = known_members(group)
+    members = members_by_group.get(group)
     if members is None:
         store = dist.PrefixStore(f"shrink {meeting}", store_of(group))
     else:

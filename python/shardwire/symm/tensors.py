@@ -10,10 +10,16 @@ import torch
 
 from .. import _C
 from ..compiler.future import as_seconds
-from .arguments import backend_of
+from ..groups.lookup import resolve_backend
 
 _MOST_BYTES = 1 << 60
 _MOST_DIMS = 16
+
+
+def backend_of(group: Any) -> Any:
+    """The native backend of a group, of a group's name, of None (the default group), or of a :class:`Team`."""
+    backend = getattr(group, "_symm_backend", None)
+    return resolve_backend(group) if backend is None else backend
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 
 from .. import _C
-from ..plain.tensor_bytes import bytes_of
 from .holdings import Holding
 from .matching import Placed, Space
 
@@ -57,9 +56,3 @@ def cover(found: Iterable[LocalRows], begin: int, end: int) -> list[LocalRows] |
             parts.append(LocalRows(begin, stop, rows.tensor[begin - rows.begin:stop - rows.begin]))
             begin = stop
     return parts if begin >= end else None
-
-
-def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor."""
-    return memoryview(bytes_of(tensor).numpy())
-

@@ -176,14 +176,14 @@ class Joint:
 
     def abort(self) -> None:
         """Ends the waits of the thread that uses this object. Called from another thread."""
-        _C.abort(self.backend)
+        self.backend.abort()
 
     def leave(self) -> None:
         """Leaves the group when no call is under way on this rank. Other ranks may still be about to end the last
         common call. A failed group that was left does not affect the process's other groups.
         """
         forget_numbers(self._name)  # no other group has this name
-        _C.shutdown(self.backend)
+        self.backend.shutdown()
 
     def errors_by_side(self) -> Any:
         return errors_by_side(self.publishers, self.subscribers)

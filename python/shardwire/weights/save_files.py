@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError
+from ..plain.tensor_bytes import bytes_of
 from .checkpoint_folder import INDEX, SINGLE, read_index
-from .direct_rows import memory_of
 from .simple_layouts import Rows
 from .progress import SILENT, Progress
 from .safetensors_file import Stored
@@ -51,22 +51,18 @@ class Draft:
     def create(self, number: int) -> None:
         """Creates the whole file with its header, and allocates all blocks: a full disk is reported here."""
         file = self.files[number]
-        descriptor = os.open(self.hidden(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
+        with _opened(self.hidden(number), os.O_RDWR | os.O_CREAT | os.O_EXCL) as descriptor:
             with _named(self._where(number, f"its {file.size} bytes cannot be had of the disk")):
                 os.posix_fallocate(descriptor, 0, file.size)
                 _write(descriptor, file.header)
-        finally:
-            os.close(descriptor)
 
     def write(self, number: int, parts: Iterable[tuple[int, torch.Tensor]], shown: Progress = SILENT) -> None:
         """Writes contiguous CPU tensors to their places in a file, (first byte, tensor) each, in the order of places.
         The disk begins at once with the written bytes."""
-        descriptor = os.open(self.hidden(number), os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with _opened(self.hidden(number), os.O_WRONLY) as descriptor:
             begin = end = 0  # written, and not yet passed to the disk
             for place, tensor in parts:
-                content = memory_of(tensor)
+                content = memoryview(bytes_of(tensor).numpy())
                 for at in range(0, len(content), _PIECE):
                     piece = content[at:at + _PIECE]
                     if place + at != end or end - begin >= _PIECE:
@@ -77,8 +73,6 @@ class Draft:
                         _write_at(descriptor, piece, place + at)
                     shown.add(len(piece))
             _begin_writing(descriptor, begin, end)
-        finally:
-            os.close(descriptor)
 
     def view(self, number: int, stored: Stored, part: object, dtype: torch.dtype) -> torch.Tensor:
         """The memory of one tensor of a file, or of some of its rows; writes to the memory go into the file."""
@@ -98,12 +92,9 @@ class Draft:
 
     def sync(self, number: int) -> None:
         """Brings the bytes of all ranks in the file onto the disk; raises OSError for a failure."""
-        descriptor = os.open(self.hidden(number), os.O_RDWR | os.O_CLOEXEC)
-        try:
+        with _opened(self.hidden(number), os.O_RDWR) as descriptor:
             with _named(self._where(number, f"its {self.files[number].size} bytes cannot be brought onto the disk")):
                 os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _where(self, number: int, what: str) -> str:
         return (f"{self.folder}: file {number + 1} of {len(self.files)} of the checkpoint "
@@ -182,14 +173,11 @@ class Draft:
         total = sum(stored.end - stored.begin for file in self.files for stored in file.tensors)
         text = json.dumps(
             {"metadata": {**metadata, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
-        descriptor = os.open(self._hidden_index(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
+        with _opened(self._hidden_index(), os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
             with _named(f"{self.folder}: the index of the checkpoint ({self._hidden_index().name}): its {len(text)} "
                         "letters cannot be written"):
                 _write(descriptor, text.encode())
                 os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def discard(self) -> None:
         """Removes the rest of the draft of all ranks, after a failure."""
@@ -200,11 +188,19 @@ class Draft:
 
 
 @contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def _alone_in(folder: Path, longest: float) -> Iterator[None]:
     """Keeps other jobs from moving files into the folder meanwhile, where the file system locks folders: else the two
     checkpoints could mix. CheckpointError where another job does not end its turn."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         until = time.monotonic() + longest
         while not _is_locked(descriptor):
             if time.monotonic() >= until:
@@ -212,8 +208,6 @@ def _alone_in(folder: Path, longest: float) -> Iterator[None]:
                                       f"{longest:.3g} s; save into another folder, or end that job")
             time.sleep(0.005)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -281,11 +275,8 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _files_of(folder: Path) -> list[str]:

@@ -192,17 +192,14 @@ class Subscription:
         """Brings a version into the second copy, or without a second copy into the target. applies: then copies it into
         the target. One thread at a time; other threads wait."""
         seconds = self._seconds
-        error: Exception | None = None
-        try:
+        with Attempt() as attempt:
             given = as_seconds(timeout)
             seconds = self._seconds if given is None else min(given, LONGEST_S)
-        except (TypeError, ValueError) as failure:  # the other ranks wait and must be notified
-            error = failure
         deadline = time.monotonic() + seconds
         if not self._turn.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise GroupTimeoutError(f"another thread was in a fetch of {self._address.name!r} all the time; it goes on")
         try:
-            found = self._bring_now(version, seconds, deadline, newer, changed, error)
+            found = self._bring_now(version, seconds, deadline, newer, changed, attempt.error)
             return self._apply() if applies else found
         finally:
             self._turn.release()
@@ -222,7 +219,7 @@ class Subscription:
         except BaseException:  # Ctrl-C: the progress of the other ranks is unknown
             if self._joint is not None:
                 self._joint.abort()
-            _C.abort(self._control.backend)
+            self._control.backend.abort()
             self._leave()
             raise
 
@@ -237,12 +234,12 @@ class Subscription:
             with contextlib.suppress(Exception):  # the publisher was gone before
                 joint.request(Request(LEAVE) if self._control.rank == 0 else None, 1.0)
             joint.leave()
-        _C.shutdown(self._control.backend)
+        self._control.backend.shutdown()
 
     def _leave(self) -> None:
         self._closed = True
         self._drop()
-        _C.shutdown(self._control.backend)
+        self._control.backend.shutdown()
 
     def __enter__(self) -> Subscription:
         """``with subscribe(...) as subscription:`` closes it at the end of the block."""
@@ -363,19 +360,16 @@ class Subscription:
             request.since = -1
         # On all ranks: before a failure, bytes may have moved on any rank
         before = self._holds(None)
-        error: Exception | None = None
         choice = Choice("wait")
-        try:
+        with Attempt() as attempt:
             joint = self._joint
             assert joint is not None
             with joint.errors_by_side():
                 request, choice = self._ask(joint, request, deadline)
                 if choice.verdict == "take":
                     self._move(joint, choice, deadline)
-        except Exception as failure:
-            error = failure
         try:
-            self._settle_or_drop(error, deadline)
+            self._settle_or_drop(attempt.error, deadline)
         except Exception as failure:
             raise type(failure)(f"{failure}; {self._what_target_holds()}") from failure
         # On all ranks, since all had the same answers; nothing moved

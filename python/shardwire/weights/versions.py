@@ -127,7 +127,7 @@ class Versions:
                       version: int) -> None:
         """Compares with the version before, byte by byte, and writes the blocks in which the buffer is out of date."""
         slot, table = self.slots[index], self._changed[index]
-        now = _bytes_of(tensor)
+        now = bytes_of(tensor.detach().to("cpu").resolve_conj().resolve_neg())
         known = None if latest is None else latest.blocks[index]
         target = buffer.blocks[index]
         step = slot.block_rows * slot.row_bytes
@@ -191,10 +191,6 @@ def _slots_of(holdings: Holdings, block_bytes: int) -> list[Slot]:
         slot = slots.setdefault(alias if tensor.numel() else name, Slot(tensor, block_bytes))
         slot.names.append(name)
     return list(slots.values())
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return bytes_of(tensor.detach().to("cpu").resolve_conj().resolve_neg())
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,8 +12,7 @@ import torch
 from ... import _C, symm
 from ...compiler.layout import kind_of
 from ...plain.tensor_bytes import untyped
-from ...symm.arguments import backend_of
-from ...symm.tensors import make_tensor
+from ...symm.tensors import backend_of, make_tensor
 from .all_pes import NvshmemError, NvshmemInvalid, world
 from .team_table import Teams
 
