@@ -57,13 +57,17 @@ class Team:
 
     # ---- making teams
 
-    def split_strided(self, start: int, stride: int, size: int, *, _error: Exception | None = None) -> Team | None:
+    def split_strided(self, start: int, stride: int, size: int) -> Team | None:
         """The team of ``size`` ranks, beginning with ``start``, ``stride`` apart. Collective over this team; None on
         ranks outside the new team.
 
         Raises ValueError on all ranks for ranks outside this team, MismatchError on all ranks where the arguments
         differ.
         """
+        return self._split_strided(start, stride, size, None)
+
+    def _split_strided(self, start: int, stride: int, size: int, error_of_member: Exception | None) -> Team | None:
+        """error_of_member: why this rank cannot be in the new team; all ranks raise the error if the rank would be."""
         numbers = (start, stride, size)
         error: Exception | None = None
         if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
@@ -71,20 +75,23 @@ class Team:
         elif size < 1 or stride == 0 or not all(0 <= rank < self.size for rank in (start, start + (size - 1) * stride)):
             error = ValueError(f"start {start}, stride {stride} and size {size} do not fit a team of {self.size} ranks")
         elif self.rank in range(start, start + size * stride, stride):
-            error = _error  # why this rank cannot be in a new team
+            error = error_of_member
         _C.exchange(self._symm_backend, "split_strided", f"start {start}, stride {stride}, size {size}", error=error)
         return self._part([start + i * stride for i in range(size)], "")
 
-    def split_2d(self, x_size: int, *, _error: Exception | None = None) -> tuple[Team, Team]:
+    def split_2d(self, x_size: int) -> tuple[Team, Team]:
         """The team's ranks as a table with rows of ``x_size``: returns the team of this rank's row, and the team of
         this rank's column. Collective over this team.
 
         The last row may be shorter, and then the last columns are shorter too. Raises as :meth:`split_strided`.
         """
+        return self._split_2d(x_size, None)
+
+    def _split_2d(self, x_size: int, error: Exception | None) -> tuple[Team, Team]:
         is_integer = isinstance(x_size, int) and not isinstance(x_size, bool)
         if not is_integer or x_size < 1:
-            _error = ValueError(f"the rows' length is {x_size!r}; give an integer from 1 on")
-        _C.exchange(self._symm_backend, "split_2d", f"rows of {x_size}", error=_error)
+            error = ValueError(f"the rows' length is {x_size!r}; give an integer from 1 on")
+        _C.exchange(self._symm_backend, "split_2d", f"rows of {x_size}", error=error)
         row = self.rank // x_size * x_size
         across = self._part(list(range(row, min(row + x_size, self.size))), "x")
         down = self._part(list(range(self.rank % x_size, self.size, x_size)), "y")

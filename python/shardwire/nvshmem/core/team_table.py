@@ -280,7 +280,7 @@ def team_split_strided(parent_team: Any, start: int, stride: int, size: int, con
     """:meth:`shardwire.symm.Team.split_strided`: the new team's handle, None on PEs outside the new team. Collective
     over the parent. NvshmemInvalid on all PEs where a member has a team of this name already."""
     try:
-        team = Teams.team_of(parent_team).split_strided(start, stride, size, _error=_name_error(new_team_name))
+        team = Teams.team_of(parent_team)._split_strided(start, stride, size, _name_error(new_team_name))
     except ValueError as error:
         raise NvshmemInvalid(str(error)) from None
     return None if team is None else Teams.enter(new_team_name, "TEAM", team, config)
@@ -293,7 +293,7 @@ def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None
     as :func:`team_split_strided`."""
     names = (None, None) if new_team_name is None else (f"{new_team_name}_X", f"{new_team_name}_Y")
     try:
-        across, down = Teams.team_of(parent_team).split_2d(xrange, _error=_name_error(*names))
+        across, down = Teams.team_of(parent_team)._split_2d(xrange, _name_error(*names))
     except ValueError as error:
         raise NvshmemInvalid(str(error)) from None
     return (Teams.enter(names[0], "TEAM_X", across, xaxis_config),
