@@ -9,7 +9,17 @@ width. Four steps follow, all over all ranks:
 4. Index row + rows * column of the result goes where the caller wants this index.
 
 So each rank transforms and stores its part only, in three exchanges. Without this route one rank transforms the whole
-axis. Real arrays are transformed as complex ones. Pure arithmetic, the same on every rank, except for ``factors``.
+axis.
+
+A real array takes half of the arithmetic and half of the bytes. Step 1 of R2C transforms real columns into rows 0 to
+rows // 2, and steps 2 and 3 need these rows only. Index k of the result and index n - k are conjugate numbers, so a row
+r > 0 also has the elements of row rows - r, in the other order. Step 4 takes both from it: the first half of row r, and
+the second half, conjugated and reversed, for row rows - r. C2R goes the other way: its first exchange brings the two
+halves of columns 0 to width // 2 from half a spectrum, and step 3 makes real rows. So the mirror image needs no
+exchange of its own, and odd lengths are no other case. Where the real axis is another one than the folded one, it is
+whole, and needs no mirror image.
+
+Pure arithmetic, the same on every rank, except for ``factors`` and ``run_refold``.
 """
 
 from __future__ import annotations
@@ -17,7 +27,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -57,7 +67,9 @@ class View(NamedTuple):
 
 class Refold(NamedTuple):
     """The array goes from ``plain`` to the folded array, or back where ``is_last``. views: by rank, of ``plain``.
-    split: the extents of the folded axis. is_complex: complex elements move."""
+    split: the extents of the folded axis. is_complex: complex elements move. half: None, or ``plain`` is half the
+    spectrum of a real array along ``axis``, and ``folded`` comes from ``_half_end``; half: the other axes that are
+    transformed, as dimensions of the folded array."""
 
     plain: End
     folded: End
@@ -66,6 +78,7 @@ class Refold(NamedTuple):
     split: tuple[int, int]
     is_last: bool
     is_complex: bool
+    half: Dims | None
 
     @property
     def source(self) -> End:
@@ -127,37 +140,52 @@ def splits(extent: int, size: int) -> tuple[tuple[int, int], ...]:
 
 
 def _route(problem: Problem, source: End, target: End | None, axis: int, split: tuple[int, int]) -> Route:
-    size, dims, item = len(source.shares), _full(problem), problem.item_bytes
-    rows, width = split
-    folded, turned = (_with(dims, axis, pair) for pair in ((rows, width), (width, rows)))
-    columns, lines, turned_lines = (
-        _end(Slab(dim), shape, size) for dim, shape in ((axis + 1, folded), (axis, folded), (axis + 1, turned)))
+    size, item, kind, (rows, width) = len(source.shares), problem.item_bytes, problem.kind, split
+    folded, turned = _with(problem.shape, axis, split), _with(problem.result_shape, axis, (width, rows))
+    inner: Dims = tuple(dim + (dim > axis) for dim in problem.axes)
+    outer: Dims = (axis + 1,)
+    real = inner[-1]
+    half = tuple(dim for dim in inner if dim != axis) if kind != "C2C" and real == axis else None
+    between = folded  # the array of step 2: where the operand is real, half of it
+    if kind == "R2C" or half is not None:
+        halved = real if kind == "R2C" else axis + 1
+        between = (*folded[:halved], folded[halved] // 2 + 1, *folded[halved + 1:])
+    elif kind == "C2R":
+        inner, outer = inner[:-1], (axis + 1, real)
+    columns, lines = _end(Slab(axis + 1), between, size), _end(Slab(axis), between, size)
     steps: list[Step] = []
     cost = float(_STEPS)
-    is_complex = problem.kind != "R2C"
+    is_complex = kind != "R2C"
     views = fold(source, axis, width)
     if max(map(len, views)) > _MOST_VIEWS:
         slabs = _end(Slab(axis), source.global_shape, size)
         steps.append(Move(source, slabs, is_complex))
         cost += _move_cost(source, slabs, _item(problem, is_complex))
         source, views = slabs, fold(slabs, axis, width)
-    steps.append(Refold(source, columns, axis, views, split, False, is_complex))
-    cost += _exchange_cost(_seen(source, folded, views), columns, _item(problem, is_complex))
-    others = tuple(dim for dim in problem.axes if dim != axis)
-    doubles = problem.kind == "C2R" and not problem.adjoint or problem.kind == "R2C" and problem.adjoint
-    inner = tuple(dim + (dim > axis) if dim != axis else dim for dim in problem.axes)
-    steps += [Local(inner, False, columns, Turn(axis, rows * width, 2.0 if doubles else 1.0)),
-              Move(columns, lines, True), Local((axis + 1,), False, lines)]
-    cost += transform_cost([rows, *(dims[dim] for dim in others)], columns, item) + _TURN * _largest(columns) * item
-    cost += _move_cost(columns, lines, item) + transform_cost([width], lines, item)
-    is_complex = problem.kind != "C2R"
-    final = _open_end(problem, axis, rows, size) if target is None else target
+    is_half = half is not None and kind == "C2R"
+    first = _folded_end(axis, folded, size, is_half)
+    steps.append(Refold(source, first, axis, views, split, False, is_complex, half if is_half else None))
+    cost += _exchange_cost(_seen(source, folded, views), first, _item(problem, is_complex))
+    # The gradient of a half spectrum counts each element once; of the whole spectrum most stand for two.
+    scale = {"R2C": 2.0, "C2R": 0.5}[kind] if half is not None and problem.adjoint else 1.0
+    real_lines = _end(Slab(axis), _with(problem.result_shape, axis, split), size) if kind == "C2R" else lines
+    steps += [Local(inner, kind == "R2C", columns, Turn(axis, rows * width, scale)), Move(columns, lines, True),
+              Local(outer, kind == "C2R", real_lines)]
+    extents = _with(_full(problem), axis, split)
+    # As in find_route: an array before its transform, of which reals count as complex elements.
+    cost += transform_cost([extents[dim] for dim in inner], first if kind == "R2C" else columns, item)
+    cost += _TURN * _largest(columns) * item
+    cost += _move_cost(columns, lines, item) + transform_cost([extents[dim] for dim in outer], lines, item)
+    is_complex = kind != "C2R"
+    is_half = half is not None and kind == "R2C"
+    final = _open_end(problem, axis, rows, size, is_half) if target is None else target
     views, slabs = fold(final, axis, rows), final
     if max(map(len, views)) > _MOST_VIEWS:
         slabs = _end(Slab(axis), problem.result_shape, size)
         views = fold(slabs, axis, rows)
-    steps.append(Refold(slabs, turned_lines, axis, views, (width, rows), True, is_complex))
-    cost += _exchange_cost(turned_lines, _seen(slabs, turned, views), _item(problem, is_complex))
+    last = _folded_end(axis, turned, size, is_half)
+    steps.append(Refold(slabs, last, axis, views, (width, rows), True, is_complex, half if is_half else None))
+    cost += _exchange_cost(last, _seen(slabs, turned, views), _item(problem, is_complex))
     if slabs is not final:
         steps.append(Move(slabs, final, is_complex))
         cost += _move_cost(slabs, final, _item(problem, is_complex))
@@ -172,15 +200,42 @@ def _end(distribution: Distribution, dims: Dims, size: int) -> End:
     return End(distribution, dims, tuple(distribution.share(rank, dims, size) for rank in range(size)))
 
 
+def _folded_end(axis: int, dims: Dims, size: int, is_half: bool) -> End:
+    """The folded array, each rank with whole columns. is_half: with columns 0 to width // 2 only. A second piece of a
+    rank is then the second half of these columns: conjugated, and in the other order of rows and columns."""
+    end = _end(Slab(axis + 1), dims, size)
+    if not is_half:
+        return end
+    rows, width = dims[axis:axis + 2]
+    kept = _end(Slab(axis + 1), (*dims[:axis + 1], width // 2 + 1, *dims[axis + 2:]), size)
+    return End(end.distribution, dims, tuple(
+        Share(share.local_shape, tuple(half for piece in share.pieces for half in _halves(piece, axis, rows, width)))
+        for share in kept.shares))
+
+
+def _halves(piece: Piece, axis: int, rows: int, width: int) -> Iterator[Piece]:
+    """The columns of ``piece`` as two pieces of the folded array; the second one without columns 0 and width / 2, which
+    are their own mirror images."""
+    begin, count = piece.offset[axis + 1], piece.shape[axis + 1]
+    first, end = max(begin, 1), min(begin + count, (width + 1) // 2)
+    for height, at, place, columns in ((rows // 2 + 1, (0, begin), (0, 0), count),
+                                       (rows // 2, (0, width - end + 1), (rows - rows // 2, first - begin),
+                                        end - first)):
+        if columns > 0:
+            yield Piece((*piece.offset[:axis], *at, *piece.offset[axis + 2:]),
+                        (*piece.shape[:axis], height, columns, *piece.shape[axis + 2:]),
+                        (*piece.local_offset[:axis], *place, *piece.local_offset[axis + 2:]))
+
+
 def _item(problem: Problem, is_complex: bool) -> int:
     return problem.item_bytes if is_complex else problem.item_bytes // 2
 
 
-def _open_end(problem: Problem, axis: int, rows: int, size: int) -> End:
+def _open_end(problem: Problem, axis: int, rows: int, size: int, is_half: bool) -> End:
     """The cheapest end: each rank keeps what the rank has computed, which is block-cyclic, where all have as many rows;
-    else slabs."""
+    else slabs. Of half a spectrum a rank has computed rows of both ends, which no block-cyclic end keeps."""
     dims = problem.result_shape
-    if rows % size:
+    if rows % size or is_half:
         return _end(Slab(axis), dims, size)
     grid = ProcessGrid(shape=_with((1,) * len(dims), axis, (size,)),  # type: ignore[arg-type]
                        layout=ProcessGrid.Layout.ROW_MAJOR)
@@ -264,38 +319,76 @@ def factors(turn: Turn, end: End, rank: int, inverse: bool, dtype: torch.dtype, 
     return table.reshape(shape).to(device)
 
 
-def halve_ends(local: torch.Tensor, problem: Problem, step: Refold, share: Share) -> None:
-    """Halves the elements of the half spectrum that stand for themselves alone: the first and, of an even extent, the
-    last along the real axis. In place. local: this rank's part of the folded array of ``step``."""
-    real, axis = problem.axes[-1], step.axis
-    extent = _full(problem)[real]
-    for index in {0} | ({extent // 2} if extent % 2 == 0 else set()):
-        if real != axis:
-            local.select(real + (real > axis), index).mul_(0.5)
-            continue
-        row, column = (at - share.pieces[0].offset[dim]
-                       for at, dim in zip(divmod(index, step.split[1]), (axis, axis + 1)))
-        if 0 <= row < share.local_shape[axis] and 0 <= column < share.local_shape[axis + 1]:
-            local.select(axis + 1, column).select(axis, row).mul_(0.5)
-
-
-def compile_refold(group: Any, rank: int, step: Refold, dtype: torch.dtype, name: str, reduction: str | None,
-                   allow_gaps: bool) -> CustomOp:
-    """The compiled op of ``step``. Collective. allow_gaps: the plain array is half a spectrum."""
+def compile_refold(group: Any, rank: int, step: Refold, dtype: torch.dtype, name: str,
+                   reduction: str | None) -> CustomOp:
+    """The compiled op of ``step``. Collective."""
     plain = [{"offset": view.offset, "shape": view.shape} for view in step.views[rank]]
-    folded = [{"offset": piece.offset, "shape": piece.shape} for piece in step.folded.shares[rank].pieces
-              if all(piece.shape)]
+    folded = [{"offset": piece.offset, "shape": piece.shape} for piece in _pieces(step, rank)]
     inputs, outputs = (folded, plain) if step.is_last else (plain, folded)
+    # Of an even number of rows, half a spectrum has only the first element of the row in the middle.
     return compile_op(group, shape=step.folded.global_shape, dtype=dtype, inputs=inputs, outputs=outputs,
                       reduction=reduction, overlap=None if reduction else "any",
-                      allow_gaps=allow_gaps and not step.is_last, name=f"shardwire.distributed.{name}")
+                      allow_gaps=step.half is not None and not step.is_last, name=f"shardwire.distributed.{name}")
 
 
-def run_refold(op: CustomOp, rank: int, step: Refold, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Brings ``source`` to ``target``: the local arrays of the step's ends, the folded array in the order of step 3."""
-    axis, views = step.axis, step.views[rank]
+def _pieces(step: Refold, rank: int) -> list[Piece]:
+    return [piece for piece in step.folded.shares[rank].pieces if all(piece.shape)]
+
+
+def run_refold(op: CustomOp, rank: int, step: Refold, source: torch.Tensor, target: torch.Tensor, weight: float,
+               room: Callable[[Dims], torch.Tensor]) -> None:
+    """Brings ``source`` to ``target``: the local arrays of the step's ends, the folded array in the order of step 3.
+
+    weight: of half a spectrum, a factor on the elements that stand for themselves alone. room: memory for the second
+    half of the columns. The last step writes to ``source``."""
+    axis, pieces = step.axis, _pieces(step, rank)
+    grid = source.transpose(axis, axis + 1) if step.is_last else target
+    plain = [view_of(target if step.is_last else source, axis, view) for view in step.views[rank]]
+    parts = [grid[tuple(slice(at, at + extent) for at, extent in zip(piece.local_offset, piece.shape))]
+             for piece in pieces]
+    mirrored = parts[1] if len(parts) > 1 else None
+    if mirrored is not None:
+        parts[1] = room(tuple(mirrored.shape))
     if step.is_last:
-        op([source.transpose(axis, axis + 1)] if source.numel() else [],
-           [view_of(target, axis, view) for view in views]).wait()
-    else:
-        op([view_of(source, axis, view) for view in views], [target] if target.numel() else []).wait()
+        if pieces and weight != 1.0:
+            _weigh_ends(grid, step, pieces[0].offset[axis + 1], weight)
+        if mirrored is not None:
+            _mirror(parts[1], mirrored, step)
+        op(parts, plain).wait()
+        return
+    op(plain, parts).wait()
+    if mirrored is not None:
+        _mirror(mirrored, parts[1], step)
+    if pieces and step.half is not None:
+        _complete(grid, step, pieces[0].offset[axis + 1])
+        if weight != 1.0:
+            _weigh_ends(grid, step, pieces[0].offset[axis + 1], weight)
+
+
+def _mirror(target: torch.Tensor, source: torch.Tensor, step: Refold) -> None:
+    """Writes the mirror image of some columns without the first: index k goes to n - k, and index 0 of the other
+    transformed axes stays."""
+    assert step.half is not None
+    image = source.flip((step.axis, step.axis + 1, *step.half))
+    target.copy_((image.roll([1] * len(step.half), step.half) if step.half else image).conj())
+
+
+def _complete(grid: torch.Tensor, step: Refold, begin: int) -> None:
+    """The second half of the columns that are their own mirror images: 0, whose first element has no partner, and of an
+    even width width / 2. begin: the rank's first column."""
+    axis, (rows, width) = step.axis, step.split
+    for column, first in ((0, 1), (width // 2, 0))[:2 - width % 2]:
+        if begin <= column < begin + grid.shape[axis + 1]:
+            line, count = grid.narrow(axis + 1, column - begin, 1), (rows - first) // 2
+            _mirror(line.narrow(axis, rows - count, count), line.narrow(axis, first, count), step)
+
+
+def _weigh_ends(grid: torch.Tensor, step: Refold, begin: int, weight: float) -> None:
+    """Multiplies the elements of half a spectrum that stand for themselves alone: the first and, of an even extent, the
+    last. In place. begin: the rank's first column."""
+    rows, width = step.split
+    extent = rows * width
+    for index in {0} | ({extent // 2} if extent % 2 == 0 else set()):
+        row, column = divmod(index, width)
+        if begin <= column < begin + grid.shape[step.axis + 1]:
+            grid.select(step.axis + 1, column - begin).select(step.axis, row).mul_(weight)

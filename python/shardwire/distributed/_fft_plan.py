@@ -25,8 +25,8 @@ from .reshape import move
 
 # The room of a spectrum with further axes to transform in the same step. Other rooms have the numbers of their steps.
 _SPECTRUM = -1
-# The room of a real array as a complex one, or of a complex array's real part, beside a Refold.
-_OTHER_KIND = -2
+# The room of the second half of a rank's columns, in a Refold of half a spectrum.
+_MIRRORED = -2
 
 
 class Settings(NamedTuple):
@@ -141,8 +141,7 @@ class Plan:
     def _compile(self, step: Move | Refold, cut: Cut, reduction: str | None) -> CustomOp | list[Chunk]:
         dtype = self._dtype_of_move(step)
         if isinstance(step, Refold):
-            return _fft_long.compile_refold(self._group(), self._rank, step, dtype, self.name, reduction,
-                                            self.problem.kind == "C2R")
+            return _fft_long.compile_refold(self._group(), self._rank, step, dtype, self.name, reduction)
         if cut.chunks > 1:
             return _fft_chunks.compile_chunks(self._group(), self._rank, step, cut, dtype, self.name)
         return move(self._group(), self._rank, step.source, step.target, dtype, self.name, reduction)
@@ -161,12 +160,14 @@ class Plan:
                 if not self._has_chunks(index + 1):  # otherwise the transform runs with the move
                     current = self._transform(index, current, settings)
                 continue
-            if isinstance(step, Refold):
-                current = self._refold(index, step, op, current)
-                continue
             share = step.target.shares[self._rank]
             result = self._room(index, share.local_shape, self._dtype_of_move(step), current.device)
-            if isinstance(op, list):
+            if isinstance(step, Refold):
+                assert isinstance(op, CustomOp)
+                _fft_long.run_refold(
+                    op, self._rank, step, current, result, self._weight_of(step),
+                    lambda shape: self._room(_MIRRORED, shape, self._compute, local.device))
+            elif isinstance(op, list):
                 self._overlap(index, op, current, result, settings)
             else:
                 assert op is not None
@@ -174,31 +175,12 @@ class Plan:
             current = result
         return current.contiguous()
 
-    def _refold(self, index: int, step: Refold, op: Any, current: torch.Tensor) -> torch.Tensor:
-        """The array of ``current`` with an axis folded, or no longer folded: complex, except for the result of a
-        C2R."""
-        kind, shape = self.problem.kind, step.target.shares[self._rank].local_shape
-        if step.is_last:
-            if kind == "R2C" and self.problem.adjoint:
-                self._halve_ends(step, current.transpose(step.axis, step.axis + 1))
-            if kind == "C2R":
-                current = self._room(_OTHER_KIND, tuple(current.shape), self._real, current.device).copy_(current.real)
-            result = self._room(index, shape, self._dtype_of_move(step), current.device)
-            _fft_long.run_refold(op, self._rank, step, current, result)
-            return result
-        result = self._room(index, shape, self._dtype_of_move(step), current.device)
-        if kind == "C2R":
-            result.zero_()  # no rank has the other half of the spectrum
-        _fft_long.run_refold(op, self._rank, step, current, result)
-        if kind == "C2R" and not self.problem.adjoint:
-            self._halve_ends(step, result)
-        if kind == "R2C":
-            result = self._room(_OTHER_KIND, shape, self._compute, current.device).copy_(result)
-        return result
-
-    def _halve_ends(self, step: Refold, local: torch.Tensor) -> None:
-        if local.numel():
-            _fft_long.halve_ends(local, self.problem, step, step.folded.shares[self._rank])
+    def _weight_of(self, step: Refold) -> float:
+        """The factor on the elements of half a spectrum that stand for themselves alone; the twiddle factors have a
+        factor on all elements."""
+        if step.half is None or not self.problem.adjoint:
+            return 1.0
+        return 0.5 if step.is_last else 2.0
 
     def _has_chunks(self, index: int) -> bool:
         return index < len(self._ops) and isinstance(self._ops[index], list)
@@ -248,15 +230,17 @@ class Plan:
         """The calls of one step. The operand is not written to, so calls of the first step are not in place; the result
         of an exchange is the plan's own memory."""
         shape, real = step.end.shares[self._rank].local_shape, self.problem.kind if step.is_real else "C2C"
+        weighs = self.problem.adjoint and not any(isinstance(one, Refold) and one.half is not None
+                                                  for one in self._steps)  # otherwise a Refold does so
         if real == "R2C":
-            return [_Part("R2C", step.axes, False, index, shape, self._compute, doubles=self.problem.adjoint)]
+            return [_Part("R2C", step.axes, False, index, shape, self._compute, doubles=weighs)]
         if real == "C2C":
             return [_Part("C2C", step.axes, index > 0, index, shape, self._compute)]
         # One axis after the other: only for the spectrum of a real array would one call give the same result.
         first, last = step.axes[:-1], step.axes[-1]
-        half = tuple(self.problem.shape[dim] if dim == last else extent for dim, extent in enumerate(shape))
+        half = tuple(extent // 2 + 1 if dim == last else extent for dim, extent in enumerate(shape))
         parts = [_Part("C2C", first, index > 0, _SPECTRUM, half, self._compute)] if first else []
-        return [*parts, _Part("C2R", (last,), False, index, shape, self._real, halves=self.problem.adjoint)]
+        return [*parts, _Part("C2R", (last,), False, index, shape, self._real, halves=weighs)]
 
     def _transform(self, index: int, local: torch.Tensor, settings: Settings,
                    chunk: _Narrow | None = None) -> torch.Tensor:
@@ -322,9 +306,6 @@ class Plan:
         read. Not collective."""
         current = array_of(aligned(local))
         for index, step in enumerate(self._steps):
-            if isinstance(step, Refold) and not step.is_last:
-                current = packed(step.target.shares[self._rank].local_shape, self._compute)
-                continue
             if not isinstance(step, Local):
                 current = packed(step.target.shares[self._rank].local_shape, self._dtype_of_move(step))
                 continue
