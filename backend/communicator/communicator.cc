@@ -42,7 +42,12 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   if (chosen.recordedOps < 0) {
     chosen.recordedOps = options.serveStatus || !options.recordFile.empty() ? internal::kRecordedOps : 0;
   }
-  auto engine = internal::Engine::create(std::move(*peers), rank, worldSize, chosen, std::move(groupName));
+  auto made = internal::Engine::create(std::move(*peers), rank, worldSize, chosen, std::move(groupName));
+  if (!made.isOk()) {
+    internal::noteEndOfGroup();
+    return made.status();
+  }
+  const std::shared_ptr<internal::Engine> engine = std::move(*made);
   internal::watch(engine);
   if (options.serveStatus) {
     // The group is made, and its peers count on this rank: a missing status socket is no reason to end the group.
@@ -52,7 +57,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
     }
   }
   return std::unique_ptr<Communicator>(
-      std::make_unique<internal::CommunicatorImpl>(std::move(engine), std::move(*forced)));
+      std::make_unique<internal::CommunicatorImpl>(engine, std::move(*forced)));
 }
 
 namespace internal {

@@ -152,6 +152,8 @@ class Driving {
   // would.
   void finishCallbacks();
 
+  // Before addTo(): the progress thread runs. kSystem when the system gives no thread.
+  Status startThread() { return progress_->start(); }
   void addTo(const std::shared_ptr<Progressed>& group) { progress_->add(group); }
   void removeFrom(const Progressed* group) { progress_->remove(group); }
   Progressed::Look lookAsLeader();

@@ -92,7 +92,7 @@ class EngineTest : public ::testing::Test {
     Options options;
     options.ringBytes = 512;
     options.timeout = std::chrono::seconds(20);
-    engine_ = Engine::create(std::move(peers), 0, 2, options, "g");
+    engine_ = Engine::create(std::move(peers), 0, 2, options, "g").value();
   }
   ~EngineTest() override { engine_->shutdown(); }
 
