@@ -217,6 +217,15 @@ TEST_F(EngineTest, KeepsFramesOfOperationsToCome) {
   EXPECT_EQ(exchange->blobs(), (std::vector<std::string>{"mine", "theirs"}));
 }
 
+TEST_F(EngineTest, SaysThatATimeoutOfZeroIsZero) {
+  const std::shared_ptr<Activity> exchange = exchangeOf(77);
+  exchange->timeout = timeoutOf(Duration::zero());
+  ASSERT_TRUE(engine_->submit(std::span(&exchange, 1), Duration::zero()).isOk());
+  const Status status = exchange->wait(Clock::now() + std::chrono::seconds(20));
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_NE(status.message().find("reached its timeout of 0 s"), std::string::npos) << status.message();
+}
+
 // Answers of many ranks, or one long answer, are more than a frame takes.
 TEST_F(EngineTest, SendsOfALongReasonAsMuchAsFits) {
   // Before the operation: however late this thread runs, the answer is there when the operation expires.
