@@ -33,6 +33,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   }
   Result<std::vector<internal::ForcedAlgorithm>> forced = internal::parseAlgorithms(options.algorithms);
   SW_RETURN_IF_ERROR(forced.status());
+  SW_RETURN_IF_ERROR(internal::checkIsaVariable());
   Result<internal::Peers> peers =
       internal::connectPeers(store, rank, worldSize, options, deadlineAfter(options.timeout), groupName);
   SW_RETURN_IF_ERROR(peers.status());
@@ -56,8 +57,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
                         engine->facts().label, served.message());
     }
   }
-  return std::unique_ptr<Communicator>(
-      std::make_unique<internal::CommunicatorImpl>(engine, std::move(*forced)));
+  return std::unique_ptr<Communicator>(std::make_unique<internal::CommunicatorImpl>(engine, std::move(*forced)));
 }
 
 namespace internal {
