@@ -15,9 +15,10 @@ HEAD = "## System calls that fail"
 FAULTY = "1"
 TRANSPORTS = ("shm", "tcp", "tls")
 INTRODUCTION = (
-    "`tests/backend/faults` lets system calls of rank 1 of three ranks fail: a part of the calls, or the first calls. "
-    "Every rank has the right bytes (*success*), or an error within 20 s. The error of ranks 0 and 2 names rank 1, and "
-    "the error of rank 1 has the kernel's reason. Where the ranks differ, a cell has the outcome of rank 1 first.")
+    "`tests/backend/faults` lets system calls of rank 1 of three ranks fail: a part of the calls, the first calls, or "
+    "all but the first. Every rank has the right bytes (*success*), or an error within 20 s. The error of ranks 0 and "
+    "2 names rank 1, and the error of rank 1 has the kernel's reason. Where the ranks differ, a cell has the outcome "
+    "of rank 1 first.")
 
 
 def cell_of(outcomes: dict[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <string.h>
+#include <sys/resource.h>
 
 namespace shardwire::internal {
 
@@ -16,6 +17,16 @@ std::string errnoText(int error) {
 
 Status systemError(std::string_view what, int error) {
   return {StatusCode::kSystem, fmt::format("{}: {}", what, errnoText(error))};
+}
+
+Status threadError(std::string_view what, const std::system_error& error) {
+  rlimit limit{};
+  const bool isLimited = ::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return {StatusCode::kSystem,
+          fmt::format("{}: {}. The system gives no more threads: raise ulimit -u ({} now) or the container's limit of "
+                      "processes (pids.max), or start fewer threads",
+                      what, errnoText(error.code().value()),
+                      isLimited ? std::to_string(limit.rlim_cur) : std::string("unlimited"))};
 }
 
 }  // namespace shardwire::internal

@@ -52,10 +52,13 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
                                                                         Milliseconds timeout,
                                                                         const std::string& groupName, bool isOfOneJob,
                                                                         std::function<Status(Rank)> statusOfAbsent,
-                                                                        bool outlivesOthers) {
+                                                                        bool outlivesOthers, bool isBetweenJobs) {
   ::shardwire::Options options = optionsFor(timeout);
   if (outlivesOthers) {
     options.grace = Duration(-1);
+  }
+  if (isBetweenJobs) {
+    options.recordFile.clear();
   }
   options.statusOfAbsent = std::move(statusOfAbsent);
   // The agent of torchrun keeps the store over restarts; processes started by hand have no such variable.

@@ -51,11 +51,12 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   // Collective over the group: meets the other ranks through `store`. Blocks up to `timeout`, which is also the default
   // timeout of the operations. `isOfOneJob`: one launcher has started all ranks. `statusOfAbsent`: as in Options.
   // `outlivesOthers`: the group does not fail because another group of a peer's process failed (Options::grace).
+  // `isBetweenJobs`: the members have no ranks of one job, so no file of the flight recorder has the group.
   static c10::intrusive_ptr<ProcessGroupShardwire> create(const StorePtr& store, int rank, int size,
                                                           Milliseconds timeout, const std::string& groupName,
                                                           bool isOfOneJob = false,
                                                           std::function<Status(Rank)> statusOfAbsent = nullptr,
-                                                          bool outlivesOthers = false);
+                                                          bool outlivesOthers = false, bool isBetweenJobs = false);
   // For a group that consists of these ranks of this group: Options::statusOfAbsent. Does not keep this group alive.
   std::function<Status(Rank)> statusOfMembers(std::vector<std::int64_t> ranks) const;
   // Use create().

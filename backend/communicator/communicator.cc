@@ -33,6 +33,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   }
   Result<std::vector<internal::ForcedAlgorithm>> forced = internal::parseAlgorithms(options.algorithms);
   SW_RETURN_IF_ERROR(forced.status());
+  SW_RETURN_IF_ERROR(internal::checkIsaVariable());
   Result<internal::Peers> peers =
       internal::connectPeers(store, rank, worldSize, options, deadlineAfter(options.timeout), groupName);
   SW_RETURN_IF_ERROR(peers.status());
@@ -42,7 +43,12 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   if (chosen.recordedOps < 0) {
     chosen.recordedOps = options.serveStatus || !options.recordFile.empty() ? internal::kRecordedOps : 0;
   }
-  auto engine = internal::Engine::create(std::move(*peers), rank, worldSize, chosen, std::move(groupName));
+  auto made = internal::Engine::create(std::move(*peers), rank, worldSize, chosen, std::move(groupName));
+  if (!made.isOk()) {
+    internal::noteEndOfGroup();
+    return made.status();
+  }
+  const std::shared_ptr<internal::Engine> engine = std::move(*made);
   internal::watch(engine);
   if (options.serveStatus) {
     // The group is made, and its peers count on this rank: a missing status socket is no reason to end the group.
@@ -51,8 +57,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
                         engine->facts().label, served.message());
     }
   }
-  return std::unique_ptr<Communicator>(
-      std::make_unique<internal::CommunicatorImpl>(std::move(engine), std::move(*forced)));
+  return std::unique_ptr<Communicator>(std::make_unique<internal::CommunicatorImpl>(engine, std::move(*forced)));
 }
 
 namespace internal {

@@ -148,17 +148,31 @@ double rateOf(std::size_t bytes, Duration time) {
   return static_cast<double>(bytes) / static_cast<double>(time.count());  // bytes per nanosecond are GB/s
 }
 
-std::string whyThisIsa() {
+constexpr std::array<std::string_view, kNumIsas> kIsaNames = {"baseline", "avx2", "avx512", "neon"};
+
+std::string_view wantedIsa() {
   const char* wanted = ::getenv("SHARDWIRE_ISA");
-  if (wanted == nullptr || *wanted == '\0') {
+  return wanted == nullptr ? "" : wanted;
+}
+
+std::string whyThisIsa() {
+  const std::string_view wanted = wantedIsa();
+  if (wanted.empty()) {
     return "the widest of this CPU";
   }
-  return std::string_view(wanted) == kernels().name
-             ? "by SHARDWIRE_ISA"
-             : fmt::format("the widest of this CPU: SHARDWIRE_ISA={} is none that it has", wanted);
+  return wanted == kernels().name ? "by SHARDWIRE_ISA"
+                                  : fmt::format("the widest of this CPU: SHARDWIRE_ISA={} is none that it has", wanted);
 }
 
 }  // namespace
+
+Status checkIsaVariable() {
+  const std::string_view wanted = wantedIsa();
+  return wanted.empty() || std::ranges::find(kIsaNames, wanted) != kIsaNames.end()
+             ? Status::ok()
+             : Status(StatusCode::kInvalidArgument,
+                      fmt::format("SHARDWIRE_ISA={} is not one of {}", wanted, fmt::join(kIsaNames, ", ")));
+}
 
 RowStore fastestLargeStore(const LargeStoreTimes& times) {
   const auto pair = static_cast<double>(times.pair.count()), stream = static_cast<double>(times.stream.count());

@@ -8,6 +8,7 @@
 
 #include "backend/communicator/hand_over.h"
 #include "ops/reduce/isa_kernels.h"
+#include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
@@ -39,6 +40,10 @@ std::optional<HandOverTimes> handOverTimes(const std::string& folder);
 
 // From now on the kernels store as the times of this host say. Only the first call in a process does anything.
 void chooseStores();
+
+// kInvalidArgument when SHARDWIRE_ISA names no instruction set. A set that this CPU does not have is legal, since the
+// hosts of a job may differ.
+Status checkIsaVariable();
 
 // One line: the instruction set and its reason, how large moves and staged payloads are stored, and the measured rates.
 std::string describeKernels();

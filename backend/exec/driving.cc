@@ -65,12 +65,14 @@ Driving::Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, Fa
   yieldAfter_ = facts.hasCorePerRank ? kYieldAfter : Duration(0);
 }
 
-void Driving::startFailed(const char* why) {
+Status Driving::startFailed(const char* why) {
   isStarting_.store(false, std::memory_order_relaxed);
   wakeProgress();
   state_.failure.fail({StatusCode::kSystem, fmt::format("an operation could not be started on {}: {}; the peers wait "
                                                         "for this operation, so the group ends",
                                                         state_.context.label, why)});
+  state_.operations.step();
+  return state_.operations.failure();
 }
 
 void Driving::spinFor(const Activity& last, Duration spinLimit) {

@@ -62,10 +62,11 @@ class Driving {
   // call that began before the failure: its error is the operation's.
   enum class IfFailed : bool { kRefuse, kTake };
   // Starts operations by begin(state). Polls until `last` is done, for `spinInline` at most; polls once if `last` is
-  // null. Then sets the deadlines of the operations that are left.
+  // null. Then sets the deadlines of the operations that are left. After an error nothing of them is in flight.
   template <typename Begin>
   Status start(Begin&& begin, const Activity* last, Duration spinInline, IfFailed ifFailed = IfFailed::kRefuse) {
     Completions done;
+    Status status;
     {
       const MutexLock lock(mutex_);
       if (ifFailed == IfFailed::kRefuse && !state_.operations.failure().isOk()) {
@@ -94,13 +95,12 @@ class Driving {
         isStarting_.store(false, std::memory_order_relaxed);
         leaveRest();
       } catch (const std::exception& error) {
-        startFailed(error.what());
-        throw;
+        status = startFailed(error.what());
       }
       takeCompletions(&done);
     }
     flush(&done);
-    return Status::ok();
+    return status;
   }
 
   // Calls attempt(state), which moves a message inside the call and returns an operation that is done, or null. Null
@@ -109,6 +109,7 @@ class Driving {
   Result<WorkPtr> tryNow(Attempt&& attempt) {
     Completions done;
     std::shared_ptr<Activity> over;
+    Status status;
     {
       const MutexLock lock(mutex_);
       if (!state_.operations.failure().isOk()) {
@@ -117,15 +118,19 @@ class Driving {
       if (!state_.operations.inFlight().empty()) {
         return WorkPtr();
       }
-      over = attempt(state_);
-      if (over != nullptr && !over->isIn(state_.context)) {
-        over->enter(state_.context, state_.driver);
+      try {
+        over = attempt(state_);
+        if (over != nullptr && !over->isIn(state_.context)) {
+          over->enter(state_.context, state_.driver);
+        }
+        leaveRest();
+      } catch (const std::exception& error) {
+        status = startFailed(error.what());
       }
-      leaveRest();
       takeCompletions(&done);
     }
     flush(&done);
-    return WorkPtr(std::move(over));
+    return status.isOk() ? Result<WorkPtr>(std::move(over)) : Result<WorkPtr>(status);
   }
   // How often a call polls for frames that are mostly under way already.
   int mostPolls(bool spins) const {
@@ -152,6 +157,8 @@ class Driving {
   // would.
   void finishCallbacks();
 
+  // Before addTo(): the progress thread runs. kSystem when the system gives no thread.
+  Status startThread() { return progress_->start(); }
   void addTo(const std::shared_ptr<Progressed>& group) { progress_->add(group); }
   void removeFrom(const Progressed* group) { progress_->remove(group); }
   Progressed::Look lookAsLeader();
@@ -171,8 +178,9 @@ class Driving {
   enum class Duty : unsigned char { kNone, kCaller, kProgressThread };
 
   // After an exception while operations were started, mostly for want of memory: a number is taken that the peers wait
-  // for. Fails the group, and lets the progress thread drive again.
-  void startFailed(const char* why) SW_REQUIRES(mutex_);
+  // for, or a message has left. Fails the group with all operations in flight, lets the progress thread drive again,
+  // and returns the failure.
+  Status startFailed(const char* why) SW_REQUIRES(mutex_);
   void spinFor(const Activity& last, Duration spinInline) SW_REQUIRES(mutex_);
   void leaveRest() SW_REQUIRES(mutex_);
   bool pollOrNot(bool looksSlow, Completions* done) SW_EXCLUDES(mutex_);

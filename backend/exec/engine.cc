@@ -68,8 +68,8 @@ Engine::Engine(Peers peers, GroupFacts facts)
 
 Engine::~Engine() = default;
 
-std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options,
-                                       std::string groupName) {
+Result<std::shared_ptr<Engine>> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options,
+                                               std::string groupName) {
   GroupFacts facts = factsOf(peers, rank, worldSize, options, std::move(groupName));
   // In a child of fork() the engine is never destroyed: the destructor would notify the peers, and join threads of the
   // parent.
@@ -84,6 +84,13 @@ std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, co
       live->onProcessFailure();
     }
   });
+  if (const Status started = engine->driving_.startThread(); !started.isOk()) {
+    Status why(started.code(), fmt::format("group '{}' could not be made: rank {} could not start: {}",
+                                           engine->facts_.name, rank, started.message()));
+    engine->abort(why);
+    engine->shutdown();
+    return why;
+  }
   engine->driving_.addTo(engine);
   addProcessEngine(engine);
   return engine;

@@ -31,8 +31,9 @@ namespace shardwire::internal {
 
 class Engine final : public Driver, public Progressed, public std::enable_shared_from_this<Engine> {
  public:
-  static std::shared_ptr<Engine> create(Peers peers, Rank rank, int worldSize, const Options& options,
-                                        std::string groupName);
+  // kSystem when the system gives no thread: then the group has failed and ended, and the peers were notified.
+  static Result<std::shared_ptr<Engine>> create(Peers peers, Rank rank, int worldSize, const Options& options,
+                                                std::string groupName);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -101,7 +101,7 @@ void GroupMemory::drop(Rank peer, std::uint64_t block) {
 Result<std::shared_ptr<HeldMemory>> GroupMemory::hold(Rank peer, const HeapPlace& place, std::size_t size) {
   return driving_.locked([&](GroupState& state) -> Result<std::shared_ptr<HeldMemory>> {
     if (state.links.isClosed()) {
-      return state.operations.failure();
+      return state.operations.refusal();
     }
     return state.context.connection(peer).hold(place, size);
   });

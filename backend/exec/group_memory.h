@@ -39,7 +39,7 @@ class GroupMemory {
   void withdraw(std::uint64_t block);
   // Notifies the peer that this rank does not use the peer's part any more.
   void drop(Rank peer, std::uint64_t block);
-  // See Connection::hold(). kAborted when the group is closed.
+  // See Connection::hold(). The group's failure when the group is closed.
   Result<std::shared_ptr<HeldMemory>> hold(Rank peer, const HeapPlace& place, std::size_t size);
 
  private:

@@ -177,8 +177,8 @@ Status Operations::failureOf(const Activity& activity, const Status& cause) cons
 }
 
 Status Operations::refusal() const {
-  if (failure_.code() == StatusCode::kAborted) {
-    return failure_;  // by a call of a user, and the text says so
+  if (failure_.isOk() || failure_.code() == StatusCode::kAborted) {
+    return failure_;  // kAborted: by a call of a user, and the text says so
   }
   return {failure_.code(),
           fmt::format("{} failed before this call, and takes no more calls: {}", context_.label, failure_.message())};

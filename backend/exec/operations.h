@@ -48,7 +48,7 @@ class Operations {
   // The group failed for this reason. The first reason stays.
   void fail(Status why) { failure_ = std::move(why); }
   const Status& failure() const { return failure_; }  // ok: the group has not failed
-  // The error of a call that comes after the failure.
+  // The error of a call that comes after the failure; ok: the group has not failed.
   Status refusal() const;
   // A wire could not stop its transfers: from now on the tensors of ended operations are never released.
   void keepTensors() { keepsTensors_ = true; }

@@ -1,7 +1,6 @@
-// The choice of the leader among the progress threads. The leader also runs the callbacks of operations completed by
-// the leader, in order. A callback may wait for another operation of the same group (a c10 future waits without
-// driving), so while a callback keeps the leader for long a follower takes the lead, and the old leader follows from
-// then on. Any thread.
+// The choice of the leader among the progress threads. The leader also runs callbacks of finished operations. A
+// callback may wait for another operation of the same group (a c10 future waits without driving), so while a callback
+// keeps the leader for long a follower takes the lead, and the old leader follows from then on. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +10,8 @@
 
 namespace shardwire::internal {
 
-// The time that callbacks may keep the leader before another thread goes on, twice as long at most. Callbacks start in
-// the order of completion in any case.
+// The time that a callback may keep its thread before another thread goes on, twice as long at most. Callbacks that may
+// wait leave the group's queue in the order of completion (CallbackQueue), each on the thread that takes it.
 inline constexpr Duration kCallbackPatience = std::chrono::milliseconds(1);
 
 class ProgressRole {

@@ -13,6 +13,7 @@
 
 #include "backend/base/log.h"
 #include "backend/base/per_process.h"
+#include "backend/base/system_error.h"
 #include "backend/exec/activity.h"
 
 namespace shardwire::internal {
@@ -46,8 +47,19 @@ std::shared_ptr<ProgressThread> ProgressThread::of(std::shared_ptr<ProgressBell>
 
 ProgressThread::ProgressThread(std::shared_ptr<ProgressBell> bell) {
   state_->bell = std::move(bell);
+  static_cast<void>(start());  // each group calls start() again, and reports the error
+}
+
+Status ProgressThread::start() {
   const MutexLock lock(threadsMutex_);
-  threads_.emplace_back([state = state_] { state->follow(true); });
+  if (threads_.empty()) {
+    try {
+      threads_.emplace_back([state = state_] { state->follow(true); });
+    } catch (const std::system_error& error) {
+      return threadError("starting the thread that moves operations without a waiting caller", error);
+    }
+  }
+  return Status::ok();
 }
 
 ProgressThread::~ProgressThread() {

@@ -14,6 +14,7 @@
 #include "backend/base/mutex.h"
 #include "backend/exec/progress_role.h"
 #include "backend/transport/transport.h"
+#include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
@@ -38,6 +39,8 @@ class ProgressThread {
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
 
+  // Starts the thread, unless the thread runs already, as mostly since of(). kSystem when the system gives no thread.
+  Status start();
   void add(const std::shared_ptr<Progressed>& group);
   // Returns when no other thread looks at the group, or ever will. In a callback: when no other thread does anything
   // but run the group's callbacks.

@@ -25,8 +25,10 @@ constexpr Duration kInfoAfter = std::chrono::seconds(2);
 constexpr Duration kMovesWithin = std::chrono::milliseconds(100);
 constexpr Duration kForEver = std::chrono::hours(24 * 365);
 
+// A timeout of 0 is kept as another value, see timeoutOf().
 std::string seconds(Duration duration) {
-  const double count = std::chrono::duration<double>(duration).count();
+  const bool isZero = duration == timeoutOf(Duration::zero());
+  const double count = isZero ? 0 : std::chrono::duration<double>(duration).count();
   return count < 1000 ? fmt::format("{:.3g} s", count) : fmt::format("{:.0f} s", count);
 }
 

@@ -91,7 +91,7 @@ Status Fabric::start() {
   try {
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
-    return systemError("starting the thread that serves this process's groups", error.code().value());
+    return threadError("starting the thread that serves this process's groups", error);
   }
   return Status::ok();
 }

@@ -31,7 +31,6 @@ constexpr int kHostBacklog = 4096;
 // The most connections accepted between two checks of the other connections: processes of other users may dial without
 // end.
 constexpr int kMostAtOnce = 16;
-constexpr Duration kBetweenWarnings = std::chrono::minutes(1);
 
 Status watchForInput(const Fd& ready, const Fd& socket, void* tag) {
   epoll_event event{};
@@ -190,7 +189,7 @@ Status HostListener::acceptAll() {
     const auto peer = unixPeer(*socket);
     SW_RETURN_IF_ERROR(peer.status());
     if (peer->uid != ::geteuid()) {
-      rejectUser(*peer);
+      rejections_.log(LogLevel::kWarn, "rejected a process of user {} (pid {})", peer->uid, peer->pid);
       continue;
     }
     auto caller = std::make_unique<Caller>(Caller{std::move(*socket), *peer, Clock::now(), false, {}});
@@ -199,15 +198,6 @@ Status HostListener::acceptAll() {
     ++unproved;
   }
   return setListening(unproved < kMaxUnproved);
-}
-
-// Processes of other users may dial as often as they like: the warnings must not fill the log.
-void HostListener::rejectUser(const UnixPeer& peer) {
-  ++numOtherUsers_;
-  if (const Deadline now = Clock::now(); now >= nextWarning_) {
-    nextWarning_ = now + kBetweenWarnings;
-    logWarn("rejected a process of user {} (pid {}); {} of other users so far", peer.uid, peer.pid, numOtherUsers_);
-  }
 }
 
 // Closing alone is not enough: a child forked just now may hold the socket, and with it the epoll entry that points to
@@ -219,7 +209,7 @@ void HostListener::close(Caller& caller) {
 
 void HostListener::reject(Caller& caller, const Status& why) {
   const bool isGone = why.code() == StatusCode::kPeerFailed;
-  logAt(isGone ? LogLevel::kDebug : LogLevel::kWarn, "rejected pid {}: {}", caller.peer.pid, why.message());
+  rejections_.log(isGone ? LogLevel::kDebug : LogLevel::kWarn, "rejected pid {}: {}", caller.peer.pid, why.message());
   refuse(caller, why);
 }
 
@@ -239,7 +229,7 @@ void HostListener::advance(Caller& caller) {
   }
   if (caller.isGuest) {
     if (message.isOk()) {
-      logWarn("pid {} sent more than its hello to this process; its connection is closed", caller.peer.pid);
+      rejections_.log(LogLevel::kWarn, "rejected pid {}: it sent more than its hello", caller.peer.pid);
     }
     if (const auto guest = guests_.find(caller.process); --guest->second == 0) {
       guests_.erase(guest);

@@ -19,6 +19,7 @@
 #include "backend/base/random_id.h"
 #include "backend/base/wait_limit.h"
 #include "backend/fabric/host_message.h"
+#include "backend/fabric/rejections.h"
 #include "backend/fabric/unix_socket.h"
 #include "shardwire/status.h"
 
@@ -69,16 +70,14 @@ class HostListener {
   void answerSecret(Caller& caller, std::string_view bytes);
   void reject(Caller& caller, const Status& why);
   void refuse(Caller& caller, const Status& why);
-  void rejectUser(const UnixPeer& peer);
   void close(Caller& caller);
   std::size_t numUnproved() const;
 
   HostAnswers answers_;
   Fd listener_;
-  bool isListening_ = true;                       // listener_ is watched
-  std::string whyNobody_;                         // why no connection can be accepted now, as logged
-  std::uint64_t numOtherUsers_ = 0;               // connections from processes of other users
-  Deadline nextWarning_{};                        // about these connections
+  bool isListening_ = true;  // listener_ is watched
+  std::string whyNobody_;    // why no connection can be accepted now, as logged
+  Rejections rejections_;
   Fd ready_;                                      // epoll set of the listener and of all callers
   std::vector<std::unique_ptr<Caller>> callers_;  // oldest first
   std::map<RandomId, int> guests_;                // by process: the number of open connections

@@ -223,7 +223,7 @@ void LinkListener::reject(Caller& caller, const Status& why, bool notifies) {
   // left.
   const bool isOrdinary = why.code() == StatusCode::kPeerFailed;
   const LogLevel level = !isOrdinary ? LogLevel::kWarn : notifies ? LogLevel::kInfo : LogLevel::kDebug;
-  logAt(level, "rejected {}: it {}", caller.remote, why.message());
+  rejections_.log(level, "rejected {}: it {}", caller.remote, why.message());
   if (notifies) {
     LinkMessage refusal;
     refusal.type = LinkMessageType::kRefusal;

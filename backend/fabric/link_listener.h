@@ -26,6 +26,7 @@
 #include "backend/fabric/link.h"
 #include "backend/fabric/listening_ports.h"
 #include "backend/fabric/proof.h"
+#include "backend/fabric/rejections.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {
@@ -98,8 +99,9 @@ class LinkListener : public std::enable_shared_from_this<LinkListener> {
   const Fd ready_;  // epoll set of the ports and of all callers
   const Duration proveWithin_;
   Mutex mutex_;
-  bool isListening_ SW_GUARDED_BY(mutex_) = true;                       // the ports are watched
-  std::size_t lastPort_ SW_GUARDED_BY(mutex_) = 0;                      // the port asked last for a caller
+  bool isListening_ SW_GUARDED_BY(mutex_) = true;   // the ports are watched
+  std::size_t lastPort_ SW_GUARDED_BY(mutex_) = 0;  // the port asked last for a caller
+  Rejections rejections_ SW_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Caller>> callers_ SW_GUARDED_BY(mutex_);  // oldest first
   std::map<RandomId, std::unique_ptr<EndpointState>> endpoints_ SW_GUARDED_BY(mutex_);
   std::unique_ptr<FdWatch> watch_;  // last member: destroyed first

@@ -235,7 +235,7 @@ class Server {
       thread_ = std::thread([listener = std::move(*listener), end = end_.get()] { Answering(listener, end).run(); });
     } catch (const std::system_error& error) {
       (void)::unlink(path_.c_str());
-      return systemError("starting the thread that answers python -m shardwire.status", error.code().value());
+      return threadError("starting the thread that answers python -m shardwire.status", error);
     }
     logInfo("python -m shardwire.status reads the state of this process at {}", path_);
     return path_;

@@ -148,7 +148,8 @@ std::string uniqueName(const std::string& name, const Json& config) {
   return unique;
 }
 
-// `ofRank`: only the groups in which this process has this rank of the job; negative: all groups.
+// `ofRank`: for the file of this rank of the job, only the groups in which this process has this rank. A group without
+// a file of its own, such as a group of two jobs, has no ranks of the job. Negative: all groups.
 Json trace(bool onlyActive, std::int64_t ofRank) {
   Json config = Json::object();
   Json status = Json::object();
@@ -158,7 +159,8 @@ Json trace(bool onlyActive, std::int64_t ofRank) {
   for (const auto& engine : processEngines()) {
     const TracedGroup group{uniqueName(engine->facts().name, config), groupNumber, engine->facts().rank,
                             engine->reports().globalRanks()};
-    if (ofRank >= 0 && group.globalRanks[static_cast<std::size_t>(group.rank)] != ofRank) {
+    if (ofRank >= 0 && (engine->facts().options.recordFile.empty() ||
+                        group.globalRanks[static_cast<std::size_t>(group.rank)] != ofRank)) {
       continue;
     }
     config[group.name] = configOf(group.name, group.globalRanks);

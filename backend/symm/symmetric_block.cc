@@ -158,8 +158,9 @@ Status SymmetricBlock::waitFor(IsOver isOver, const Describe& describe) {
 template <typename IsOver>
 Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver) {
   const auto started = Clock::now();
-  const Duration timeout =
-      wait.timeout.value_or(engine.locked([](const GroupState& state) { return state.operations.timeout(); }));
+  const auto [groupTimeout, refusal] = engine.locked(
+      [](const GroupState& state) { return std::pair(state.operations.timeout(), state.operations.refusal()); });
+  const Duration timeout = wait.timeout.value_or(groupTimeout);
   const Deadline deadline = deadlineAfter(timeout);
   InterruptibleWait slices(deadline);
   Deadline nextLook = started + kSpin;
@@ -196,7 +197,7 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
         return Status::ok();
       }
       if (!seen.isOk() && needed == neededNow()) {  // else a rank may have left after doing its part
-        return inVain(engine, wait, seen);
+        return refusal.isOk() ? inVain(engine, wait, seen) : refusal;
       }
       if (wait.whyLeave != nullptr) {
         SW_RETURN_IF_ERROR(wait.whyLeave());

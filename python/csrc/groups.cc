@@ -26,13 +26,14 @@ constexpr auto kDefaultTimeout = std::chrono::minutes(30);  // torch's
 c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
                                        Milliseconds timeout, const std::string& groupName,
                                        std::vector<std::int64_t> globalRanks, bool isForGloo, bool isOfOneJob,
-                                       const c10::intrusive_ptr<TorchBackend>& parent, bool outlivesOthers) {
+                                       const c10::intrusive_ptr<TorchBackend>& parent, bool outlivesOthers,
+                                       bool isBetweenJobs) {
   const auto* const known = dynamic_cast<const ProcessGroupShardwire*>(parent.get());
   auto statusOfAbsent = known != nullptr && globalRanks.size() == static_cast<std::size_t>(size)
                             ? known->statusOfMembers(globalRanks)
                             : std::function<Status(Rank)>();
   auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName, isOfOneJob,
-                                             std::move(statusOfAbsent), outlivesOthers);
+                                             std::move(statusOfAbsent), outlivesOthers, isBetweenJobs);
   if (!globalRanks.empty()) {
     group->setGlobalRanks(std::move(globalRanks));
   }
@@ -151,10 +152,11 @@ void bindGroups(py::module_& module) {
       "create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
       py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false,
       py::arg("is_of_one_job") = false, py::arg("parent") = py::none(), py::arg("outlives_others") = false,
-      py::call_guard<GilRelease>(),
+      py::arg("between_jobs") = false, py::call_guard<GilRelease>(),
       "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles the "
       "operations have gloo's name. parent: the default group's backend, which knows the ranks that died, or None. "
-      "outlives_others: the group does not fail because another group of a peer's process failed.");
+      "outlives_others: the group does not fail because another group of a peer's process failed. between_jobs: the "
+      "members have no ranks of one job, so no file of the flight recorder has the group.");
   module.def("create_reconfigurable_backend", &createReconfigurable, py::arg("membership"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("for_gloo") = false,
              "A c10d backend object without members; reconfigure() makes the group. membership: survive/members.py. "

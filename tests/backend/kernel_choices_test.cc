@@ -12,6 +12,9 @@
 #include <string>
 #include <thread>
 
+#include "shardwire/communicator.h"
+#include "shardwire/stores.h"
+
 namespace shardwire::internal {
 namespace {
 
@@ -127,8 +130,15 @@ TEST(DescribeKernels, NamesTheInstructionSetAndTheChoice) {
   const std::string isaBefore = isa == nullptr ? "" : isa;
   ::setenv("SHARDWIRE_ISA", kernels().name, 1);
   EXPECT_NE(describeKernels().find("by SHARDWIRE_ISA"), std::string::npos) << describeKernels();
-  ::setenv("SHARDWIRE_ISA", "mmx", 1);
-  EXPECT_NE(describeKernels().find("SHARDWIRE_ISA=mmx is none that it has"), std::string::npos) << describeKernels();
+  const std::string missing = kernelsOf(Isa::kNeon) == nullptr ? "neon" : "avx2";
+  ::setenv("SHARDWIRE_ISA", missing.c_str(), 1);
+  EXPECT_NE(describeKernels().find(missing + " is none that it has"), std::string::npos) << describeKernels();
+  MemoryStore store;
+  EXPECT_TRUE(Communicator::create(store, 0, 1, {}, "mixed hosts").isOk());
+  ::setenv("SHARDWIRE_ISA", "avx", 1);
+  const Status wrong = Communicator::create(store, 0, 1, {}, "wrong").status();
+  EXPECT_EQ(wrong.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(wrong.message(), "SHARDWIRE_ISA=avx is not one of baseline, avx2, avx512, neon");
   ::setenv("SHARDWIRE_ISA", isaBefore.c_str(), 1);
   useLargeStore(before);
 }

@@ -142,7 +142,8 @@ std::unique_ptr<JoinProgram::Made> JoinProgram::make(std::size_t group, int roun
   }
   machine.complete(*peers, hosts);
   auto engine = Engine::create(std::move(*peers), report.rank, static_cast<int>(hosts.size()),
-                               schedule.optionsOf(process_.rank()), schedule.labelOf(group));
+                               schedule.optionsOf(process_.rank()), schedule.labelOf(group))
+                    .value();
   engines_.push_back(engine);
   process_.serve(engine);
   return std::make_unique<Made>(

@@ -21,7 +21,8 @@ void RankProgram::begin() {
   const auto size = static_cast<int>(schedule_.groups[group()].size());
   const std::string label = schedule_.labelOf(group());
   auto engine = internal::Engine::create(network_.peersOf(report_.rank, schedule_.options), report_.rank, size,
-                                         schedule_.options, label.empty() ? "g" : label);
+                                         schedule_.options, label.empty() ? "g" : label)
+                    .value();
   engine_ = engine;
   report_.madeAt = process_.world().elapsed(process_.time());
   process_.serve(engine);

@@ -1,7 +1,7 @@
 // instance() looks for an MPI job (the launcher's variables, or an initialised MPI library in this process) and loads
 // the module. prepare() initialises MPI if needed, and checks the thread level. pairWith() makes the communicator of a
 // pair of processes once; concurrent callers wait for the first. Calls that wait for other ranks run on a separate
-// thread (runUntil()), since MPI has no deadlines. finaliseAtExit() finalises MPI at the end of the process, unless a
+// thread (Call), since MPI has no deadlines. finaliseAtExit() finalises MPI at the end of the process, unless a
 // peer died.
 #include "backend/transport/mpi/mpi_process.h"
 
@@ -13,11 +13,13 @@
 
 #include <atomic>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "backend/base/interruptible_wait.h"
 #include "backend/base/log.h"
+#include "backend/base/system_error.h"
 
 namespace shardwire::internal {
 namespace {
@@ -29,6 +31,7 @@ constexpr Duration kLookEvery = std::chrono::milliseconds(20);
 // The wait for a pair whose making was left behind. The other rank makes the same call about now, so the pair is made
 // soon or never.
 constexpr Duration kAwaitLeftBehind = std::chrono::seconds(5);
+constexpr const char* kInitialising = "MPI_Init_thread";
 constexpr const char* kMakingPair = "MPI_Comm_create_group";
 
 Status unsupported(std::string why) {
@@ -108,15 +111,20 @@ Result<MpiApi*> loadModule() {
 // leaves the thread behind; a later caller may wait on.
 class MpiProcess::Call {
  public:
-  static std::shared_ptr<Call> start(std::function<Status()> function) {
+  // kSystem when the system gives no thread: then the function is not called.
+  static Result<std::shared_ptr<Call>> start(const char* what, std::function<Status()> function) {
     auto call = std::make_shared<Call>();
-    std::thread([call, function = std::move(function)] {
-      Status status = function();
-      const MutexLock lock(call->mutex_);
-      call->status_ = std::move(status);
-      call->isDone_ = true;
-      call->changed_.notifyAll();
-    }).detach();
+    try {
+      std::thread([call, function = std::move(function)] {
+        Status status = function();
+        const MutexLock lock(call->mutex_);
+        call->status_ = std::move(status);
+        call->isDone_ = true;
+        call->changed_.notifyAll();
+      }).detach();
+    } catch (const std::system_error& error) {
+      return threadError(fmt::format("starting a thread for {}", what), error);
+    }
     return call;
   }
   bool isDone() {
@@ -213,9 +221,11 @@ Status MpiProcess::initialise(int groupSize, bool isAskedFor, Deadline deadline)
   }
   // MPI must be initialised once. If an earlier caller gave up the wait for the other ranks, this caller waits on.
   if (initialising_ == nullptr) {
-    initialising_ = Call::start([api = api_] { return api->initialise(); });
+    auto started = Call::start(kInitialising, [api = api_] { return api->initialise(); });
+    SW_RETURN_IF_ERROR(started.status());
+    initialising_ = std::move(*started);
   }
-  SW_RETURN_IF_ERROR(initialising_->waitUntil(deadline, nullptr, "MPI_Init_thread"));
+  SW_RETURN_IF_ERROR(initialising_->waitUntil(deadline, nullptr, kInitialising));
   logDebug("initialised {}", api_->library());
   static MpiProcess* const self = this;
   std::atexit([] { self->finaliseAtExit(); });
@@ -229,11 +239,13 @@ void MpiProcess::finaliseAtExit() {
   if (hasFailedPeer_.load()) {
     return logInfo("a rank died, so MPI is not finalised: it would wait for that rank");
   }
-  const auto finalising = Call::start([api = api_] {
+  constexpr const char* kWhat = "MPI_Finalize";
+  const auto finalising = Call::start(kWhat, [api = api_] {
     api->finalise();
     return Status::ok();
   });
-  const Status done = finalising->waitUntil(Clock::now() + kFinaliseWithin, nullptr, "MPI_Finalize");
+  const Status done = finalising.isOk() ? (*finalising)->waitUntil(Clock::now() + kFinaliseWithin, nullptr, kWhat)
+                                        : finalising.status();
   if (!done.isOk()) {
     logWarn("{}", done.message());
   }
@@ -249,7 +261,9 @@ Status MpiProcess::broadcast(std::string* bytes, Deadline deadline) {
   }
   if (broadcasting_ == nullptr) {
     broadcast_ = std::make_shared<std::string>(*bytes);
-    broadcasting_ = Call::start([api = api_, sent = broadcast_] { return api->broadcast(sent.get()); });
+    auto started = Call::start(kWhat, [api = api_, sent = broadcast_] { return api->broadcast(sent.get()); });
+    SW_RETURN_IF_ERROR(started.status());
+    broadcasting_ = std::move(*started);
   }
   const Status status = broadcasting_->waitUntil(deadline, nullptr, kWhat);
   if (broadcasting_->isDone()) {
@@ -268,6 +282,7 @@ std::string MpiProcess::job() const {
 Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>& isWanted, Deadline deadline) {
   const Deadline enough = Clock::now() + kAwaitLeftBehind;
   int attempt = 0;
+  std::shared_ptr<Call> making;
   for (InterruptibleWait wait(deadline);;) {
     {
       const MutexLock lock(mutex_);
@@ -279,6 +294,9 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
         return pair.made;
       }
       if (!pair.isBeingMade) {
+        auto started = Call::start(kMakingPair, [this, worldRank] { return makePair(worldRank); });
+        SW_RETURN_IF_ERROR(started.status());
+        making = std::move(*started);
         pair.isBeingMade = true;
         attempt = ++pair.numAttempts;
         break;
@@ -299,17 +317,6 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
                     fmt::format("{} did not end in time: the other rank did not make this call, or died", kMakingPair)};
     }
   }
-  // A call that was left behind may still end later; the pair is then available to the next caller.
-  const auto making = Call::start([this, worldRank] {
-    auto fresh = api_->makePair(worldRank);
-    const MutexLock lock(mutex_);
-    Pair& pair = pairs_[worldRank];
-    pair.isBeingMade = false;
-    pair.made = fresh.isOk() ? *fresh : nullptr;
-    pair.leftBehind = Status::ok();
-    changed_.notifyAll();
-    return fresh.status();
-  });
   const Status made = making->waitUntil(deadline, isWanted, kMakingPair);
   const MutexLock lock(mutex_);
   Pair& pair = pairs_[worldRank];
@@ -320,6 +327,19 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
     pair.leftBehind = made;
   }
   return made;
+}
+
+// On the thread of a Call. A call that was left behind may still end later; the pair is then available to the next
+// caller.
+Status MpiProcess::makePair(int worldRank) {
+  auto fresh = api_->makePair(worldRank);
+  const MutexLock lock(mutex_);
+  Pair& pair = pairs_[worldRank];
+  pair.isBeingMade = false;
+  pair.made = fresh.isOk() ? *fresh : nullptr;
+  pair.leftBehind = Status::ok();
+  changed_.notifyAll();
+  return fresh.status();
 }
 
 Result<int> MpiProcess::takeTags(int worldRank) {

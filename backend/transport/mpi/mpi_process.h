@@ -68,6 +68,7 @@ class MpiProcess {
 
   MpiProcess(MpiApi* api, bool isPmiOnly) : api_(api), isPmiOnly_(isPmiOnly) {}
   Status initialise(int groupSize, bool isAskedFor, Deadline deadline) SW_REQUIRES(preparing_);
+  Status makePair(int worldRank);
   void finaliseAtExit();
 
   MpiApi* const api_;

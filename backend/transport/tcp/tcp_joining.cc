@@ -326,7 +326,7 @@ Status TcpJoining::acceptSecond() {
       return Status::ok();
     }
     if (whole.isOk()) {  // else the other process, perhaps the peer, closed the connection
-      logWarn("rejected a connection of a foreign process to the port of a second socket");
+      rejections_.log(LogLevel::kWarn, "rejected a connection of a foreign process to the port of a second socket");
     }
     callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(i));
   }

@@ -10,6 +10,7 @@
 #include "backend/fabric/link.h"
 #include "backend/fabric/link_message.h"
 #include "backend/fabric/net_socket.h"
+#include "backend/fabric/rejections.h"
 #include "backend/transport/endpoint.h"
 #include "backend/transport/tcp/tcp_connection.h"
 
@@ -79,6 +80,7 @@ class TcpJoining final : public Joining {
   bool isFetchesSafe_ = false;
   Fd listener_;  // for the second socket, on the side that does not dial
   std::vector<Caller> callers_;
+  Rejections rejections_;
   std::optional<Outcome> outcome_;
 };
 

@@ -106,7 +106,8 @@ class Joint:
         self._name = name
         self._store = store  # kept: the group uses the store, and some stores are Python objects
         with errors_by_side(publishers, subscribers):
-            self.backend = _C.create_backend(store, rank, publishers + subscribers, timedelta(seconds=seconds), name)
+            self.backend = _C.create_backend(store, rank, publishers + subscribers, timedelta(seconds=seconds), name,
+                                             between_jobs=True)
             self.meeting = Meeting(self.backend, "fetch", seconds, layout_rank)
             self.is_publisher = rank < publishers
             answers, fields = [publishers, _ANSWER], len(astuple(Request(FETCH)))

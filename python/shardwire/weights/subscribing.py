@@ -83,7 +83,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
     deadline = time.monotonic() + limit
     meets_in = dist.PrefixStore(f"shardwire.subscribe/{everyone[0][0].decode()}", own)
     control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S),
-                                f"subscribers of {name}")
+                                f"subscribers of {name}", meeting.ranks)
     subscription = Subscription(address, Meeting(control, "subscribe", limit + SLACK_S, meeting.global_rank), meets_in,
                                 wanted, limit, progress)
     try:

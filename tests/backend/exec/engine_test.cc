@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <new>
+#include <array>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -137,37 +138,37 @@ TEST_F(EngineTest, NamesAndNotifiesThePeerOfAControlFrameThatCannotBeRead) {
 // The number of the operation is taken, and the peers wait for this operation.
 TEST_F(EngineTest, FailsTheGroupWhereAnOperationCannotBeStarted) {
   const auto earlier = submitExchange(1);
-  engine_->locked([&](const GroupState&) {
-    // Not in a poll of the progress thread, which an exception would end.
-    onPoll_ = [this, caller = std::this_thread::get_id()] {
-      if (std::this_thread::get_id() == caller) {
-        onPoll_ = nullptr;
-        throw std::bad_alloc();
-      }
-    };
-  });
-  EXPECT_THROW(submitExchange(2), std::bad_alloc);
-  EXPECT_TRUE(statusOnceFailed().message().starts_with("an operation could not be started on rank 0"));
+  failNextPoll();
+  auto tensors = std::make_shared<int>();
+  const std::weak_ptr<int> kept = tensors;
+  const std::shared_ptr<Activity> refused = exchangeOf(2);
+  refused->keepAlive = std::move(tensors);
+  const Status status = engine_->submit(std::span(&refused, 1), Duration::zero());
+  EXPECT_EQ(status.code(), StatusCode::kSystem);
+  EXPECT_TRUE(status.message().starts_with("an operation could not be started on rank 0")) << status.message();
+  EXPECT_TRUE(refused->isDone());
+  EXPECT_TRUE(kept.expired());
+  EXPECT_EQ(statusOnceFailed(), status);
   EXPECT_TRUE(textOfFirst<FailFrame>().value_or("").starts_with("rank 0 gave up: an operation could not be started"));
-  const Deadline until = Clock::now() + std::chrono::seconds(10);
-  while (!earlier->isDone() && Clock::now() < until) {  // by the progress thread
-    std::this_thread::yield();
-  }
+  EXPECT_TRUE(earlier->isDone());
   EXPECT_EQ(earlier->status().code(), StatusCode::kSystem);
+}
+
+// The peer may have the message already.
+TEST_F(EngineTest, FailsTheGroupWhereAMessageInsideItsCallCannotEnd) {
+  failNextPoll();
+  std::array<std::byte, 8> bytes{};
+  const TensorView view = TensorView::contiguous(bytes.data(), DType::kUInt8, {8});
+  const CallRecord record{.name = "send", .inputs = std::span(&view, 1), .isMessage = true, .destination = 1};
+  const auto sent = engine_->sendNow(bytes, record, Duration::zero());
+  EXPECT_EQ(sent.status().code(), StatusCode::kSystem);
+  EXPECT_EQ(statusOnceFailed(), sent.status());
 }
 
 // An exception of the polls of a wait, too, leaves the group to the progress thread.
 TEST_F(EngineTest, IsDrivenAfterAnExceptionInAWait) {
   const auto exchange = submitExchange(1);
-  engine_->locked([&](const GroupState&) {
-    // Not in a poll of the progress thread, which an exception would end.
-    onPoll_ = [this, caller = std::this_thread::get_id()] {
-      if (std::this_thread::get_id() == caller) {
-        onPoll_ = nullptr;
-        throw std::bad_alloc();
-      }
-    };
-  });
+  failNextPoll();
   EXPECT_THROW((void)exchange->wait(Clock::now() + std::chrono::seconds(10)), std::bad_alloc);
   put(Lane::kControl, Bytes(3, std::byte{1}));
   EXPECT_FALSE(statusOnceFailed().isOk());
@@ -214,6 +215,15 @@ TEST_F(EngineTest, KeepsFramesOfOperationsToCome) {
   const auto exchange = submitExchange(77);
   EXPECT_TRUE(exchange->wait(Clock::now() + std::chrono::seconds(10)).isOk());
   EXPECT_EQ(exchange->blobs(), (std::vector<std::string>{"mine", "theirs"}));
+}
+
+TEST_F(EngineTest, SaysThatATimeoutOfZeroIsZero) {
+  const std::shared_ptr<Activity> exchange = exchangeOf(77);
+  exchange->timeout = timeoutOf(Duration::zero());
+  ASSERT_TRUE(engine_->submit(std::span(&exchange, 1), Duration::zero()).isOk());
+  const Status status = exchange->wait(Clock::now() + std::chrono::seconds(20));
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_NE(status.message().find("reached its timeout of 0 s"), std::string::npos) << status.message();
 }
 
 // Answers of many ranks, or one long answer, are more than a frame takes.

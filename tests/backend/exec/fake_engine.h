@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -92,7 +93,7 @@ class EngineTest : public ::testing::Test {
     Options options;
     options.ringBytes = 512;
     options.timeout = std::chrono::seconds(20);
-    engine_ = Engine::create(std::move(peers), 0, 2, options, "g");
+    engine_ = Engine::create(std::move(peers), 0, 2, options, "g").value();
   }
   ~EngineTest() override { engine_->shutdown(); }
 
@@ -122,13 +123,29 @@ class EngineTest : public ::testing::Test {
     });
     return text;
   }
-  std::shared_ptr<Exchange> submitExchange(std::uint64_t fingerprint) {
+  static std::shared_ptr<Exchange> exchangeOf(std::uint64_t fingerprint) {
     auto exchange = std::make_shared<Exchange>("mine", 2, 0);
     exchange->description = std::make_shared<const std::string>("the exchange");
     exchange->fingerprint = fingerprint;
+    return exchange;
+  }
+  std::shared_ptr<Exchange> submitExchange(std::uint64_t fingerprint) {
+    auto exchange = exchangeOf(fingerprint);
     const std::shared_ptr<Activity> activity = exchange;
     EXPECT_TRUE(engine_->submit(std::span(&activity, 1), Duration::zero()).isOk());
     return exchange;
+  }
+
+  // This thread's next poll throws. A poll of the progress thread does not, since an exception would end that thread.
+  void failNextPoll() {
+    engine_->locked([&](const GroupState&) {
+      onPoll_ = [this, caller = std::this_thread::get_id()] {
+        if (std::this_thread::get_id() == caller) {
+          onPoll_ = nullptr;
+          throw std::bad_alloc();
+        }
+      };
+    });
   }
 
   std::atomic<int> polls_{0};     // of the group's wire

@@ -75,7 +75,7 @@ TEST(LatePeers, AreNotLookedAtWhileAnotherIsWaitedFor) {
   Options options;
   options.ringBytes = 512;
   options.timeout = std::chrono::seconds(20);
-  const std::shared_ptr<Engine> engine = Engine::create(std::move(peers), 0, kRanks, options, "g");
+  const std::shared_ptr<Engine> engine = Engine::create(std::move(peers), 0, kRanks, options, "g").value();
   std::array<std::byte, 8> bytes{};
   const auto recv = std::make_shared<PointRecv>(1, 3, bytes);
   recv->description = std::make_shared<const std::string>("recv");

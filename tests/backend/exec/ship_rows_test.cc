@@ -36,7 +36,7 @@ void withEngines(int n, const std::function<void(Engine&)>& body) {
   testing::runRanksAsThreads(n, [&](Rank rank) {
     Result<Peers> peers = connectPeers(store, rank, n, options, deadlineAfter(options.timeout), "rows");
     ASSERT_TRUE(peers.isOk()) << peers.status().message();
-    const auto engine = Engine::create(std::move(*peers), rank, n, options, "rows");
+    const auto engine = Engine::create(std::move(*peers), rank, n, options, "rows").value();
     body(*engine);
     ++left;
     await(left, n);

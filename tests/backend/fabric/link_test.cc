@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -360,6 +361,19 @@ TEST(Link, GarbageIsRejected) {
   }
   EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
   EXPECT_EQ(listening.finish().size(), 1U);
+}
+
+TEST(Link, AFloodOfGarbageDoesNotFillTheLog) {
+  Listening listening;
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 4 * Rejections::kMostLines; ++i) {
+    const Fd socket = callFrom(listening.addresses());
+    ASSERT_EQ(*sendSome(socket, framed("SWLK")), framed("SWLK").size());
+    ASSERT_TRUE(waitForSocket(socket, POLLIN, soon(), "waiting to be rejected").isOk());
+  }
+  listening.finish();
+  const std::string lines = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), Rejections::kMostLines) << lines;
 }
 
 TEST(Link, AnotherVersionGetsTheReason) {

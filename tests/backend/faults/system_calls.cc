@@ -14,6 +14,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <memory>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "tests/support/random.h"
@@ -40,8 +43,9 @@ bool fails(SystemCall call, std::uint64_t* random) {
   if (!point.isOn.load(std::memory_order_acquire)) {
     return false;
   }
-  *random = mix64(point.numCalls.fetch_add(1) * 16 + static_cast<std::uint64_t>(call));
-  if (static_cast<int>(*random % 100) >= point.fault.percent) {
+  const std::uint64_t number = point.numCalls.fetch_add(1);
+  *random = mix64(number * 16 + static_cast<std::uint64_t>(call));
+  if (number < point.fault.after || static_cast<int>(*random % 100) >= point.fault.percent) {
     return false;
   }
   if (point.numFailed.fetch_add(1) >= point.fault.most) {
@@ -117,6 +121,11 @@ void* __real_mmap(void* at, std::size_t size, int protection, int flags, int fd,
 int __real_socket(int domain, int type, int protocol);
 int __real_accept4(int socket, sockaddr* address, socklen_t* size, int flags);
 int __real_eventfd(unsigned count, int flags);
+// std::thread::_M_start_thread(), which calls pthread_create() inside of the C++ library.
+using ThreadState = std::unique_ptr<std::thread::_State>;
+void __real__ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE(std::thread* self,
+                                                                                                  ThreadState state,
+                                                                                                  void (*depend)());
 
 ssize_t __wrap_sendmsg(int socket, const msghdr* message, int flags) {
   std::uint64_t random = 0;
@@ -184,6 +193,17 @@ int __wrap_accept4(int socket, sockaddr* address, socklen_t* size, int flags) {
 int __wrap_eventfd(unsigned count, int flags) {
   std::uint64_t random = 0;
   return fails(SystemCall::kEventfd, &random) ? -1 : __real_eventfd(count, flags);
+}
+
+void __wrap__ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE(std::thread* self,
+                                                                                                  ThreadState state,
+                                                                                                  void (*depend)()) {
+  std::uint64_t random = 0;
+  if (fails(SystemCall::kThread, &random)) {
+    throw std::system_error(errno, std::generic_category());
+  }
+  __real__ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE(self, std::move(state),
+                                                                                               depend);
 }
 
 }  // extern "C"

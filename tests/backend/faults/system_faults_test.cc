@@ -69,6 +69,8 @@ const std::vector<Fault> kFaults = {
     {"AcceptsWithoutDescriptors", SystemCall::kAccept, {EMFILE, 100, 5}, When::kJoin, Expected::kEither, "shm tcp"},
     {"AbortedAccepts", SystemCall::kAccept, {ECONNABORTED, 100, 2}, When::kJoin, Expected::kRightBytes, "shm tcp"},
     {"NoEventfd", SystemCall::kEventfd, {EMFILE}, When::kJoin, Expected::kError, "shm tcp"},
+    {"NoThreads", SystemCall::kThread, {EAGAIN}, When::kJoin, Expected::kError, "shm tcp"},
+    {"NoSecondThread", SystemCall::kThread, {.error = EAGAIN, .after = 1}, When::kJoin, Expected::kError, "shm tcp"},
 };
 
 Options optionsOf(const std::string& transport) {
@@ -147,13 +149,15 @@ void report(const Status& status, Rank rank, const std::string& transport, const
   }
   constexpr std::array<const char*, static_cast<std::size_t>(SystemCall::kCount)> kNames = {
       "sendmsg, send", "recvmsg, recv", "epoll_wait", "memfd_create", "ftruncate",
-      "mmap",          "socket",        "accept4",    "eventfd"};
+      "mmap",          "socket",        "accept4",    "eventfd",      "pthread_create"};
   const CallFault& how = fault.fault;
   const bool isLimited = how.most != CallFault{}.most;
   const std::string line =
       fmt::format("{}\t{}\t{}\t{}\t{}\t{}\t{}\n", kNames[static_cast<std::size_t>(fault.call)],
                   how.error == 0 ? "cut short" : ::strerrorname_np(how.error),
-                  isLimited ? fmt::format("first {}", how.most) : fmt::format("{} %", how.percent),
+                  how.after > 0 ? "all but the first"
+                  : isLimited   ? fmt::format("first {}", how.most)
+                                : fmt::format("{} %", how.percent),
                   fault.when == When::kJoin ? "from the making of the group on" : "in the operations", transport, rank,
                   status.isOk() ? "success" : statusCodeName(status.code()));
   const int file = ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

@@ -498,6 +498,30 @@ TEST(Trace, IsWholeWhenGroupsFailTogether) {
   EXPECT_TRUE(S_ISREG(found.st_mode));
 }
 
+// As a group of two jobs, whose ranks are no ranks of this job.
+TEST(Trace, OfTheFileHasNoGroupWithoutAFile) {
+  const Folder folder;
+  Options options = recorded();
+  MemoryStore store;
+  auto other = Communicator::create(store, 0, 1, options, "without a file");
+  ASSERT_TRUE(other.isOk());
+  expectOk((*other)->barrier());
+  options.recordFile = folder.path() + "/trace_";
+  withGroup(
+      1,
+      [&](Communicator& group) {
+        expectOk(group.barrier());
+        for (const auto& engine : processEngines()) {
+          engine->abort({StatusCode::kInternal, "the test says so"});
+        }
+      },
+      options);
+  std::ifstream file(options.recordFile + "0", std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_NE(bytes.find("nccl:barrier"), std::string::npos);
+  EXPECT_EQ(bytes.find("without a file"), std::string::npos);
+}
+
 TEST(Trace, SaysWhereItCannotBeWritten) {
   Options options = recorded(-1);
   options.recordFile = "/nowhere/trace_";

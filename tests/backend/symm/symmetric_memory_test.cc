@@ -473,6 +473,9 @@ TEST(SymmetricWait, DeathIsNamedInSignalWaitBarrierAndOrder) {
                                     : block->enterOrder();
                     EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
                     EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+                    const Status next = block->barrier(1, std::nullopt);
+                    EXPECT_EQ(next.message(), group.barrier().status().message());
+                    EXPECT_NE(next.message().find("failed before this call"), std::string::npos) << next.message();
                   },
                   {2});
   }
