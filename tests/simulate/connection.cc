@@ -1,7 +1,8 @@
 // The lanes first: reserve() and commit() put frames into the outgoing direction with a drawn time of arrival, peek()
 // and release() take frames of the incoming direction. Then memory: ranks of one host read at once; others fetch, and
 // poll() serves the requests and takes the answers in pieces. health() shows the peer's end from the time on when this
-// rank can know of the end.
+// rank can know of the end. An answer may leave in parts, which sendPart() reads from the owner's memory one after the
+// other, as tcp sends from tensors.
 #include "tests/simulate/connection.h"
 
 #include <fmt/format.h>
@@ -16,7 +17,6 @@ using namespace internal;
 namespace {
 
 constexpr std::size_t kFrameHeader = 8;
-constexpr std::size_t kMostRequests = 16;
 
 std::size_t at(Lane lane) {
   return static_cast<std::size_t>(lane);
@@ -121,6 +121,9 @@ Reach SimulatedConnection::expose(const void* bytes, std::size_t size, RemoteAdd
   if (isNear_) {
     return random.chance(50) ? Reach::kDirect : Reach::kCopy;
   }
+  if (!network_.servesFetches(self_, peer_)) {
+    return Reach::kNone;
+  }
   address->space = out_.nextSpace++;
   out_.exposures.push_back({address->space, static_cast<const std::byte*>(bytes), size});
   return Reach::kFetch;
@@ -128,6 +131,22 @@ Reach SimulatedConnection::expose(const void* bytes, std::size_t size, RemoteAdd
 
 void SimulatedConnection::conceal(const RemoteAddress& address) {
   std::erase_if(out_.exposures, [&](const auto& each) { return each.space == address.space; });
+  const auto isOfSpace = [&](const auto& each) { return each.space == address.space; };
+  if (!isNear_ && failed_.empty() && std::ranges::any_of(out_.serving, isOfSpace)) {
+    failed_ = fmt::format("memory was withdrawn while rank {} (simulated) still fetched from it", peer_);
+    stopFetches();
+  }
+}
+
+ReadLimits SimulatedConnection::readLimits() const {
+  const FetchOptions& fetches = network_.options_.fetches;
+  if (isNear_ || !fetches.isDrawn) {
+    return {.isWire = !isNear_};
+  }
+  return {.isWire = true,
+          .minEdgeBytes = network_.servesFetches(self_, peer_) ? fetches.minEdgeBytes : ReadLimits::kNone,
+          .minRunBytes = fetches.minRunBytes,
+          .minLocalRunBytes = fetches.minLocalRunBytes};
 }
 
 const std::byte* SimulatedConnection::map(const RemoteAddress& address, std::size_t) {
@@ -151,15 +170,24 @@ bool SimulatedConnection::hasWithdrawn() const {
 
 bool SimulatedConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
   SW_CHECK(!isNear_ && !runs.empty());
-  if (out_.requests.size() >= kMostRequests || out_.hasStopped) {
+  const FetchOptions& fetches = network_.options_.fetches;
+  Random& random = network_.world_.random();
+  if (fetches.refusedPercent > 0 && out_.fetchesFrom <= now() && random.chance(fetches.refusedPercent)) {
+    out_.fetchesFrom = now() + random.between(kMicrosecond, kMillisecond);
+    network_.ringAt(out_.fetchesFrom, self_);
+  }
+  if (out_.requests.size() >= fetches.mostRequests || out_.fetchesFrom > now() || out_.hasStopped) {
     return false;
   }
   const Time arrives = out_.isCut || process().isDead() ? kNever : std::max(arrivalOf(0), out_.heldUntil);
   ++count->pending;
-  out_.requests.push_back({space, {runs.begin(), runs.end()}, count, arrives, {}, 0});
+  out_.requests.push_back({.space = space, .runs = {runs.begin(), runs.end()}, .count = count, .arrives = arrives});
   network_.note(self_, "requests {} runs of rank {}'s memory {}", runs.size(), peer_, space);
   network_.recordFrame(self_, peer_, arrives, "a request for memory");
   network_.ringAt(arrives, peer_);
+  if (fetches.isDrawn && arrives != kNever) {
+    network_.checkServedAt(arrives, self_, peer_);
+  }
   return true;
 }
 
@@ -167,7 +195,10 @@ bool SimulatedConnection::stopFetches() {
   if (!std::exchange(out_.hasStopped, true)) {
     out_.withdrawnAt = isNear_ || out_.isCut ? kNever : arrivalOf(0);
     out_.requests.clear();  // later answers are dropped
-    out_.answers.clear();
+    out_.serving.clear();
+    if (!network_.options_.fetches.isDrawn) {
+      out_.answers.clear();
+    }
     in_.answers.clear();
     in_.requests.clear();
     network_.note(self_, "stops fetches with rank {}", peer_);
@@ -176,8 +207,8 @@ bool SimulatedConnection::stopFetches() {
 }
 
 Status SimulatedConnection::health() {
-  if (!in_.broken.empty()) {
-    return {StatusCode::kPeerFailed, in_.broken};
+  if (!in_.broken.empty() || !failed_.empty()) {
+    return {StatusCode::kPeerFailed, in_.broken.empty() ? failed_ : in_.broken};
   }
   if (in_.endSeenAt > now()) {
     return Status::ok();
@@ -199,15 +230,8 @@ bool SimulatedConnection::poll() {
     in_.requests.pop_front();
     moved = true;
   }
-  while (!in_.answers.empty() && in_.answers.front().arrives <= now() && !out_.hasStopped) {
-    take(in_.answers.front());
-    if (in_.answers.front().done == in_.answers.front().bytes.size()) {
-      --in_.answers.front().count->pending;
-      in_.answers.pop_front();
-    }
-    moved = true;
-  }
-  return moved;
+  moved |= sendAnswers();
+  return takeAnswers() || moved;
 }
 
 Process& SimulatedConnection::process() const {
@@ -239,14 +263,104 @@ void SimulatedConnection::serve(Direction::Fetch fetch) {
       network_.note(self_, "refuses a fetch of rank {}", peer_);
       return;
     }
-    fetch.bytes.insert(fetch.bytes.end(), begin, begin + run.bytes);
   }
-  fetch.arrives = std::max({arrivalOf(0), out_.heldUntil, out_.answers.empty() ? 0 : out_.answers.back().arrives});
-  fetch.arrives = out_.isCut || process().isDead() ? kNever : fetch.arrives;
-  network_.note(self_, "sends {} fetched bytes to rank {}", fetch.bytes.size(), peer_);
-  network_.recordFrame(self_, peer_, fetch.arrives, fmt::format("{} fetched bytes", fetch.bytes.size()));
-  network_.ringAt(fetch.arrives, peer_);
-  out_.answers.push_back(std::move(fetch));
+  fetch.arrives = now();
+  fetch.number = ++out_.lastAnswer;
+  out_.serving.push_back(std::move(fetch));
+}
+
+// Parts of the oldest answer, or of any answer where answers overtake.
+bool SimulatedConnection::sendAnswers() {
+  bool moved = false;
+  for (std::size_t i = 0; i < out_.serving.size();) {
+    Direction::Fetch& each = out_.serving[i];
+    const bool leaves = each.arrives <= now();
+    if (leaves) {
+      sendPart(each);
+      moved = true;
+    }
+    if (each.first == each.size()) {
+      out_.serving.erase(out_.serving.begin() + static_cast<std::ptrdiff_t>(i));
+    } else if (!leaves && network_.options_.fetches.overtakes) {
+      ++i;
+    } else if (!leaves) {
+      break;
+    }
+  }
+  return moved;
+}
+
+// The bytes are read from the owner's memory now.
+void SimulatedConnection::sendPart(Direction::Fetch& serving) {
+  const FetchOptions& fetches = network_.options_.fetches;
+  Random& random = network_.world_.random();
+  const std::size_t size = serving.size();
+  std::size_t end = size;
+  if (fetches.mostParts > 1) {
+    const std::size_t least = size / static_cast<std::size_t>(fetches.mostParts) + 1;
+    end = std::min(size, serving.first + static_cast<std::size_t>(random.between(
+                                             static_cast<std::int64_t>(least), static_cast<std::int64_t>(2 * least))));
+  }
+  Direction::Fetch part = serving;
+  std::size_t begin = 0;
+  for (const MemoryRun& run : serving.runs) {
+    const std::size_t from = std::max(serving.first, begin);
+    const std::size_t to = std::min(end, begin + run.bytes);
+    if (from < to) {
+      const auto* const bytes = reinterpret_cast<const std::byte*>(run.remote);
+      part.bytes.insert(part.bytes.end(), bytes + (from - begin), bytes + (to - begin));
+    }
+    begin += run.bytes;
+  }
+  const bool isBehind = !fetches.overtakes && !out_.answers.empty();
+  part.arrives =
+      std::max({arrivalOf(0), out_.heldUntil, serving.lastArrival, isBehind ? out_.answers.back().arrives : 0});
+  part.arrives = out_.isCut || process().isDead() ? kNever : part.arrives;
+  part.isLast = end == size;
+  serving.lastArrival = part.arrives;
+  network_.note(self_, "sends {} fetched bytes to rank {}", part.bytes.size(), peer_);
+  network_.recordFrame(self_, peer_, part.arrives, fmt::format("{} fetched bytes", part.bytes.size()));
+  network_.ringAt(part.arrives, peer_);
+  serving.first = end;
+  if (end < size) {
+    serving.arrives = now() + random.between(0, fetches.longestPause);
+    network_.ringAt(serving.arrives, self_);
+  }
+  out_.answers.push_back(std::move(part));
+  if (fetches.isDrawn) {
+    network_.countFrame(self_);
+  }
+}
+
+bool SimulatedConnection::takeAnswers() {
+  bool moved = false;
+  for (std::size_t i = 0; i < in_.answers.size() && !out_.hasStopped;) {
+    Direction::Fetch& each = in_.answers[i];
+    if (each.arrives <= now()) {
+      take(each);
+      moved = true;
+      if (each.done == each.bytes.size()) {
+        const Direction::Fetch taken = std::move(each);
+        in_.answers.erase(in_.answers.begin() + static_cast<std::ptrdiff_t>(i));
+        endPart(taken);
+      }
+    } else if (network_.options_.fetches.overtakes) {
+      ++i;
+    } else {
+      break;
+    }
+  }
+  return moved;
+}
+
+// A part that is taken in pieces may be over after the last part.
+void SimulatedConnection::endPart(const Direction::Fetch& part) {
+  const auto rest = std::ranges::find(in_.answers, part.number, &Direction::Fetch::number);
+  if (part.isLast && rest != in_.answers.end()) {
+    rest->isLast = true;
+  } else if (part.isLast) {
+    --part.count->pending;
+  }
 }
 
 void SimulatedConnection::take(Direction::Fetch& fetch) {
@@ -255,10 +369,10 @@ void SimulatedConnection::take(Direction::Fetch& fetch) {
       piece == 0 ? fetch.bytes.size() : std::min(fetch.bytes.size(), std::max(fetch.done + piece, fetch.done + 1));
   std::size_t runBegin = 0;
   for (const MemoryRun& run : fetch.runs) {
-    const std::size_t from = std::max(fetch.done, runBegin);
-    const std::size_t to = std::min(end, runBegin + run.bytes);
+    const std::size_t from = std::max(fetch.first + fetch.done, runBegin);
+    const std::size_t to = std::min(fetch.first + end, runBegin + run.bytes);
     if (from < to) {
-      std::memcpy(run.local + (from - runBegin), fetch.bytes.data() + from, to - from);
+      std::memcpy(run.local + (from - runBegin), fetch.bytes.data() + (from - fetch.first), to - from);
     }
     runBegin += run.bytes;
   }
@@ -275,6 +389,15 @@ bool SimulatedWire::poll() {
     moved |= connection->poll();
   }
   return moved;
+}
+
+std::uint64_t SimulatedWire::pin(const void*, std::size_t, bool, const void*) {
+  network_.pins_.insert(++network_.lastPin_);
+  return network_.lastPin_;
+}
+
+void SimulatedWire::unpin(std::uint64_t pin) {
+  SW_CHECK(network_.pins_.erase(pin) == 1);
 }
 
 }  // namespace shardwire::simulate

@@ -62,6 +62,8 @@ TEST(SimulateJoins, DrawsAllFaultsAndAllOrders) {
   int numRemade = 0;
   int numLazy = 0;
   int numWithRoster = 0;
+  int numFetching = 0;
+  int numChangingKeys = 0;
   for (std::uint64_t seed = 1; seed <= kJoinSeeds; ++seed) {
     const JoinSchedule schedule = drawJoins(seed);
     for (const JoinFault& fault : schedule.faults) {
@@ -71,12 +73,16 @@ TEST(SimulateJoins, DrawsAllFaultsAndAllOrders) {
     numRemade += schedule.numRounds > 1 ? 1 : 0;
     numLazy += schedule.isLazy ? 1 : 0;
     numWithRoster += schedule.numRanks > 4 ? 1 : 0;
+    numFetching += schedule.operations.empty() ? 0 : 1;
+    numChangingKeys += schedule.recordsPerKey > 0 && schedule.options.tcpTls != TcpTls::kOff ? 1 : 0;
   }
   EXPECT_EQ(kinds.size(), 12U);
   EXPECT_EQ(orders.size(), 3U);
   EXPECT_GE(numRemade, 100);
   EXPECT_GE(numLazy, 100);
   EXPECT_GE(numWithRoster, 100);
+  EXPECT_GE(numFetching, 30);
+  EXPECT_GE(numChangingKeys, 10);
 }
 
 }  // namespace
