@@ -84,7 +84,7 @@ std::string describe(const FetchOptions& fetches) {
              : fmt::format(
                    "{} % of the wires serve no fetches, {} parts with pauses up to {}, {}, {} requests at once, {} % "
                    "refused, edges from {} B, runs from {} and {} B\n",
-                   fetches.staysPercent, fetches.mostParts, inMilliseconds(fetches.longestPause),
+                   fetches.withoutPercent, fetches.mostParts, inMilliseconds(fetches.longestPause),
                    fetches.overtakes ? "answers overtake" : "in order", fetches.mostRequests, fetches.refusedPercent,
                    fetches.minEdgeBytes, fetches.minRunBytes, fetches.minLocalRunBytes);
 }

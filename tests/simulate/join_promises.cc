@@ -105,7 +105,7 @@ std::string findWrongJoin(const JoinReport& report, const JoinSchedule& drawn, c
 std::string findWrongWork(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
   std::set<Rank> lost = lostIn(drawn, report, reports);
   for (const JoinReport& each : reports) {
-    if (each.group == report.group && each.round == report.round && !each.joined.isOk()) {
+    if (each.group == report.group && each.round == report.round && (!each.joined.isOk() || endsAlone(each.worked))) {
       lost.insert(each.rank);
     }
   }

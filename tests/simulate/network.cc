@@ -54,7 +54,7 @@ bool Network::areOnOneHost(Rank a, Rank b) const {
 bool Network::servesFetches(Rank a, Rank b) const {
   const FetchOptions& fetches = options_.fetches;
   const auto pair = static_cast<std::uint64_t>(std::min(a, b) * size_ + std::max(a, b));
-  return !fetches.isDrawn || !Random(testing::mix64(fetches.seed) + pair).chance(fetches.staysPercent);
+  return !fetches.isDrawn || !Random(testing::mix64(fetches.seed) + pair).chance(fetches.withoutPercent);
 }
 
 bool Network::isLate(Rank a, Rank b) const {

@@ -27,7 +27,7 @@ enum class Lateness : std::uint8_t { kNone, kOtherHosts, kSameHost, kAll };
 struct FetchOptions {
   bool isDrawn = false;
   std::uint64_t seed = 0;  // of the pairs
-  int staysPercent = 0;    // of the pairs of ranks, whose wires serve no fetches
+  int withoutPercent = 0;  // of the pairs of ranks, whose wires serve no fetches
   int mostParts = 1;       // of an answer; the owner reads a part of its memory when the part leaves
   Time longestPause = 0;   // between two parts
   bool overtakes = false;  // an answer may pass an older one

@@ -109,7 +109,7 @@ void drawFetches(Schedule& schedule) {
   schedule.network.fetches = {
       .isDrawn = true,
       .seed = random.bits(),
-      .staysPercent = random.chance(30) ? static_cast<int>(random.between(20, 80)) : 0,
+      .withoutPercent = random.chance(30) ? static_cast<int>(random.between(20, 80)) : 0,
       .mostParts = random.chance(70) ? static_cast<int>(random.between(2, 12)) : 1,
       .longestPause = random.between(kMicrosecond, random.chance(50) ? 50 * kMicrosecond : 5 * kMillisecond),
       .overtakes = random.chance(50),

@@ -115,7 +115,7 @@ TEST(Simulate, DrawsWiresThatServeFetchesInParts) {
     const FetchOptions fetches = drawSchedule(seed).network.fetches;
     numInParts += fetches.mostParts > 1 ? 1 : 0;
     numOvertaking += fetches.overtakes ? 1 : 0;
-    numWithout += fetches.staysPercent > 0 ? 1 : 0;
+    numWithout += fetches.withoutPercent > 0 ? 1 : 0;
   }
   EXPECT_GE(numInParts, 50);
   EXPECT_GE(numOvertaking, 50);
