@@ -81,10 +81,12 @@ void drawFetches(JoinSchedule& schedule) {
   if (random.chance(50)) {  // else some ranks share a host
     std::iota(schedule.hosts.begin(), schedule.hosts.end(), 0);
   }
-  const bool hasAuto = std::ranges::find(schedule.paths, OrdinaryPath::kAuto) != schedule.paths.end();
+  // With delays of up to 20 ms for each frame, several MiB would take seconds in the short lanes.
+  const bool hasHuge = std::ranges::find(schedule.paths, OrdinaryPath::kAuto) != schedule.paths.end() &&
+                       schedule.network.spikePercent == 0;
   const OperationOptions options{.calls = {.inlineBytes = schedule.options.inlineBytes,
                                            .ringBytes = schedule.options.ringBytes,
-                                           .numHuge = hasAuto ? kHugeOfAuto : 0},
+                                           .numHuge = hasHuge ? kHugeOfAuto : 0},
                                  .hasMoreKinds = random.chance(20),
                                  .mostElements = 4000};  // more runs than a turn of the stream takes
   for (std::size_t group = 0; group < schedule.groups.size(); ++group) {
