@@ -1,7 +1,7 @@
 // The lanes first: reserve() and commit() put frames into the outgoing direction with a drawn time of arrival, peek()
 // and release() take frames of the incoming direction. Then memory: ranks of one host read at once; others fetch, and
-// poll() serves the requests and takes the answers in pieces. health() shows the peer's end from the time on when this
-// rank can know of the end.
+// poll() serves the requests and takes the answers (connection_fetches.cc). health() shows the peer's end from the time
+// on when this rank can know of the end.
 #include "tests/simulate/connection.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,6 @@ using namespace internal;
 namespace {
 
 constexpr std::size_t kFrameHeader = 8;
-constexpr std::size_t kMostRequests = 16;
 
 std::size_t at(Lane lane) {
   return static_cast<std::size_t>(lane);
@@ -121,13 +120,32 @@ Reach SimulatedConnection::expose(const void* bytes, std::size_t size, RemoteAdd
   if (isNear_) {
     return random.chance(50) ? Reach::kDirect : Reach::kCopy;
   }
+  if (!network_.servesFetches(self_, peer_)) {
+    return Reach::kNone;
+  }
   address->space = out_.nextSpace++;
   out_.exposures.push_back({address->space, static_cast<const std::byte*>(bytes), size});
   return Reach::kFetch;
 }
 
 void SimulatedConnection::conceal(const RemoteAddress& address) {
-  std::erase_if(out_.exposures, [&](const auto& each) { return each.space == address.space; });
+  const auto isOfSpace = [&](const auto& each) { return each.space == address.space; };
+  std::erase_if(out_.exposures, isOfSpace);
+  if (!isNear_ && failed_.empty() && std::ranges::any_of(out_.serving, isOfSpace)) {
+    failed_ = fmt::format("memory was withdrawn while rank {} (simulated) still fetched from it", peer_);
+    stopFetches();
+  }
+}
+
+ReadLimits SimulatedConnection::readLimits() const {
+  const FetchOptions& fetches = network_.options_.fetches;
+  if (isNear_ || !fetches.isDrawn) {
+    return {.isWire = !isNear_};
+  }
+  return {.isWire = true,
+          .minEdgeBytes = network_.servesFetches(self_, peer_) ? fetches.minEdgeBytes : ReadLimits::kNone,
+          .minRunBytes = fetches.minRunBytes,
+          .minLocalRunBytes = fetches.minLocalRunBytes};
 }
 
 const std::byte* SimulatedConnection::map(const RemoteAddress& address, std::size_t) {
@@ -151,15 +169,24 @@ bool SimulatedConnection::hasWithdrawn() const {
 
 bool SimulatedConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
   SW_CHECK(!isNear_ && !runs.empty());
-  if (out_.requests.size() >= kMostRequests || out_.hasStopped) {
+  const FetchOptions& fetches = network_.options_.fetches;
+  Random& random = network_.world_.random();
+  if (fetches.refusedPercent > 0 && out_.fetchesFrom <= now() && random.chance(fetches.refusedPercent)) {
+    out_.fetchesFrom = now() + random.between(kMicrosecond, kMillisecond);
+    network_.ringAt(out_.fetchesFrom, self_);
+  }
+  if (out_.requests.size() >= fetches.mostRequests || out_.fetchesFrom > now() || out_.hasStopped) {
     return false;
   }
   const Time arrives = out_.isCut || process().isDead() ? kNever : std::max(arrivalOf(0), out_.heldUntil);
   ++count->pending;
-  out_.requests.push_back({space, {runs.begin(), runs.end()}, count, arrives, {}, 0});
+  out_.requests.push_back({.space = space, .runs = {runs.begin(), runs.end()}, .count = count, .arrives = arrives});
   network_.note(self_, "requests {} runs of rank {}'s memory {}", runs.size(), peer_, space);
   network_.recordFrame(self_, peer_, arrives, "a request for memory");
   network_.ringAt(arrives, peer_);
+  if (fetches.isDrawn && arrives != kNever) {
+    network_.checkServedAt(arrives, self_, peer_);
+  }
   return true;
 }
 
@@ -167,7 +194,10 @@ bool SimulatedConnection::stopFetches() {
   if (!std::exchange(out_.hasStopped, true)) {
     out_.withdrawnAt = isNear_ || out_.isCut ? kNever : arrivalOf(0);
     out_.requests.clear();  // later answers are dropped
-    out_.answers.clear();
+    out_.serving.clear();
+    if (!network_.options_.fetches.isDrawn) {
+      out_.answers.clear();
+    }
     in_.answers.clear();
     in_.requests.clear();
     network_.note(self_, "stops fetches with rank {}", peer_);
@@ -176,8 +206,8 @@ bool SimulatedConnection::stopFetches() {
 }
 
 Status SimulatedConnection::health() {
-  if (!in_.broken.empty()) {
-    return {StatusCode::kPeerFailed, in_.broken};
+  if (!in_.broken.empty() || !failed_.empty()) {
+    return {StatusCode::kPeerFailed, in_.broken.empty() ? failed_ : in_.broken};
   }
   if (in_.endSeenAt > now()) {
     return Status::ok();
@@ -199,15 +229,8 @@ bool SimulatedConnection::poll() {
     in_.requests.pop_front();
     moved = true;
   }
-  while (!in_.answers.empty() && in_.answers.front().arrives <= now() && !out_.hasStopped) {
-    take(in_.answers.front());
-    if (in_.answers.front().done == in_.answers.front().bytes.size()) {
-      --in_.answers.front().count->pending;
-      in_.answers.pop_front();
-    }
-    moved = true;
-  }
-  return moved;
+  moved |= sendAnswers();
+  return takeAnswers() || moved;
 }
 
 Process& SimulatedConnection::process() const {
@@ -228,53 +251,21 @@ Time SimulatedConnection::arrivalOf(std::size_t bytes) const {
   return arrives;
 }
 
-void SimulatedConnection::serve(Direction::Fetch fetch) {
-  for (const MemoryRun& run : fetch.runs) {
-    const auto begin = reinterpret_cast<const std::byte*>(run.remote);
-    const bool isExposed = std::any_of(out_.exposures.begin(), out_.exposures.end(), [&](const auto& each) {
-      return each.space == fetch.space && begin >= each.bytes && begin + run.bytes <= each.bytes + each.size;
-    });
-    if (!isExposed) {
-      out_.broken = fmt::format("rank {} (simulated) refused a fetch: memory {} is not exposed", self_, fetch.space);
-      network_.note(self_, "refuses a fetch of rank {}", peer_);
-      return;
-    }
-    fetch.bytes.insert(fetch.bytes.end(), begin, begin + run.bytes);
-  }
-  fetch.arrives = std::max({arrivalOf(0), out_.heldUntil, out_.answers.empty() ? 0 : out_.answers.back().arrives});
-  fetch.arrives = out_.isCut || process().isDead() ? kNever : fetch.arrives;
-  network_.note(self_, "sends {} fetched bytes to rank {}", fetch.bytes.size(), peer_);
-  network_.recordFrame(self_, peer_, fetch.arrives, fmt::format("{} fetched bytes", fetch.bytes.size()));
-  network_.ringAt(fetch.arrives, peer_);
-  out_.answers.push_back(std::move(fetch));
-}
-
-void SimulatedConnection::take(Direction::Fetch& fetch) {
-  const std::size_t piece = network_.options_.shortWriteBytes;
-  const std::size_t end =
-      piece == 0 ? fetch.bytes.size() : std::min(fetch.bytes.size(), std::max(fetch.done + piece, fetch.done + 1));
-  std::size_t runBegin = 0;
-  for (const MemoryRun& run : fetch.runs) {
-    const std::size_t from = std::max(fetch.done, runBegin);
-    const std::size_t to = std::min(end, runBegin + run.bytes);
-    if (from < to) {
-      std::memcpy(run.local + (from - runBegin), fetch.bytes.data() + from, to - from);
-    }
-    runBegin += run.bytes;
-  }
-  fetch.done = end;
-  if (end < fetch.bytes.size()) {
-    fetch.arrives = now() + network_.world_.random().between(kMicrosecond, 50 * kMicrosecond);
-    network_.ringAt(fetch.arrives, self_);
-  }
-}
-
 bool SimulatedWire::poll() {
   bool moved = false;
   for (SimulatedConnection* const connection : network_.connections_[static_cast<std::size_t>(self_)]) {
     moved |= connection->poll();
   }
   return moved;
+}
+
+std::uint64_t SimulatedWire::pin(const void*, std::size_t, bool, const void*) {
+  network_.pins_.insert(++network_.lastPin_);
+  return network_.lastPin_;
+}
+
+void SimulatedWire::unpin(std::uint64_t pin) {
+  SW_CHECK(network_.pins_.erase(pin) == 1);
 }
 
 }  // namespace shardwire::simulate

@@ -29,7 +29,7 @@ class SimulatedConnection final : public internal::Connection {
 
   internal::Reach expose(const void* bytes, std::size_t size, internal::RemoteAddress* address) override;
   void conceal(const internal::RemoteAddress& address) override;
-  internal::ReadLimits readLimits() const override { return {.isWire = !isNear_}; }
+  internal::ReadLimits readLimits() const override;
   const std::byte* map(const internal::RemoteAddress& address, std::size_t size) override;
   Status read(std::span<const internal::MemoryRun> runs) override;
   bool hasWithdrawn() const override;
@@ -48,6 +48,10 @@ class SimulatedConnection final : public internal::Connection {
   Time now() const;
   Time arrivalOf(std::size_t bytes) const;
   void serve(Direction::Fetch fetch);
+  bool sendAnswers();
+  void sendPart(Direction::Fetch& serving);
+  bool takeAnswers();
+  void endPart(const Direction::Fetch& part);
   void take(Direction::Fetch& fetch);
 
   Network& network_;
@@ -56,6 +60,7 @@ class SimulatedConnection final : public internal::Connection {
   Direction& out_;
   Direction& in_;
   const bool isNear_;
+  std::string failed_;  // this end broke the link
 };
 
 class SimulatedWire final : public internal::Wire {
@@ -63,6 +68,8 @@ class SimulatedWire final : public internal::Wire {
   SimulatedWire(Network& network, Rank self) : network_(network), self_(self) {}
   bool poll() override;
   int readinessFd() const override { return -1; }
+  std::uint64_t pin(const void* bytes, std::size_t size, bool isWritten, const void* storage) override;
+  void unpin(std::uint64_t pin) override;
 
  private:
   Network& network_;

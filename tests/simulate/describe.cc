@@ -78,6 +78,17 @@ std::string describeGroups(const Schedule& schedule) {
   return text;
 }
 
+std::string describe(const FetchOptions& fetches) {
+  return !fetches.isDrawn
+             ? ""
+             : fmt::format(
+                   "{} % of the wires serve no fetches, {} parts with pauses up to {}, {}, {} requests at once, {} % "
+                   "refused, edges from {} B, runs from {} and {} B\n",
+                   fetches.withoutPercent, fetches.mostParts, inMilliseconds(fetches.longestPause),
+                   fetches.overtakes ? "answers overtake" : "in order", fetches.mostRequests, fetches.refusedPercent,
+                   fetches.minEdgeBytes, fetches.minRunBytes, fetches.minLocalRunBytes);
+}
+
 std::string describe(const Schedule& schedule) {
   const NetworkOptions& network = schedule.network;
   std::string text = fmt::format(
@@ -91,6 +102,7 @@ std::string describe(const Schedule& schedule) {
       network.lateness == Lateness::kNone  ? ""
       : network.lateness == Lateness::kAll ? ", links when first needed"
                                            : ", links to other hosts when first needed");
+  text += describe(network.fetches);
   text += describeGroups(schedule);
   text += schedule.makesAnew ? "after a loss the living ranks make the group anew: r1, r2\n" : "";
   text += schedule.longestIdle > 0

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 
 #include "backend/exec/frame.h"
@@ -18,6 +19,11 @@ Time Direction::lastArrival() const {
     last = std::max(last, lane.lastArrival);
   }
   return last;
+}
+
+std::size_t Direction::Fetch::size() const {
+  return std::accumulate(runs.begin(), runs.end(), std::size_t{0},
+                         [](std::size_t sum, const internal::MemoryRun& run) { return sum + run.bytes; });
 }
 
 void Direction::loseFramesUnderWay(Time now) {

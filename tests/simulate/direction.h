@@ -43,14 +43,20 @@ struct Direction {
     const std::byte* bytes = nullptr;
     std::size_t size = 0;
   };
-  // First a request under way to the owner, then bytes under way to the requester.
+  // First a request under way to the owner, then at the owner, then parts of the answer under way to the requester.
   struct Fetch {
     std::uint32_t space = 0;
     std::vector<internal::MemoryRun> runs;
     internal::FetchCount* count = nullptr;
-    Time arrives = 0;
-    std::vector<std::byte> bytes;  // of the answer, which arrives in pieces
-    std::size_t done = 0;
+    Time arrives = 0;              // at the owner: when the next part leaves
+    std::vector<std::byte> bytes;  // of a part, which arrives in pieces
+    std::size_t first = 0;         // of the part in the whole answer; at the owner: of the next part
+    std::size_t done = 0;          // of the part
+    std::uint64_t number = 0;      // of the answer
+    Time lastArrival = 0;          // of the parts so far, which keep their order
+    bool isLast = true;            // no part follows
+
+    std::size_t size() const;  // of the whole answer
   };
 
   std::array<LaneQueue, internal::kNumLanes> lanes;
@@ -59,8 +65,11 @@ struct Direction {
   std::vector<Exposure> exposures;  // of the sender, for the receiver
   std::uint32_t nextSpace = internal::kFirstExposure;
   std::deque<Fetch> requests;  // of the sender, for the receiver's memory
-  std::deque<Fetch> answers;   // of the sender's memory, for the receiver
-  Time withdrawnAt = kNever;   // from here on the receiver sees that the sender stopped
+  std::deque<Fetch> serving;   // of the sender's memory, for the receiver: bytes that have not left
+  std::deque<Fetch> answers;   // the same: bytes under way
+  std::uint64_t lastAnswer = 0;
+  Time fetchesFrom = 0;       // before this time the sender has no room for requests
+  Time withdrawnAt = kNever;  // from here on the receiver sees that the sender stopped
   bool hasStopped = false;
   std::shared_mutex readers;
   End end = End::kNone;

@@ -1,16 +1,18 @@
 // A thread of the process makes its groups in the order of the schedule. make() prepares the report and the machine of
-// one group, join() calls the bootstrap, and call() sums a tensor and waits for all ranks. After an error in a group
-// the thread makes no further group. In nested groups the inner group's bootstrap asks the
-// outer group which ranks are gone.
+// one group, join() calls the bootstrap, and call() sums a tensor, calls the drawn operations, and waits for all
+// ranks. After an error in a group the thread makes no further group. In nested groups the inner group's bootstrap asks
+// the outer group which ranks are gone.
 #include "tests/simulate/join_program.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "backend/bootstrap/connect.h"
 #include "backend/bootstrap/store_rounds.h"
+#include "tests/simulate/call.h"
 
 namespace shardwire::simulate {
 
@@ -19,7 +21,11 @@ using namespace internal;
 struct JoinProgram::Made {
   JoinReport* report;
   JoinMachine* machine;
+  std::weak_ptr<Engine> engine;
   std::unique_ptr<CommunicatorImpl> group;
+  std::deque<std::unique_ptr<Call>> calls{};  // in flight
+  std::vector<std::unique_ptr<Call>> over{};  // kept, since nobody may write the tensors any more
+  const Operation* failedToStart = nullptr;
 };
 
 JoinProgram::JoinProgram(JoinWorld& shared, Process& process) : shared_(shared), process_(process) {
@@ -147,7 +153,10 @@ std::unique_ptr<JoinProgram::Made> JoinProgram::make(std::size_t group, int roun
   engines_.push_back(engine);
   process_.serve(engine);
   return std::make_unique<Made>(
-      Made{&report, &machine, std::make_unique<CommunicatorImpl>(std::move(engine), std::vector<ForcedAlgorithm>())});
+      Made{.report = &report,
+           .machine = &machine,
+           .engine = engine,
+           .group = std::make_unique<CommunicatorImpl>(std::move(engine), std::vector<ForcedAlgorithm>())});
 }
 
 // Ranks come to the operation at other times, so some of them are asleep when a peer first needs the link.
@@ -173,25 +182,82 @@ Status JoinProgram::sendFromFirst(Made& made) {
   auto sent = made.group->broadcast(TensorView::contiguous(&value, DType::kInt64, {1}), 0, {});
   SW_RETURN_IF_ERROR(sent.status());
   SW_RETURN_IF_ERROR((*sent)->wait());
-  made.report->hasWrongBytes |= value != 77;
+  if (value != 77) {
+    made.report->wrong = "wrong bytes of a broadcast";
+  }
   return Status::ok();
+}
+
+Status JoinProgram::sum(Made& made) {
+  const auto size = static_cast<std::int64_t>(shared_.schedule.groups[made.report->group].size());
+  std::vector<std::int64_t> values(5, made.report->rank + 1);
+  auto sum = made.group->allReduce(TensorView::contiguous(values.data(), DType::kInt64, {std::ssize(values)}),
+                                   ReduceOp::kSum, {});
+  SW_RETURN_IF_ERROR(sum.status());
+  SW_RETURN_IF_ERROR((*sum)->wait());
+  if (values != std::vector<std::int64_t>(5, size * (size + 1) / 2)) {
+    made.report->wrong = "wrong bytes of a sum";
+  }
+  return Status::ok();
+}
+
+// Ends all calls, also after an error.
+Status JoinProgram::callDrawn(Made& made) {
+  const JoinSchedule& schedule = shared_.schedule;
+  const JoinReport& report = *made.report;
+  Status status;
+  for (const Operation& operation : schedule.operations[report.group]) {
+    note(report, describe(operation).c_str(), Status::ok());
+    made.calls.push_back(makeCall(operation, report.rank, static_cast<int>(schedule.groups[report.group].size())));
+    status = made.calls.back()->start(*made.group, *made.engine.lock());
+    made.failedToStart = status.isOk() ? nullptr : &operation;
+    while (status.isOk() && made.calls.size() > (operation.waitsAtOnce ? 0 : schedule.window)) {
+      status = endOldest(made);
+    }
+    if (!status.isOk()) {
+      break;
+    }
+  }
+  while (!made.calls.empty()) {
+    const Status each = endOldest(made);
+    status = status.isOk() ? each : status;
+  }
+  return status;
+}
+
+Status JoinProgram::endOldest(Made& made) {
+  std::unique_ptr<Call> call = std::move(made.calls.front());
+  made.calls.pop_front();
+  const bool hasFailed = made.failedToStart == &call->operation;
+  Status status;
+  for (const WorkPtr& work : call->works) {
+    const Status each = work->wait();
+    status = status.isOk() ? each : status;
+  }
+  call->works.clear();
+  if (const std::string wrong = status.isOk() && !hasFailed ? call->check() : ""; !wrong.empty()) {
+    made.report->wrong = fmt::format("{}: {}", describe(call->operation), wrong);
+  }
+  if (!process_.isDead()) {
+    call->overwrite();
+    made.over.push_back(std::move(call));
+  }
+  return status;
 }
 
 void JoinProgram::call(Made& made) {
   JoinReport& report = *made.report;
-  const auto size = static_cast<std::int64_t>(shared_.schedule.groups[report.group].size());
-  std::vector<std::int64_t> values(5, report.rank + 1);
   idle(report, 0);
   const bool isFirst = shared_.schedule.isWired && !shared_.schedule.beginsTogether;
   report.worked = isFirst ? sendFromFirst(made) : Status::ok();
   if (report.worked.isOk()) {
     idle(report, 1);
-    auto sum = made.group->allReduce(TensorView::contiguous(values.data(), DType::kInt64, {std::ssize(values)}),
-                                     ReduceOp::kSum, {});
-    report.worked = sum.isOk() ? (*sum)->wait() : sum.status();
+    report.worked = sum(made);
+  }
+  if (report.worked.isOk() && !shared_.schedule.operations.empty()) {
+    report.worked = callDrawn(made);
   }
   if (report.worked.isOk()) {
-    report.hasWrongBytes |= values != std::vector<std::int64_t>(5, size * (size + 1) / 2);
     auto last = made.group->barrier({});
     report.worked = last.isOk() ? (*last)->wait() : last.status();
   }
@@ -201,6 +267,11 @@ void JoinProgram::call(Made& made) {
 
 void JoinProgram::end(std::unique_ptr<Made> made) {
   made->group.reset();
+  for (const auto& call : made->over) {
+    if (!call->isUntouched()) {
+      made->report->wrong = fmt::format("{}: a tensor changed after the end", describe(call->operation));
+    }
+  }
   made->machine->close();
   made->report->isOver = true;
   internal::noteEndOfGroup();

@@ -1,8 +1,9 @@
 // The program of one simulated process that joins groups: makes each group by the product's bootstrap over the
-// simulated store and machine, calls two operations, and ends the group.
+// simulated store and machine, calls two operations and those of the schedule, and ends the group.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/communicator/communicator_impl.h"
@@ -22,8 +23,8 @@ struct JoinReport {
   Time made = kNever;   // when the making ended, with or without success
   Time ended = kNever;  // when the operations ended
   Status joined;
-  Status worked;  // of the operations
-  bool hasWrongBytes = false;
+  Status worked;      // of the operations
+  std::string wrong;  // wrong bytes, or a tensor changed after the end
   bool isOver = false;
 };
 
@@ -63,6 +64,9 @@ class JoinProgram {
   void idle(const JoinReport& report, int number);
   void stay(const JoinReport& report);
   Status sendFromFirst(Made& made);
+  Status sum(Made& made);
+  Status callDrawn(Made& made);
+  Status endOldest(Made& made);
   void end(std::unique_ptr<Made> made);
   bool has(JoinFaultKind kind, std::size_t group) const;
   void note(const JoinReport& report, const char* what, const Status& status);

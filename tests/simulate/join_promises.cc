@@ -105,7 +105,7 @@ std::string findWrongJoin(const JoinReport& report, const JoinSchedule& drawn, c
 std::string findWrongWork(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
   std::set<Rank> lost = lostIn(drawn, report, reports);
   for (const JoinReport& each : reports) {
-    if (each.group == report.group && each.round == report.round && !each.joined.isOk()) {
+    if (each.group == report.group && each.round == report.round && (!each.joined.isOk() || endsAlone(each.worked))) {
       lost.insert(each.rank);
     }
   }
@@ -171,14 +171,15 @@ std::string findLateWork(const JoinReport& report, const JoinSchedule& drawn, co
   for (const JoinReport& each : reports) {
     last = each.group == report.group && each.round == report.round ? std::max(last, each.made) : last;
   }
+  const auto numDrawn = drawn.operations.empty() ? 0 : std::ssize(drawn.operations[report.group]);
   const Time late = report.ended - last - 2 * drawn.longestIdle - harmlessTime(drawn, report.group);
-  return late > kSecond ? fmt::format("the operations ended {} late", inMilliseconds(late)) : "";
+  return late > (1 + numDrawn) * kSecond ? fmt::format("the operations ended {} late", inMilliseconds(late)) : "";
 }
 
 std::string findWrong(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports,
                       const std::vector<JoinDeath>& deaths) {
-  if (report.hasWrongBytes) {
-    return "wrong bytes";
+  if (!report.wrong.empty()) {
+    return report.wrong;
   }
   if (!report.isOver) {
     return "has not ended";

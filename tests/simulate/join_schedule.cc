@@ -182,6 +182,7 @@ JoinSchedule drawJoins(std::uint64_t seed) {
   drawHandshakes(schedule);
   drawDeathInHandshake(schedule);
   drawTransport(schedule);
+  drawFetches(schedule);
   return schedule;
 }
 
@@ -208,9 +209,11 @@ std::string describe(const JoinSchedule& schedule) {
     text += describe(fault, schedule) + "\n";
   }
   if (schedule.isWired) {
-    text += fmt::format("wires {}, {} % of the sends in pieces, {} % short\n",
+    text += fmt::format("wires {}, {} % of the sends in pieces, {} % short{}\n",
                         schedule.options.tcpTls == TcpTls::kOff ? "are plain" : "encrypt", schedule.piecesPercent,
-                        schedule.shortPercent);
+                        schedule.shortPercent,
+                        schedule.recordsPerKey == 0 ? "" : fmt::format(", {} records per key", schedule.recordsPerKey));
+    text += describeFetches(schedule);
   }
   text += schedule.longestHandshake > 0
               ? fmt::format("an answer takes up to {}\n", inMilliseconds(schedule.longestHandshake))

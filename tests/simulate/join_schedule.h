@@ -73,6 +73,13 @@ struct JoinSchedule {
   int piecesPercent = 0;                  // isWired: as in SocketOptions
   int shortPercent = 0;
   std::vector<bool> hasChecksums;  // isWired: by process
+  // isWired: operations with long tensors, which the ranks of two hosts fetch from each other. By group; each round has
+  // the same operations.
+  std::vector<std::vector<Operation>> operations;
+  std::size_t window = 1;           // operations that a rank has in flight
+  std::vector<OrdinaryPath> paths;  // with operations: by process
+  std::size_t bufferBytes = 0;      // of a socket, as in SocketOptions
+  int recordsPerKey = 0;            // isWired: a TLS sender changes its key after so many records; 0: never
 
   Rank rankIn(std::size_t group, Rank process) const;
   Options optionsOf(Rank process) const;
@@ -86,7 +93,10 @@ struct JoinSchedule {
 JoinSchedule drawJoins(std::uint64_t seed);
 // Draws the behaviour of the wires, where there are wires (join_transport.cc).
 void drawTransport(JoinSchedule& schedule);
+// Draws operations that fetch over the wires (join_fetches.cc).
+void drawFetches(JoinSchedule& schedule);
 std::string describe(const JoinSchedule& schedule);
 std::string describe(const JoinFault& fault, const JoinSchedule& schedule);
+std::string describeFetches(const JoinSchedule& schedule);
 
 }  // namespace shardwire::simulate

@@ -68,7 +68,10 @@ void makeAll(JoinJob& job) {
                       .seed = drawn.seed,
                       .piecesPercent = drawn.piecesPercent,
                       .shortPercent = drawn.shortPercent,
-                      .partitions = partitionsOf(drawn, shared.world.now())});
+                      .partitions = partitionsOf(drawn, shared.world.now()),
+                      .isBlocking = !drawn.operations.empty(),
+                      .bufferBytes = drawn.bufferBytes,
+                      .recordsPerKey = drawn.recordsPerKey});
   }
   for (const auto& process : job.processes) {
     job.programs.push_back(std::make_unique<JoinProgram>(shared, *process));

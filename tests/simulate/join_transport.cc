@@ -93,6 +93,7 @@ void drawTransport(JoinSchedule& schedule) {
 Options JoinSchedule::optionsOf(Rank process) const {
   Options own = options;
   own.tcpCrc = hasChecksums[static_cast<std::size_t>(process)];
+  own.ordinaryPath = paths.empty() ? own.ordinaryPath : paths[static_cast<std::size_t>(process)];
   for (const JoinFault& fault : faults) {
     if (fault.process == process && fault.kind == JoinFaultKind::kOtherRing) {
       own.ringBytes *= 2;

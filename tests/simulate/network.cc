@@ -51,6 +51,12 @@ bool Network::areOnOneHost(Rank a, Rank b) const {
   return hosts_[static_cast<std::size_t>(a)] == hosts_[static_cast<std::size_t>(b)];
 }
 
+bool Network::servesFetches(Rank a, Rank b) const {
+  const FetchOptions& fetches = options_.fetches;
+  const auto pair = static_cast<std::uint64_t>(std::min(a, b) * size_ + std::max(a, b));
+  return !fetches.isDrawn || !Random(testing::mix64(fetches.seed) + pair).chance(fetches.withoutPercent);
+}
+
 bool Network::isLate(Rank a, Rank b) const {
   return options_.lateness == Lateness::kAll ||
          (options_.lateness != Lateness::kNone && areOnOneHost(a, b) == (options_.lateness == Lateness::kSameHost));
@@ -129,6 +135,18 @@ void Network::checkWakesAt(Time when, Rank from, Rank to, std::uint64_t frame) {
   });
 }
 
+void Network::checkServedAt(Time when, Rank from, Rank to) {
+  world_.at(when, [this, when, from, to] {
+    const auto& requests = direction(from, to).requests;
+    const auto& joined = connections_[static_cast<std::size_t>(to)];
+    const bool isJoined = std::ranges::any_of(joined, [&](const auto* each) { return each->peer() == from; });
+    if (isJoined && !direction(to, from).hasStopped && !requests.empty() && requests.front().arrives <= when) {
+      processes_[static_cast<std::size_t>(to)]->checkWakes(group_, when,
+                                                           fmt::format("a request for memory of rank {}", from));
+    }
+  });
+}
+
 void Network::recordFrame(Rank from, Rank to, Time arrives, const std::string& what) {
   if (Recording* const recording = world_.recording()) {
     const auto processOf = [&](Rank rank) { return processes_[static_cast<std::size_t>(rank)]->rank(); };
@@ -149,6 +167,9 @@ void Network::noteEnd(Rank from, Rank to, End end) {
   const Time now = nowOf(from);
   if (end == End::kHostDied) {
     way.loseFramesUnderWay(now);
+    for (Direction::Fetch& each : way.answers) {
+      each.arrives = options_.fetches.isDrawn && each.arrives > now ? kNever : each.arrives;
+    }
     way.endSeenAt = now + kSilence + random.between(0, kSecond);
   } else {
     // Behind the last frame.
@@ -200,13 +221,16 @@ bool Network::hasConnections() const {
 }
 
 std::string Network::findLeftover() const {
+  if (!pins_.empty()) {
+    return fmt::format("{} tensors are still pinned", pins_.size());
+  }
   for (Rank from = 0; from < size_; ++from) {
     for (Rank to = 0; to < size_; ++to) {
       const Direction& way = direction(from, to);
       if (!way.exposures.empty()) {
         return fmt::format("rank {} still exposes memory to rank {}", from, to);
       }
-      if (!way.requests.empty() || !way.answers.empty()) {
+      if (!way.requests.empty() || !way.serving.empty() || !way.answers.empty()) {
         return fmt::format("a fetch between ranks {} and {} is still under way", from, to);
       }
       for (std::size_t lane = 0; lane < kNumLanes; ++lane) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,22 @@ namespace shardwire::simulate {
 // Which ranks are joined only when an operation first needs the link.
 enum class Lateness : std::uint8_t { kNone, kOtherHosts, kSameHost, kAll };
 
+// How the wires between hosts serve fetches. As not drawn: an answer leaves at once and whole, in the order of the
+// requests.
+struct FetchOptions {
+  bool isDrawn = false;
+  std::uint64_t seed = 0;  // of the pairs
+  int withoutPercent = 0;  // of the pairs of ranks, whose wires serve no fetches
+  int mostParts = 1;       // of an answer; the owner reads a part of its memory when the part leaves
+  Time longestPause = 0;   // between two parts
+  bool overtakes = false;  // an answer may pass an older one
+  int refusedPercent = 0;  // of the requests, for which there is no room for a moment
+  std::size_t mostRequests = 16;
+  std::size_t minEdgeBytes = 0;  // ReadLimits
+  std::size_t minRunBytes = 0;
+  std::size_t minLocalRunBytes = 0;
+};
+
 struct NetworkOptions {
   Lateness lateness = Lateness::kNone;
   std::array<std::uint64_t, internal::kNumLanes> capacities{};
@@ -30,6 +47,7 @@ struct NetworkOptions {
   int exposedPercent = 50;          // of the tensors that a peer may read or fetch
   std::size_t shortWriteBytes = 0;  // the most bytes that arrive at once; 0: any number
   int fullPercent = 0;              // of the requests for room, which find a full lane for a moment
+  FetchOptions fetches{};
 };
 
 class SimulatedConnection;
@@ -85,12 +103,15 @@ class Network {
   Direction& direction(Rank from, Rank to);
   const Direction& direction(Rank from, Rank to) const;
   bool areOnOneHost(Rank a, Rank b) const;
+  bool servesFetches(Rank a, Rank b) const;
   Time drawDelay(Rank a, Rank b);
   void ringAt(Time when, Rank rank);
   void ringIfArmed(Rank rank) { processes_[static_cast<std::size_t>(rank)]->ringIfArmed(group_); }
   void ringForNewsAt(Time when, Rank rank);
   // Looks, behind the ring, whether the receiver is about to take the control frame.
   void checkWakesAt(Time when, Rank from, Rank to, std::uint64_t frame);
+  // Likewise whether the owner is about to serve the request.
+  void checkServedAt(Time when, Rank from, Rank to);
   bool isLate(Rank a, Rank b) const;
   Time nowOf(Rank rank) const;
   void noteEnd(Rank from, Rank to, End end);
@@ -108,6 +129,8 @@ class Network {
   std::vector<std::unique_ptr<Direction>> directions_;          // [from * size + to]
   std::vector<std::vector<SimulatedConnection*>> connections_;  // by rank, of the joined peers
   std::uint64_t numFrames_ = 0;
+  std::set<std::uint64_t> pins_;
+  std::uint64_t lastPin_ = 0;
 };
 
 }  // namespace shardwire::simulate

@@ -21,12 +21,6 @@ constexpr Time kEndsOperation = kSecond / 1000;
 // Of errors that give the failure of another group as the reason.
 constexpr const char* kOtherGroup = "another group of its process";
 
-// compile_op ends alone at the timeout, and the group stays usable: the rank then leaves without a notice.
-bool endsAlone(const Report& report) {
-  return report.failure.code() == StatusCode::kTimeout &&
-         report.failure.message().find(" failed on rank ") == std::string::npos;
-}
-
 // A rank left without a notice. Late links: the others stay for seconds for a rank without a link, and then leave.
 bool isAboutRankThatLeft(const Status& failure, const Schedule& drawn, const Fault& fault, bool hasRankLeft) {
   const bool isLate = drawn.network.lateness != Lateness::kNone;
@@ -134,7 +128,7 @@ bool isAboutOtherGroup(const Report& report, const Schedule& drawn, const std::v
 // A rank waited in vain for a rank that another group held: compile_op ended alone at the timeout, and the rank left.
 bool isAboutRankThatWaited(const Report& report, const std::vector<Report>& reports) {
   return std::ranges::any_of(reports, [&](const Report& other) {
-    return other.group == report.group && endsAlone(other) &&
+    return other.group == report.group && endsAlone(other.failure) &&
            report.failure.message().find(fmt::format("rank {} (simulated) left", other.rank)) != std::string::npos;
   });
 }
@@ -206,7 +200,7 @@ bool waitedForTheDead(const Report& report, const Schedule& drawn, const std::ve
 
 std::string findWrongError(const Report& report, const Schedule& drawn, const std::vector<Report>& reports) {
   const bool hasRankLeft = std::ranges::any_of(
-      reports, [&](const Report& other) { return other.group == report.group && endsAlone(other); });
+      reports, [&](const Report& other) { return other.group == report.group && endsAlone(other.failure); });
   const bool mayBeElsewhere = drawn.afterFailure == AfterFailure::kStops || !drawn.hasThreads;
   const bool hasFullLane = std::ranges::any_of(drawn.faults, [&](const Fault& fault) {
     return drawn.isLost(fault, report.group) &&
@@ -233,6 +227,10 @@ std::string findWrongError(const Report& report, const Schedule& drawn, const st
 }
 
 }  // namespace
+
+bool endsAlone(const Status& failure) {
+  return failure.code() == StatusCode::kTimeout && failure.message().find(" failed on rank ") == std::string::npos;
+}
 
 bool names(const std::string& text, Rank rank) {
   static const std::regex kNames("ranks? ([0-9]+(( to |, )[0-9]+)*)");

@@ -11,6 +11,8 @@ namespace shardwire::simulate {
 
 // Whether the text of an error names the rank: "rank 3", or "ranks 1, 3 to 5".
 bool names(const std::string& text, Rank rank);
+// compile_op ends alone at the timeout, and the group stays usable: the rank then leaves without a notice.
+bool endsAlone(const Status& failure);
 
 // The promises:
 //   every living rank ends within the timeouts;

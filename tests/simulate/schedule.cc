@@ -37,6 +37,7 @@ constexpr std::uint64_t kGroupsSalt = 0x67720047;
 constexpr std::uint64_t kAnewSalt = 0x726d013b;
 constexpr std::uint64_t kIdleSalt = 0x69646c65;
 constexpr std::uint64_t kStallSalt = 0x73746113;
+constexpr std::uint64_t kFetchesSalt = 0x668c374e;
 
 // More ranks exchange by trees. Some seeds only, since a simulation of so many ranks takes ten times as long.
 constexpr int kFewestByTree = 17;
@@ -48,35 +49,13 @@ bool has(const std::vector<int>& numbers, int number) {
   return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
 }
 
-Operation drawOperation(std::uint64_t seed, int number, const Schedule& schedule, std::size_t group,
-                        bool hasMoreKinds) {
-  Random random(seed);
-  Operation operation{.number = number, .seed = seed};
+Operation drawOperationOf(const Schedule& schedule, std::uint64_t seed, int number, std::size_t group,
+                          bool hasMoreKinds) {
+  const OperationOptions options{
+      .calls = {.inlineBytes = schedule.options.inlineBytes, .ringBytes = schedule.options.ringBytes, .numHuge = 0},
+      .hasMoreKinds = hasMoreKinds};
+  Operation operation = drawOperation(seed, number, static_cast<int>(schedule.groups[group].size()), options);
   operation.group = group;
-  const int numRanks = static_cast<int>(schedule.groups[group].size());
-  operation.waitsAtOnce = random.chance(20);
-  const auto draw = random.between(0, 99);
-  if (Random kind(mix64(seed ^ kMoreKindsSalt)); hasMoreKinds && kind.chance(30)) {
-    operation.kind = kind.chance(60) ? OperationKind::kRequests : OperationKind::kExchange;
-  } else if (draw < 60) {
-    const testing::CallOptionsForTest options{
-        .inlineBytes = schedule.options.inlineBytes, .ringBytes = schedule.options.ringBytes, .numHuge = 0};
-    operation.call = testing::makeRandomBatch(seed, {numRanks}, options).front();
-  } else if (draw < 85) {
-    operation.kind = OperationKind::kCompiled;
-    operation.specs = testing::makeRandomCase(
-        seed, {.minRanks = numRanks, .maxRanks = numRanks, .maxElements = random.chance(20) ? 600 : 48});
-    operation.inputs = testing::fillInputs(seed, operation.specs.specs);
-    operation.expected = testing::expectedOutputs(operation.specs.specs, operation.inputs);
-    operation.numRuns = static_cast<int>(random.between(1, 3));
-  } else {
-    operation.kind = OperationKind::kChain;
-    operation.chainElems = random.chance(30) ? random.between(500, 4000) : random.between(1, 100);
-    operation.chain.resize(static_cast<std::size_t>(random.between(2, 6)));
-    for (ChainStep& step : operation.chain) {
-      step = {.isSum = random.chance(50), .root = static_cast<Rank>(random.between(0, numRanks - 1))};
-    }
-  }
   return operation;
 }
 
@@ -116,6 +95,34 @@ void drawOptions(Random& random, Schedule& schedule) {
   network.exposedPercent = static_cast<int>(random.between(0, 3)) * 33;
   network.shortWriteBytes = random.chance(40) ? static_cast<std::size_t>(random.between(16, 1500)) : 0;
   network.fullPercent = random.chance(40) ? static_cast<int>(random.between(1, 30)) : 0;
+}
+
+// Wires that serve fetches as the product's do: in parts, late, one answer before the other, or not at all.
+void drawFetches(Schedule& schedule) {
+  Random random(mix64(schedule.seed ^ kFetchesSalt));
+  if (!random.chance(30)) {
+    return;
+  }
+  const auto one = [&](const std::array<std::size_t, 4>& all) {
+    return all[static_cast<std::size_t>(random.between(0, 3))];
+  };
+  schedule.network.fetches = {
+      .isDrawn = true,
+      .seed = random.bits(),
+      .withoutPercent = random.chance(30) ? static_cast<int>(random.between(20, 80)) : 0,
+      .mostParts = random.chance(70) ? static_cast<int>(random.between(2, 12)) : 1,
+      .longestPause = random.between(kMicrosecond, random.chance(50) ? 50 * kMicrosecond : 5 * kMillisecond),
+      .overtakes = random.chance(50),
+      .refusedPercent = random.chance(40) ? static_cast<int>(random.between(1, 30)) : 0,
+      .mostRequests = one({1, 3, 16, 16}),
+      .minEdgeBytes = one({0, 0, 64, 2048}),
+      .minRunBytes = one({0, 0, 16, 256}),
+      .minLocalRunBytes = one({0, 64, 512, 4096})};
+  schedule.network.exposedPercent = random.chance(60) ? 100 : schedule.network.exposedPercent;
+  schedule.options.inlineBytes = one({0, 0, 64, 1024});
+  if (random.chance(60)) {  // else few ranks fetch
+    std::iota(schedule.hosts.begin(), schedule.hosts.end(), 0);
+  }
 }
 
 // Two or three groups with random members in random orders. Returns the number of operations that come in addition.
@@ -209,12 +216,40 @@ bool Schedule::mayFail(std::size_t group) const {
   return std::ranges::any_of(faults, [&](const Fault& fault) { return isLost(fault, group); });
 }
 
+Operation drawOperation(std::uint64_t seed, int number, int numRanks, const OperationOptions& options) {
+  Random random(seed);
+  Operation operation{.number = number, .seed = seed};
+  operation.waitsAtOnce = random.chance(20);
+  const auto draw = random.between(0, 99);
+  if (Random kind(mix64(seed ^ kMoreKindsSalt)); options.hasMoreKinds && kind.chance(30)) {
+    operation.kind = kind.chance(60) ? OperationKind::kRequests : OperationKind::kExchange;
+  } else if (draw < 60) {
+    operation.call = testing::makeRandomBatch(seed, {numRanks}, options.calls).front();
+  } else if (draw < 85) {
+    operation.kind = OperationKind::kCompiled;
+    operation.specs = testing::makeRandomCase(
+        seed,
+        {.minRanks = numRanks, .maxRanks = numRanks, .maxElements = random.chance(20) ? options.mostElements : 48});
+    operation.inputs = testing::fillInputs(seed, operation.specs.specs);
+    operation.expected = testing::expectedOutputs(operation.specs.specs, operation.inputs);
+    operation.numRuns = static_cast<int>(random.between(1, 3));
+  } else {
+    operation.kind = OperationKind::kChain;
+    operation.chainElems = random.chance(30) ? random.between(500, 4000) : random.between(1, 100);
+    operation.chain.resize(static_cast<std::size_t>(random.between(2, 6)));
+    for (ChainStep& step : operation.chain) {
+      step = {.isSum = random.chance(50), .root = static_cast<Rank>(random.between(0, numRanks - 1))};
+    }
+  }
+  return operation;
+}
+
 std::vector<Operation> drawOperationsAnew(const Schedule& schedule, std::size_t group) {
   Random random(mix64(schedule.seed ^ kAnewSalt) + group);
   std::vector<Operation> operations(static_cast<std::size_t>(random.between(1, 5)));
   for (int number = 100 * static_cast<int>(group); Operation & each : operations) {
     const std::uint64_t own = random.bits();
-    each = drawOperation(own, number++, schedule, group, random.chance(20));
+    each = drawOperationOf(schedule, own, number++, group, random.chance(20));
   }
   return operations;
 }
@@ -234,6 +269,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   if (Random control(mix64(seed ^ kControlSalt)); control.chance(15) && schedule.numRanks < kFewestByTree) {
     schedule.network.capacities[static_cast<std::size_t>(internal::Lane::kControl)] = kShortControlLane;
   }
+  drawFetches(schedule);
   const int numFurther = drawGroups(schedule);
   const bool hasMoreKinds = Random(mix64(seed ^ kMoreKindsSalt)).chance(20);
   Random lateness(mix64(seed ^ kLatenessSalt));
@@ -252,7 +288,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
       const std::uint64_t own = mix64(seed * 1000 + static_cast<std::uint64_t>(number));
       const auto group = Random(mix64(own ^ kGroupsSalt)).between(0, std::ssize(schedule.groups) - 1);
       schedule.operations.push_back(
-          drawOperation(own, number, schedule, static_cast<std::size_t>(group), hasMoreKinds));
+          drawOperationOf(schedule, own, number, static_cast<std::size_t>(group), hasMoreKinds));
     }
   }
   std::vector<Fault> faults;

@@ -42,6 +42,15 @@ struct Operation {
   bool waitsAtOnce = false;
 };
 
+struct OperationOptions {
+  testing::CallOptionsForTest calls;
+  bool hasMoreKinds = false;  // requests and exchanges, too
+  int mostElements = 600;     // of a tensor of a compiled op
+};
+
+// An operation of a group of `numRanks`.
+Operation drawOperation(std::uint64_t seed, int number, int numRanks, const OperationOptions& options);
+
 enum class FaultKind : std::uint8_t {
   kKill,      // the process dies
   kHostDies,  // the process's host falls silent

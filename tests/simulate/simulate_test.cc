@@ -108,6 +108,21 @@ TEST(Simulate, GroupsGoOnBesideFailedGroups) {
   EXPECT_GE(numBeside, 5);
 }
 
+TEST(Simulate, DrawsWiresThatServeFetchesInParts) {
+  int numInParts = 0;
+  int numOvertaking = 0;
+  int numWithout = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const FetchOptions fetches = drawSchedule(seed).network.fetches;
+    numInParts += fetches.mostParts > 1 ? 1 : 0;
+    numOvertaking += fetches.overtakes ? 1 : 0;
+    numWithout += fetches.withoutPercent > 0 ? 1 : 0;
+  }
+  EXPECT_GE(numInParts, 50);
+  EXPECT_GE(numOvertaking, 50);
+  EXPECT_GE(numWithout, 20);
+}
+
 int count(const std::string& text, const std::string& part) {
   int count = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) {

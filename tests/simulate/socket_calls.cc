@@ -1,9 +1,11 @@
 // The linker calls these functions in place of the library's (tests/CMakeLists.txt, --wrap). A call on a descriptor of
 // the kernel goes to the kernel, and so does each call while there is no simulation.
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -52,6 +54,7 @@ ssize_t __real_recvmsg(int fd, msghdr* message, int flags);
 int __real_shutdown(int fd, int how);
 int __real_poll(pollfd* entries, nfds_t count, int timeout);
 int __real_close(int fd);
+int __real_ioctl(int fd, unsigned long request, void* value);
 
 int __wrap_socket(int domain, int type, int protocol) {
   int fd = -1;
@@ -107,6 +110,9 @@ int __wrap_getsockopt(int fd, int level, int name, void* value, socklen_t* size)
     tcp_info info{};
     info.tcpi_retransmits = silent > 0 ? 1 : 0;
     info.tcpi_last_ack_recv = static_cast<std::uint32_t>(silent / kMillisecond);
+    if (int bytes = 0; Sockets::current()->unacknowledged(fd, &bytes)) {
+      info.tcpi_unacked = bytes > 0 ? 1 : 0;
+    }
     std::memcpy(value, &info, std::min<std::size_t>(*size, sizeof info));
     return 0;
   }
@@ -149,6 +155,15 @@ int __wrap_poll(pollfd* entries, nfds_t count, int timeout) {
     return 0;
   }
   return __real_poll(entries, count, timeout);
+}
+
+int __wrap_ioctl(int fd, unsigned long request, void* value) {
+  int bytes = 0;
+  if (Sockets::current() == nullptr || request != SIOCOUTQ || !Sockets::current()->unacknowledged(fd, &bytes)) {
+    return __real_ioctl(fd, request, value);
+  }
+  std::memcpy(value, &bytes, sizeof bytes);
+  return 0;
 }
 
 int __wrap_close(int fd) {

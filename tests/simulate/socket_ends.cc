@@ -38,6 +38,9 @@ void Sockets::openSide(Side& side) {
   SW_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair.data()) == 0);
   side.fd = pair[0];
   side.other = pair[1];
+  if (const int bytes = static_cast<int>(options_.bufferBytes); bytes > 0) {
+    SW_CHECK(::setsockopt(side.other, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes) == 0);
+  }
 }
 
 bool Sockets::make(int domain, int type, int* fd) {
@@ -131,16 +134,28 @@ bool Sockets::send(int fd, std::string bytes, bool mayBlock, ssize_t* taken, int
     return false;
   }
   const Time now = side->process == nullptr ? world_.now() : side->process->time();
-  *error = side->isReset ? EPIPE : mayBlock && now < side->takesFrom ? EAGAIN : 0;
+  *error = side->isReset ? EPIPE : mayBlock && (now < side->takesFrom || side->isFull) ? EAGAIN : 0;
   *taken = *error == 0 ? std::ssize(bytes) : -1;
   if (*error != 0) {
     return true;
   }
-  if (mayBlock && bytes.size() > 1 && random_.chance(options_.shortPercent)) {
+  const bool isWhole = std::exchange(side->takesWhole, false);
+  if (!isWhole && mayBlock && bytes.size() > 1 && random_.chance(options_.shortPercent)) {
     *taken = random_.between(1, std::ssize(bytes) - 1);
     bytes.resize(static_cast<std::size_t>(*taken));
-    side->takesFrom = now + random_.between(0, kLongestFull);
-    world_.at(side->takesFrom, [this, side] { notify(*side); });
+    blockUntil(*side, now + random_.between(0, kLongestFull));
+  }
+  if (options_.bufferBytes > 0) {
+    const std::size_t room = options_.bufferBytes - std::min(options_.bufferBytes, side->underWay);
+    if (mayBlock && !isWhole && bytes.size() > room) {
+      bytes.resize(std::max<std::size_t>(room, 1));
+      *taken = std::ssize(bytes);
+    }
+    side->underWay += bytes.size();
+    if (side->underWay >= options_.bufferBytes) {
+      side->isFull = true;
+      block(*side);
+    }
   }
   if (bytes.size() > 1 && !side->hasEnded && random_.chance(options_.piecesPercent)) {
     const auto first = static_cast<std::size_t>(random_.between(1, std::ssize(bytes) - 1));
@@ -152,6 +167,62 @@ bool Sockets::send(int fd, std::string bytes, bool mayBlock, ssize_t* taken, int
   }
   count(side->process);
   return true;
+}
+
+void Sockets::blockUntil(Side& side, Time when) {
+  side.takesFrom = when;
+  block(side);
+  world_.at(when, [this, &side] { unblock(side); });
+}
+
+// The kernel takes a descriptor for writable as long as its buffer has room: bytes that nobody wants fill the buffer.
+void Sockets::block(Side& side) {
+  constexpr int kSmallest = 1;  // the kernel makes it some KiB
+  std::array<char, 4096> unwanted{};
+  if (options_.isBlocking && !std::exchange(side.isFilled, true)) {
+    ::setsockopt(side.fd, SOL_SOCKET, SO_SNDBUF, &kSmallest, sizeof kSmallest);
+    while (::write(side.fd, unwanted.data(), unwanted.size()) > 0) {
+    }
+  }
+}
+
+void Sockets::unblock(Side& side) {
+  std::array<char, 4096> unwanted{};
+  if (side.isFull || world_.now() < side.takesFrom) {
+    return;
+  }
+  while (side.isFilled && side.other >= 0 && ::read(side.other, unwanted.data(), unwanted.size()) > 0) {
+  }
+  side.isFilled = false;
+  notify(side);
+}
+
+// As the kernel's: full until a third of the buffer is empty.
+void Sockets::arrived(Side& from, std::size_t bytes) {
+  from.underWay -= std::min(bytes, from.underWay);
+  if (from.isFull && 3 * from.underWay <= 2 * options_.bufferBytes) {
+    from.isFull = false;
+    unblock(from);
+  }
+}
+
+bool Sockets::changesKey(int fd, std::uint64_t numRecords) {
+  Side* side = nullptr;
+  const bool isDue = options_.recordsPerKey > 0 && numRecords >= static_cast<std::uint64_t>(options_.recordsPerKey) &&
+                     find(fd, &side) != nullptr && side->process != nullptr && !side->isFull &&
+                     side->takesFrom <= side->process->time();
+  if (isDue) {
+    side->takesWhole = true;
+    world_.note(side->process->time(), side->process->rank(), "changes the key of a TLS stream");
+  }
+  return isDue;
+}
+
+bool Sockets::unacknowledged(int fd, int* bytes) {
+  Side* side = nullptr;
+  const bool isHere = options_.bufferBytes > 0 && find(fd, &side) != nullptr;
+  *bytes = isHere ? static_cast<int>(side->underWay) : 0;
+  return isHere;
 }
 
 bool Sockets::shutDown(int fd) {

@@ -136,6 +136,7 @@ void Sockets::deliver(Cable& cable, Side& to, const std::string& bytes, bool isE
   if (to.other >= 0 && to.fd >= 0) {
     const ssize_t written = to.arrived.empty() ? 0 : ::write(to.other, to.arrived.data(), to.arrived.size());
     to.arrived.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+    arrived(cable.across(to), static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
     if (!to.arrived.empty()) {
       world_.at(world_.now() + kFullFor, [this, &cable, &to] { deliver(cable, to, "", false); });
     } else if (to.seesEnd) {

@@ -31,6 +31,9 @@ struct SocketOptions {
   int piecesPercent = 0;        // of the sends, of which a part arrives later
   int shortPercent = 0;         // of the sends that the socket takes in part
   std::vector<Partition> partitions{};
+  bool isBlocking = false;      // epoll takes a full socket for full
+  std::size_t bufferBytes = 0;  // isBlocking: the most bytes under way to a process that reads; 0: any number
+  int recordsPerKey = 0;        // a sender changes its TLS key after so many records; 0: never
 };
 
 class Sockets {
@@ -65,6 +68,11 @@ class Sockets {
   bool accept(int listener, int* fd);
   // *taken: the bytes that the socket takes, -1 with *error. `mayBlock`: the socket may take none for a moment.
   bool send(int fd, std::string bytes, bool mayBlock, ssize_t* taken, int* error);
+  // Whether a TLS sender changes the key before the next record, after so many records. Then the socket takes the next
+  // bytes whole, like the kernel's writable sockets.
+  bool changesKey(int fd, std::uint64_t numRecords);
+  // Bytes that have not reached the other side.
+  bool unacknowledged(int fd, int* bytes);
   // No more bytes leave this side.
   bool shutDown(int fd);
   // The address of this side, or of the other side.
@@ -90,8 +98,12 @@ class Sockets {
     bool hasEnded = false;  // no more bytes leave this side
     bool isSilent = false;  // its host died
     bool seesEnd = false;
-    bool isReset = false;   // the other side was closed before it had read all bytes
-    bool isClosed = false;  // by the product, or with the process
+    bool isReset = false;     // the other side was closed before it had read all bytes
+    bool isClosed = false;    // by the product, or with the process
+    bool takesWhole = false;  // the next bytes
+    std::size_t underWay = 0;
+    bool isFull = false;    // until fewer bytes are under way
+    bool isFilled = false;  // for epoll
   };
   struct Cable {
     State state = State::kNew;
@@ -125,6 +137,10 @@ class Sockets {
   void close(Cable& cable, Side& side);
   void deliver(Cable& cable, Side& to, const std::string& bytes, bool isEnd);
   void notify(const Side& side);
+  void blockUntil(Side& side, Time when);
+  void block(Side& side);
+  void unblock(Side& side);
+  void arrived(Side& from, std::size_t bytes);
   void serve(Host& host);
   Host* hostOf(const Process* process);
   void count(const Process* process);
