@@ -531,13 +531,8 @@ def fetched(job: Job, rank: int = 0) -> list[int]:
     return [words[1] for words in job.reports[rank] if words[0] == "fetched"]
 
 
-def failed(job: Job, rank: int = 0) -> list[tuple[str, str]]:
-    return [words[1:] for words in job.reports[rank] if words[0] == "failed"]
-
-
-def broken(job: Job, rank: int = 0) -> list[str]:
-    """The errors about a death: beside other work a fetch may also find no new version in time."""
-    return [text for kind, text in failed(job, rank) if kind == "PeerFailedError"]
+def failed(job: Job, rank: int = 0, kind: str = "") -> list[tuple[str, str]]:
+    return [words[1:] for words in job.reports[rank] if words[0] == "failed" and kind in ("", words[1])]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -587,11 +582,11 @@ def test_a_dead_subscriber_is_a_line_in_the_publishers_log(victim: int, tmp_path
             job.until(lambda: len(fetched(job)) > 3, 60, "fetches")
         one.kill(victim)
         one.until(lambda: one.ended == [one.ended[0], one.ended[1]] and one.ended[victim] is not None
-                          and bool(broken(one, 1 - victim)), 30, "an error on the other rank")
-        assert "died" in broken(one, 1 - victim)[0], failed(one, 1 - victim)
+                          and bool(failed(one, 1 - victim, "PeerFailedError")), 30, "an error on the other rank")
+        assert "died" in failed(one, 1 - victim, "PeerFailedError")[0][1], failed(one, 1 - victim)
         before = len(fetched(other))
         other.until(lambda: len(fetched(other)) > before + 20, 30, "fetches of the other subscriber")
-        assert not broken(other), failed(other)
+        assert not failed(other, kind="PeerFailedError"), failed(other)
         served.until(lambda: all(said and said[-1] == ("serves", 1) for said in served.reports), 30,
                      "the end of one subscription")
         slow = [words for said in served.reports for words in said if words[0] == "committed" and words[2] > 9]
