@@ -369,7 +369,7 @@ TEST(Link, AFloodOfGarbageDoesNotFillTheLog) {
   for (int i = 0; i < 4 * Rejections::kMostLines; ++i) {
     const Fd socket = callFrom(listening.addresses());
     ASSERT_EQ(*sendSome(socket, framed("SWLK")), framed("SWLK").size());
-    ASSERT_TRUE(soon().waitFor(socket, POLLIN, "waiting to be rejected").isOk());
+    ASSERT_TRUE(WaitLimit(soon()).waitFor(socket, POLLIN, "waiting to be rejected").isOk());
   }
   listening.finish();
   const std::string lines = ::testing::internal::GetCapturedStderr();
