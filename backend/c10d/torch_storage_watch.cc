@@ -61,7 +61,7 @@ void* retainWeak(const void* storage) {
   }
   const void* const block = std::as_const(*impl).data_ptr().get();
   // The object, and so the address, stays as long as weak references exist.
-  c10::raw::intrusive_ptr::make_weak(impl);
+  static_cast<void>(c10::raw::intrusive_ptr::make_weak(impl));
   return new Watched{impl, block, numFreedAt(block)};
 }
 
