@@ -797,10 +797,10 @@ def reader_with_a_late_rank(rank: int, url: str, folder: Path) -> int:
     wanted = columns(2)
     create = _C.create_backend
     if rank == 1:
-        def when_the_store_has_ended(*args: Any) -> Any:
+        def when_the_store_has_ended(*args: Any, **named: Any) -> Any:
             report("joins")
             await_file(folder / "ended")
-            return create(*args)
+            return create(*args, **named)
         _C.create_backend = when_the_store_has_ended
     sub = shardwire.subscribe(url, "policy", wanted, group(), timeout=60)
     _C.create_backend = create
