@@ -17,9 +17,11 @@ struct SmallFloat {
   int mantissaBits;
   int bias;
   std::uint16_t maxFinite;
-  std::uint16_t overflow;  // the code of larger values: infinity, or NaN in formats without infinity
+  std::uint16_t overflow;  // the code of larger values: infinity, NaN, or maxFinite in a format that saturates
   std::uint16_t signBit;
-  bool hasNegativeZero;
+  bool hasNegativeZero;  // the formats without it have no infinity
+
+  bool isInfinity(std::uint16_t code) const { return hasNegativeZero && code > maxFinite && code == overflow; }
 };
 
 bool smallFloatOf(DType dtype, SmallFloat& format) {
@@ -32,7 +34,7 @@ bool smallFloatOf(DType dtype, SmallFloat& format) {
       format = {7, 127, 0x7f7f, 0x7f80, 0x8000, true};
       return true;
     case DType::kFloat8E4M3FN:
-      format = {3, 7, 0x7e, 0x7f, 0x80, true};
+      format = {3, 7, 0x7e, 0x7e, 0x80, true};
       return true;
     case DType::kFloat8E5M2:
       format = {2, 15, 0x7b, 0x7c, 0x80, true};
@@ -59,8 +61,9 @@ double magnitudeOf(const SmallFloat& format, std::uint16_t code) {
 
 float decode(const SmallFloat& format, std::uint16_t code) {
   const auto magnitude = static_cast<std::uint16_t>(code & ~format.signBit);
-  const double value =
-      magnitude > format.maxFinite ? std::numeric_limits<double>::quiet_NaN() : magnitudeOf(format, magnitude);
+  const double value = format.isInfinity(magnitude)   ? std::numeric_limits<double>::infinity()
+                       : magnitude > format.maxFinite ? std::numeric_limits<double>::quiet_NaN()
+                                                      : magnitudeOf(format, magnitude);
   return static_cast<float>((code & format.signBit) != 0 ? -value : value);
 }
 
