@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -16,6 +15,7 @@ namespace {
 constexpr Duration kEndsBecauseOfIt = std::chrono::minutes(1);
 
 struct Group {
+  ProcessGroup group;
   std::function<void()> changed;
   std::uint64_t since = 0;  // the version when the group was added
 };
@@ -29,33 +29,29 @@ struct Failure {
 
 struct Process {
   Mutex mutex;
-  std::map<std::pair<const void*, const void*>, Group> groups SW_GUARDED_BY(mutex);
+  std::vector<Group> groups SW_GUARDED_BY(mutex);      // oldest first, so that the order depends on no address
   std::vector<Failure> failures SW_GUARDED_BY(mutex);  // oldest first
   std::atomic<std::uint64_t> version{0};
 };
-
-std::pair<const void*, const void*> keyOf(const ProcessGroup& group) {
-  return {group.process, group.group};
-}
 
 }  // namespace
 
 void addProcessGroup(const ProcessGroup& group, std::function<void()> changed) {
   Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
-  all.groups[keyOf(group)] = {std::move(changed), all.version.load(std::memory_order_relaxed)};
+  all.groups.push_back({group, std::move(changed), all.version.load(std::memory_order_relaxed)});
 }
 
 void removeProcessGroup(const ProcessGroup& group) {
   Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
-  all.groups.erase(keyOf(group));
+  std::erase_if(all.groups, [&](const Group& each) { return each.group == group; });
   const auto now = Clock::now();
   std::erase_if(all.failures, [&](const Failure& each) {
     return each.overAt != Clock::time_point::max() && now - each.overAt > kEndsBecauseOfIt;
   });
   for (Failure& each : all.failures) {
-    if (keyOf(each.group) == keyOf(group) && each.overAt == Clock::time_point::max()) {
+    if (each.group == group && each.overAt == Clock::time_point::max()) {
       each.overAt = now;
       each.group.group = nullptr;  // another group may have this address soon
       all.version.fetch_add(1, std::memory_order_release);
@@ -70,8 +66,8 @@ void addProcessFailure(const ProcessGroup& group, std::string text) {
     const MutexLock lock(all.mutex);
     const std::uint64_t version = all.version.fetch_add(1, std::memory_order_release) + 1;
     all.failures.push_back({group, std::move(text), version});
-    for (const auto& [key, other] : all.groups) {
-      if (key.first == group.process && key.second != group.group) {
+    for (const Group& other : all.groups) {
+      if (other.group.process == group.process && other.group.group != group.group) {
         others.push_back(other.changed);
       }
     }
@@ -87,8 +83,8 @@ std::string processFailureBeside(const ProcessGroup& group, bool evenOver) {
   Process& all = PerProcess<Process>::get();
   const MutexLock lock(all.mutex);
   const auto now = Clock::now();
-  const auto own = all.groups.find(keyOf(group));
-  const std::uint64_t since = own == all.groups.end() ? 0 : own->second.since;
+  const auto own = std::ranges::find_if(all.groups, [&](const Group& each) { return each.group == group; });
+  const std::uint64_t since = own == all.groups.end() ? 0 : own->since;
   const auto found = std::find_if(all.failures.begin(), all.failures.end(), [&](const Failure& each) {
     const bool isOver = each.overAt != Clock::time_point::max();
     return each.version > since && each.group.process == group.process && each.group.group != group.group &&

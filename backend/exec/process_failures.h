@@ -14,6 +14,8 @@ namespace shardwire::internal {
 struct ProcessGroup {
   const void* process = nullptr;
   const void* group = nullptr;
+
+  bool operator==(const ProcessGroup&) const = default;
 };
 
 // `changed` is called, on any thread, when another group of the process failed; the function must not wait.

@@ -77,10 +77,12 @@ void SimulatedConnection::commit(Lane lane, std::size_t bytes) {
   if (out_.isCut) {
     frame.arrives = kNever;
   }
-  network_.note(self_, "sends {} to rank {}: {} bytes on the {} lane, {}", describeFrame(frame.bytes), peer_, bytes,
-                kLaneNames[at(lane)],
-                out_.isCut ? "lost" : "arriving at " + inMilliseconds(network_.world_.elapsed(frame.arrives)));
-  network_.recordFrame(self_, peer_, frame.arrives, fmt::format("{}, {} bytes", describeFrame(frame.bytes), bytes));
+  if (network_.isTraced()) {
+    const std::string what = describeFrame(frame.bytes);
+    network_.note(self_, "sends {} to rank {}: {} bytes on the {} lane, {}", what, peer_, bytes, kLaneNames[at(lane)],
+                  out_.isCut ? "lost" : "arriving at " + inMilliseconds(network_.world_.elapsed(frame.arrives)));
+    network_.recordFrame(self_, peer_, frame.arrives, fmt::format("{}, {} bytes", what, bytes));
+  }
   if (!out_.isCut) {
     network_.ringAt(frame.arrives, peer_);
     if (lane == Lane::kControl) {
@@ -100,7 +102,9 @@ void SimulatedConnection::release(Lane lane) {
   Direction::LaneQueue& queue = in_.lanes[at(lane)];
   SW_CHECK(!queue.frames.empty());
   const std::size_t room = roomOf(queue.frames.front().bytes.size());
-  network_.note(self_, "takes {} of rank {}", describeFrame(queue.frames.front().bytes), peer_);
+  if (network_.isTraced()) {
+    network_.note(self_, "takes {} of rank {}", describeFrame(queue.frames.front().bytes), peer_);
+  }
   in_.lastTaken = std::max(in_.lastTaken, queue.frames.front().number);
   queue.frames.pop_front();
   if (!process().isDead() && !in_.isCut) {

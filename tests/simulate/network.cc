@@ -130,7 +130,7 @@ void Network::checkWakesAt(Time when, Rank from, Rank to, std::uint64_t frame) {
     // Neither taken, nor lost with the sender's host.
     if (isJoined && !frames.empty() && frames.front().number <= frame && frames.front().arrives <= when) {
       processes_[static_cast<std::size_t>(to)]->checkWakes(
-          group_, when, fmt::format("{} of rank {}", describeFrame(frames.front().bytes), from));
+          group_, when, [&] { return fmt::format("{} of rank {}", describeFrame(frames.front().bytes), from); });
     }
   });
 }
@@ -141,8 +141,8 @@ void Network::checkServedAt(Time when, Rank from, Rank to) {
     const auto& joined = connections_[static_cast<std::size_t>(to)];
     const bool isJoined = std::ranges::any_of(joined, [&](const auto* each) { return each->peer() == from; });
     if (isJoined && !direction(to, from).hasStopped && !requests.empty() && requests.front().arrives <= when) {
-      processes_[static_cast<std::size_t>(to)]->checkWakes(group_, when,
-                                                           fmt::format("a request for memory of rank {}", from));
+      processes_[static_cast<std::size_t>(to)]->checkWakes(
+          group_, when, [&] { return fmt::format("a request for memory of rank {}", from); });
     }
   });
 }

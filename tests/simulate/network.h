@@ -74,6 +74,9 @@ class Network {
     }
   }
 
+  // Whether note() and recordFrame() keep anything: where the text of each frame would cost more than the frame.
+  bool isTraced() const { return world_.isTraced(); }
+
   // Between two processes on two hosts.
   Time drawWireDelay();
   // For the page that plays the run.

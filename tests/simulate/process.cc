@@ -244,7 +244,7 @@ void Process::ringIfArmed(std::size_t group) {
 
 // A caller that sleeps is woken by a ring, and else only by its own clock; while no caller drives the group, the
 // progress thread looks when rung.
-void Process::checkWakes(std::size_t group, Time since, const std::string& frame) {
+void Process::checkWakes(std::size_t group, Time since, const std::function<std::string()>& frame) {
   if (isDead() || isOver() || !missedWake_.empty()) {
     return;
   }
@@ -259,7 +259,7 @@ void Process::checkWakes(std::size_t group, Time since, const std::string& frame
       });
   if ((isCallers && (*sleeper)->wakeAt > soon) || (isThreads && nextLook_ > soon)) {
     missedWake_ = fmt::format("{} {} sleeps until {} on {}, which arrived at {}", world_.rowName(), rank_,
-                              inMilliseconds(world_.elapsed(isCallers ? (*sleeper)->wakeAt : nextLook_)), frame,
+                              inMilliseconds(world_.elapsed(isCallers ? (*sleeper)->wakeAt : nextLook_)), frame(),
                               inMilliseconds(world_.elapsed(since)));
   }
 }

@@ -53,8 +53,8 @@ class Process {
   // armed afterwards, and for a time behind `since`, does not ring: the poll behind the arming finds the frame.
   void ringIfArmed(std::size_t group, Time since, std::uint64_t numEvents);
   // A frame that every poll takes arrived at `since`, and nobody has taken the frame: if no thread is about to poll,
-  // the rank missed a wake-up.
-  void checkWakes(std::size_t group, Time since, const std::string& frame);
+  // the rank missed a wake-up. `frame` describes the frame.
+  void checkWakes(std::size_t group, Time since, const std::function<std::string()>& frame);
   // "" or the first missed wake-up.
   const std::string& missedWake() const { return missedWake_; }
   // `isWaiting`: whether the process's threads must take frames of the group. Set before the first turn.

@@ -47,7 +47,6 @@ class World {
   // A line of the trace, at `when`; row -1: nobody's.
   template <typename... Args>
   void note(Time when, Rank rank, fmt::format_string<Args...> format, Args&&... args) {
-    ++numNotes_;
     if (isTraced_) {
       add(when, rank, fmt::format(format, std::forward<Args>(args)...));
     }
@@ -59,7 +58,6 @@ class World {
   void setRowName(const char* name) { rowName_ = name; }
   const char* rowName() const { return rowName_; }
   bool isTraced() const { return isTraced_; }
-  std::uint64_t numNotes() const { return numNotes_; }
   std::uint64_t numEvents() const { return numEvents_; }
 
  private:
@@ -81,7 +79,6 @@ class World {
   Time now_;
   std::priority_queue<Event> events_;
   std::uint64_t numEvents_ = 0;
-  std::uint64_t numNotes_ = 0;
   std::string trace_;
   Recording recording_;
 };

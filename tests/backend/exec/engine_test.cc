@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "backend/exec/process_failures.h"
 #include "tests/backend/exec/fake_engine.h"
@@ -19,32 +22,39 @@
 namespace shardwire::internal {
 namespace {
 
+// The groups of a process are called in the order in which they were made: the engine's group is called second.
+class SecondGroupTest : public EngineTest {
+ protected:
+  SecondGroupTest()
+      : EngineTest([this](const void* process) {
+          addProcessGroup({process, &first_}, [this] { firstIsCalled_(); });
+        }) {}
+  ~SecondGroupTest() override { removeProcessGroup(first_); }
+
+  const ProcessGroup first_{progressBell_.get(), &first_};
+  std::function<void()> firstIsCalled_ = [] {};
+};
+
 // Another thread reports a failure of another group while this thread ends the group: the rest of the connections
 // leaves by the wires.
-TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
-  // The groups of a process are called in the order of their addresses.
-  const ProcessGroup first{progressBell_.get(), reinterpret_cast<const void*>(1)};
-  const ProcessGroup failed{progressBell_.get(), reinterpret_cast<const void*>(2)};
-  bool ends = false;
-  int atTheEnd = 0;
-  addProcessGroup(first, [&] {
-    if (ends) {
-      engine_->shutdown();
-      atTheEnd = polls_;
-    }
-  });
+TEST_F(SecondGroupTest, PollsNoWireOnceItsGroupIsClosed) {
+  const ProcessGroup failed{progressBell_.get(), this};
   const int before = polls_;
-  addProcessFailure({&ends, failed.group}, "a rank died, in another process");
-  EXPECT_EQ(processFailureBeside(first), "");
+  addProcessFailure({this, failed.group}, "a rank died, in another process");
+  EXPECT_EQ(processFailureBeside(first_), "");
   addProcessFailure(failed, "a rank died");
-  EXPECT_EQ(processFailureBeside(first), "a rank died");
+  EXPECT_EQ(processFailureBeside(first_), "a rank died");
   EXPECT_GT(polls_, before);
-  ends = true;
+  int atTheEnd = 0;
+  firstIsCalled_ = [&] {
+    engine_->shutdown();
+    atTheEnd = polls_;
+  };
   addProcessFailure(failed, "another rank died");
+  EXPECT_GT(atTheEnd, 0);
   EXPECT_EQ(polls_, atTheEnd);
-  removeProcessGroup(first);
   removeProcessGroup(failed);
-  removeProcessGroup({&ends, failed.group});
+  removeProcessGroup({this, failed.group});
 }
 
 // A process that goes on after a death makes new groups, perhaps while the failed group still exists.
@@ -66,6 +76,20 @@ TEST(ProcessFailures, OfEarlierDoNotCountInALaterGroup) {
   EXPECT_EQ(called, 2);
   for (const std::uintptr_t number : {1, 2, 3}) {
     removeProcessGroup(keyOf(number));
+  }
+}
+
+// An order by addresses would differ from run to run.
+TEST(ProcessFailures, AreReportedToTheOldestGroupFirst) {
+  std::array<int, 4> groups{};
+  std::vector<std::size_t> called;
+  for (const std::size_t number : {2, 3, 0, 1}) {
+    addProcessGroup({&called, &groups[number]}, [&called, number] { called.push_back(number); });
+  }
+  addProcessFailure({&called, &groups[3]}, "a rank died");
+  EXPECT_EQ(called, (std::vector<std::size_t>{2, 0, 1}));
+  for (const int& group : groups) {
+    removeProcessGroup({&called, &group});
   }
 }
 

@@ -77,7 +77,8 @@ class CountingWire final : public Wire {
 
 class EngineTest : public ::testing::Test {
  protected:
-  EngineTest() {
+  // `before` runs before the engine is made, and gets the process of the engine's group.
+  explicit EngineTest(const std::function<void(const void* process)>& before = nullptr) {
     Peers peers;
     peers.connections.resize(2);
     peers.connections[1] = std::make_unique<FakeConnection>(1);
@@ -93,6 +94,9 @@ class EngineTest : public ::testing::Test {
     Options options;
     options.ringBytes = 512;
     options.timeout = std::chrono::seconds(20);
+    if (before != nullptr) {
+      before(progressBell_.get());
+    }
     engine_ = Engine::create(std::move(peers), 0, 2, options, "g").value();
   }
   ~EngineTest() override { engine_->shutdown(); }
