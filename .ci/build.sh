@@ -85,12 +85,12 @@ suite_needs() {  # suite_needs ARGS OF ./run test
   suite_groups='' suite_torch=no
   for part in ${only//,/ }; do
     case "$part" in
-      checks|cpp|aarch64|mpi|rdma|tidy|cuda-torch) suite_groups+=" $part" ;;
+      checks|cpp|aarch64|mpi|rdma|tidy|conda|cuda-torch) suite_groups+=" $part" ;;
       alone|asan|tsan) suite_groups+=" cpp" ;;
       rdma-whole) suite_groups+=" rdma python"; suite_torch=yes ;;
       network) suite_groups+=" python"; suite_torch=yes ;;
       fuzz|python|docs|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
-      *) die "./run test --only $part: the parts are checks, cpp, asan, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, alone, aarch64, rdma-whole, network, fuzz, tidy, cuda-torch" ;;
+      *) die "./run test --only $part: the parts are checks, cpp, asan, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, alone, aarch64, rdma-whole, network, fuzz, tidy, conda, cuda-torch" ;;
     esac
   done
 }

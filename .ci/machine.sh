@@ -75,6 +75,7 @@ packages_of() {  # packages_of GROUP
     # The names are as clang-tidy 14 reads them: Debian 12 has this version.
     tidy) packages_of cpp; echo clang-tidy; if apt-cache show clang-tidy-14 >/dev/null 2>&1; then echo clang-tidy-14; fi ;;
     python) packages_of demo; echo iproute2; [ "${CI:-}" != true ] || echo slurmctld slurmd slurm-client; debian_torch && echo python3-pytest python3-pytest-xdist python3-rich python3-setuptools || true ;;
+    conda) packages_of demo; echo patchelf python3-torch libtorch-dev python3-pip python3-setuptools python3-wheel ;;
     cuda-torch) packages_of core; echo nlohmann-json3-dev iproute2; [ "$python" != /usr/bin/python3 ] || echo python3-dev python3-venv python3-pip ;;
     docs) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-sphinx python3-myst-parser furo ;;
     torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;

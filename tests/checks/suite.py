@@ -684,6 +684,11 @@ def part_cuda_torch(options):
     return counting_script("cuda-torch", [CHECKS / "cuda_torch.py"], 7200, clean_environment(**version))
 
 
+def part_conda(options):
+    """The conda package, built by rattler-build from PyPI."""
+    return counting_script("conda", [CHECKS / "conda.py"], 1800, clean_environment())
+
+
 def part_mpi(options):
     """Ranks started by mpirun, joined by the mpi transport."""
     return with_cpp("mpi", [ROOT / "tests" / "mpi" / "run_mpi.py", ROOT / "build" / "cpp",
@@ -738,9 +743,10 @@ PARTS = {
     "example": part_example,
     "pip-install": part_pip_install,
     "tidy": part_tidy,
+    "conda": part_conda,
     "cuda-torch": part_cuda_torch,
 }
-BY_NAME = ("alone", "aarch64", "rdma-whole", "fuzz", "network", "tidy", "cuda-torch")  # .ci/weekly
+BY_NAME = ("alone", "aarch64", "rdma-whole", "fuzz", "network", "tidy", "conda", "cuda-torch")  # .ci/weekly
 SLOW = ("docs", "asan", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
 
 

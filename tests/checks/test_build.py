@@ -298,3 +298,9 @@ def test_ccache_shares_units_between_folders_and_copies_of_the_tree(tmp_path):
         hits.append(
             (int(counts["cache_miss"]), int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])))
     assert hits == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_the_conda_recipe_has_the_version_of_the_project():
+    project = re.search(r"project\(shardwire VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    recipe = (ROOT / ".packaging" / "conda" / "recipe.yaml").read_text()
+    assert re.search(r'^  version: "(.*)"$', recipe, re.MULTILINE)[1] == project
