@@ -75,6 +75,15 @@ Status Driving::startFailed(const char* why) {
   return state_.operations.failure();
 }
 
+void Driving::pollFailed(const char* why) {
+  state_.failure.fail(
+      {StatusCode::kSystem,
+       fmt::format("a poll of the progress thread failed on {}: {}; the operations in flight cannot end, "
+                   "so the group ends",
+                   state_.context.label, why)});
+  state_.operations.step();
+}
+
 void Driving::spinFor(const Activity& last, Duration spinLimit) {
   const bool yieldsAlways = yieldAfter_ == Duration::zero();
   const Duration spinInline = std::min<Duration>(yieldsAlways ? kCrowdedSpins * spinLimit : spinLimit, spin_);
@@ -285,8 +294,12 @@ Progressed::Look Driving::lookAsLeader() {
       peers_.doorbell->arm(Wakes::kProgress);
     }
     // A group with nothing in flight is looked at now and then: peers may ask what this rank does, or report a failure.
-    progress = state_.poll();
-    checkSlow(state_, !progress);
+    try {
+      progress = state_.poll();
+      checkSlow(state_, !progress);
+    } catch (const std::exception& error) {
+      pollFailed(error.what());
+    }
     idle = !state_.isBusy();
     progress = progress && !idle && state_.operations.failure().isOk();  // a failed group sleeps
     hasWork_.store(!idle, std::memory_order_seq_cst);

@@ -198,6 +198,17 @@ TEST_F(EngineTest, IsDrivenAfterAnExceptionInAWait) {
   EXPECT_FALSE(statusOnceFailed().isOk());
 }
 
+TEST_F(EngineTest, FailsTheGroupAfterAnExceptionOnTheProgressThread) {
+  const auto exchange = submitExchange(1);
+  failNextPoll(false);
+  const Status status = statusOnceFailed();
+  EXPECT_EQ(status.code(), StatusCode::kSystem);
+  EXPECT_TRUE(status.message().starts_with("a poll of the progress thread failed on rank 0")) << status.message();
+  EXPECT_TRUE(exchange->isDone());
+  EXPECT_TRUE(
+      textOfFirst<FailFrame>().value_or("").starts_with("rank 0 gave up: a poll of the progress thread failed"));
+}
+
 TEST_F(EngineTest, PassesARevocationOnThoughTheGroupFailedBefore) {
   engine_->abort({StatusCode::kPeerFailed, "rank 7 died"});
   put(Lane::kControl,

@@ -140,11 +140,11 @@ class EngineTest : public ::testing::Test {
     return exchange;
   }
 
-  // This thread's next poll throws. A poll of the progress thread does not, since an exception would end that thread.
-  void failNextPoll() {
+  // The next poll of this thread, or of the progress thread, throws.
+  void failNextPoll(bool ofThisThread = true) {
     engine_->locked([&](const GroupState&) {
-      onPoll_ = [this, caller = std::this_thread::get_id()] {
-        if (std::this_thread::get_id() == caller) {
+      onPoll_ = [this, ofThisThread, caller = std::this_thread::get_id()] {
+        if ((std::this_thread::get_id() == caller) == ofThisThread) {
           onPoll_ = nullptr;
           throw std::bad_alloc();
         }
