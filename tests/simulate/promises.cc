@@ -145,13 +145,22 @@ bool isAboutRankThatFailed(const Report& report, const Schedule& drawn, const st
   });
 }
 
+// Whether the error is the reason of another rank's timeout, passed on.
+bool isPassedOn(const Status& failure, const Status& timeout) {
+  const std::size_t reason = timeout.message().find(" reached its timeout");
+  return reason != std::string::npos && failure.message().find(" gave up: ") != std::string::npos &&
+         failure.message().ends_with(timeout.message().substr(reason));
+}
+
 // The link to another rank stalled while this rank asked that rank for its state, shortly before the timeout. The error
-// can name only the silent rank, whose own error is about the loss.
+// can name only the silent rank, whose own error is about the loss, unless the first rank's reason came before.
 bool isAboutStalledRank(const Report& report, const Schedule& drawn, const std::vector<Report>& reports,
                         bool hasRankLeft) {
   return drawn.network.numStalls > 0 && report.failure.code() == StatusCode::kTimeout &&
          std::ranges::any_of(reports, [&](const Report& other) {
-           return other.group == report.group && isAboutAny(other.failure, drawn, other.group, hasRankLeft) &&
+           return other.group == report.group &&
+                  (isAboutAny(other.failure, drawn, other.group, hasRankLeft) ||
+                   isPassedOn(other.failure, report.failure)) &&
                   report.failure.message().find(fmt::format("rank {} gave no answer", other.rank)) != std::string::npos;
          });
 }

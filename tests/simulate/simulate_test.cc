@@ -61,7 +61,8 @@ TEST(Simulate, AllowsWhatNobodyPromises) {
   expectKept(2028828);   // a rank failed, stayed for half a second for a rank that another group held longer, and left
   expectKept(10081293);  // a link stalled while a rank asked the peer for its state, until both had reached the timeout
   expectKept(10159036);  // likewise, over links with short writes
-  expectKept(50528670);  // a host was lost a second before the timeout of an operation
+  expectKept(210014089);  // likewise, and the silent rank got the first rank's reason
+  expectKept(50528670);   // a host was lost a second before the timeout of an operation
   expectKept(50628340);
   expectKept(5010740);  // another group held the only thread of a missing rank for 41 s, and did not fail
   expectKept(5011596);
