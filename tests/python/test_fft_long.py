@@ -17,8 +17,10 @@ from test_fft import check, data_of, naive
 from test_reshape import check_misuse, random_distribution, take
 
 import shardwire
-from shardwire.distributed._fft_long import fold, splits, view_of
 from shardwire.distributed._ends import End
+from shardwire.distributed._fft_chirp import axis_of
+from shardwire.distributed._fft_long import _end, fold, splits, view_of
+from shardwire.distributed._fft_route import Problem
 from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, ProcessGrid, Slab
 from shardwire.distributed.fft import FFT, fft, ifft, irfft, rfft
 
@@ -412,6 +414,18 @@ def test_splits() -> None:
         assert all(rows * width == extent and rows > 1 and width > 1 for rows, width in found)
         assert bool(found) == (extent > 1 and extent not in primes), extent
     assert splits(1 << 20, 2)[0] == (1024, 1024) and splits(36, 4)[0] in ((4, 9), (6, 6), (9, 4))
+
+
+def test_a_prime_length_is_convolved_where_one_rank_takes_longer() -> None:
+    """A real transform of a prime length takes one rank as long as a complex one, and the convolution of reals less
+    bytes: the choice begins at shorter lengths (docs/benchmarks.md has the times)."""
+    for ranks, kind, (plain, convolved) in itertools.product(
+            (2, 4), ("C2C", "R2C", "C2R"), ((4_001, 50_021), (2_003, 100_003))):
+        for length, expected in ((plain, None), (convolved, 0)):
+            half = length // 2 + 1
+            shape, result = (half if kind == "C2R" else length,), (half if kind == "R2C" else length,)
+            ends = [_end(Slab(0), each, ranks) for each in (shape, result)]
+            assert axis_of(Problem(kind, (0,), shape, result, 8), *ends) == expected, (ranks, kind, length)
 
 
 def test_folded_views_are_the_folded_array() -> None:

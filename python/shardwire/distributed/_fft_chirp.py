@@ -33,7 +33,8 @@ from ._fft_route import Problem, _full, _largest, _move_cost, transform_cost
 from .distribution import Dims, Slab
 
 # A local transform of a length with a large prime factor, relative to one of about the same length with small factors.
-_PRIME = 6.0
+# A real one takes as long as a complex one.
+_PRIME = 7.0
 # The cost of the multiplications, for each byte, relative to one byte moved between ranks.
 _TURN = 0.25
 # The largest prime factor of a length that engines transform at full speed.
@@ -66,8 +67,13 @@ def axis_of(problem: Problem, source: End, target: End | None) -> int | None:
 
 def _plain_cost(problem: Problem, source: End, target: End | None, hard: list[int]) -> float:
     route, dims = _fft_long.find(problem, source, target), _full(problem)
-    slow = sum(transform_cost([dims[axis]], step.end, problem.item_bytes) * (_PRIME - 1)
-               for step in route.steps if isinstance(step, _fft_long.Local) for axis in hard if axis in step.axes)
+    slow = 0.0
+    for step in route.steps:
+        if isinstance(step, _fft_long.Local):
+            for axis in set(hard).intersection(step.axes):
+                # The end of R2C has half of the elements.
+                whole = 2 if problem.kind == "R2C" and axis == problem.axes[-1] else 1
+                slow += transform_cost([dims[axis]], step.end, problem.item_bytes) * (whole * _PRIME - 1)
     return route.cost + slow
 
 
