@@ -7,6 +7,7 @@ bench/compare.py writes a form of its own with the samples of each cell, and has
 """
 
 import datetime
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -44,7 +45,11 @@ def cpu_name():
 
 
 def torch_version():
-    return getattr(sys.modules.get("torch"), "__version__", "")
+    """Of this interpreter's torch, which the processes that are measured import; "" without one."""
+    try:
+        return importlib.metadata.version("torch").removesuffix("+gitunknown")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def machine():
@@ -93,8 +98,7 @@ def write(path, part, tables, missing=None, called="", verdict=None, **more):
         if option in words:
             del words[words.index(option):words.index(option) + 2]
     warn_of_commit()
-    made = {"bench": "record", "part": part, **WHERE, "torch": torch_version(), "tables": tables,
-            "missing": missing or {},
+    made = {"bench": "record", "part": part, **WHERE, "tables": tables, "missing": missing or {},
             "command": f"./run bench {shlex.join([called or part, *words])}", **more}
     if verdict is not None:
         left_out = len(verdict) - MOST_FAULTS
