@@ -26,8 +26,8 @@ class ProgressBell {
 // The threads that an armed doorbell wakes: the threads asleep on the doorbell, the process's progress thread, or both.
 enum class Wakes : std::uint32_t { kSleepers = 1, kProgress = 2, kAll = 3 };
 
-// The bell of one rank: peers ring the armed bell when they commit or release a frame. All connections and threads of a
-// group share the bell.
+// The bell of one rank: peers ring the armed bell when they commit a frame, or release a frame after this rank found no
+// room. All connections and threads of a group share the bell.
 //
 // To sleep without losing a wake-up: ticket = arm(), look once more for work, sleep(ticket, until). Any thread may
 // disarm() while other threads sleep; such a thread must arm() again before it leaves while other threads are still
@@ -35,8 +35,8 @@ enum class Wakes : std::uint32_t { kSleepers = 1, kProgress = 2, kAll = 3 };
 class Doorbell {
  public:
   virtual ~Doorbell() = default;
-  // From here on the next commit or release by a peer rings once, for these threads as well as for the threads of
-  // earlier calls; then the bell is disarmed. Returns the count of rings so far.
+  // From here on the next such commit or release rings once, for these threads as well as for the threads of earlier
+  // calls; then the bell is disarmed. Returns the count of rings so far.
   virtual std::uint32_t arm(Wakes whom) = 0;
   // Peers need not ring, since a thread is polling. A ring may still come.
   virtual void disarm() = 0;

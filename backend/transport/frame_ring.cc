@@ -62,6 +62,19 @@ bool RingWriter::readReleased() {
   return !broken_;
 }
 
+// Without room, the writer asks the reader to ring. The reader may have released frames just before this request, so
+// the writer looks again.
+bool RingWriter::findRoom(std::size_t least) {
+  if (!readReleased()) {
+    return false;
+  }
+  if (room() >= least) {
+    return true;
+  }
+  words_->awaitsRoom.store(1, std::memory_order_seq_cst);
+  return readReleased() && room() >= least;
+}
+
 // The reader's cache line is fetched only once for each page. Frames of several KiB use the first pages again only in
 // an exchange: a broadcast of 4 KiB after the other takes twice as long in lines that the reader has just read.
 bool RingWriter::canRewind(std::size_t position, std::size_t frameBytes) {
@@ -85,7 +98,7 @@ std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBy
   const std::size_t toEnd = capacity_ - position;
   const std::size_t skip = toEnd < least || (beginsPage(position, most) && canRewind(position, most)) ? toEnd : 0;
   // The reader's cache line is fetched only when the last known count is not enough.
-  if (broken_ || (room() < skip + most && (!readReleased() || room() < skip + least))) {
+  if (broken_ || (room() < skip + most && !findRoom(skip + least))) {
     return {};
   }
   const std::size_t contiguous = skip > 0 ? capacity_ : toEnd;
@@ -190,13 +203,15 @@ std::span<const std::byte> RingReader::peek() {
   return {};
 }
 
-void RingReader::release() {
+bool RingReader::release() {
   SW_CHECK(frameBytes_ > 0);
   released_ += frameBytes_;
   frameBytes_ = 0;
   // Release: pairs with RingWriter::readReleased(), after which the writer may overwrite the bytes. seq_cst: as in
   // RingWriter::publish.
   words_->released.store(released_, std::memory_order_seq_cst);
+  return words_->awaitsRoom.load(std::memory_order_seq_cst) != 0 &&
+         words_->awaitsRoom.exchange(0, std::memory_order_seq_cst) != 0;
 }
 
 }  // namespace shardwire::internal

@@ -20,9 +20,11 @@
 
 namespace shardwire::internal {
 
-// The words shared by both ends, each on a separate cache line: the writer stores one, the reader the other.
+// The words shared by both ends. The writer stores the first line and the reader the second, except that the reader
+// clears `awaitsRoom`.
 struct RingWords {
   alignas(64) std::atomic<std::uint64_t> written;
+  std::atomic<std::uint32_t> awaitsRoom;  // 1: a reservation failed; the next release() must ring the writer's bell
   alignas(64) std::atomic<std::uint64_t> released;
 };
 
@@ -67,7 +69,7 @@ class RingWriter {
         alignment_(alignmentOf(by)),
         by_(by) {}
 
-  // See Connection. Empty: no room now.
+  // See Connection. Empty: no room now, and the reader's next release() reports that this writer awaits room.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
   // Publishes the frame; 0 gives the reservation back. Sequentially consistent with the reader's look: see
   // ringIfArmed().
@@ -79,6 +81,7 @@ class RingWriter {
 
  private:
   bool readReleased();
+  bool findRoom(std::size_t least);
   bool canRewind(std::size_t position, std::size_t frameBytes);
   void emptyHeaderBehind(std::uint64_t frameEnd);
   void publish(std::size_t position, std::size_t bytes);
@@ -108,8 +111,10 @@ class RingReader {
 
   // The oldest frame, or empty.
   std::span<const std::byte> peek();
-  // Gives the frame that peek() returned back to the writer.
-  void release();
+  // Gives the frame that peek() returned back to the writer. Returns whether the writer awaits room: a writer that does
+  // not is busy with other work, and a ring of its bell would only interrupt this work. Sequentially consistent with
+  // the writer's look: see ringIfArmed().
+  bool release();
   // The writer stored an impossible count or length.
   bool isBroken() const { return broken_; }
 

@@ -184,20 +184,33 @@ Model bellOfReader(const Orders& o, std::size_t numPeers, Site publish = kRingPu
   return model;
 }
 
-// A writer without room sleeps until the reader releases a frame.
-Model bellOfWriter(const Orders& o) {
+// A writer without room sleeps until the reader has released `needed` frames, of two. The sites of
+// RingWriter::findRoom() and RingReader::release().
+Model bellOfWriter(const Orders& o, Value needed) {
   const BellPlaces bell{0, 1, 2};
-  constexpr Location kReleased = 3, kCell = 4;
-  return {5,
-          {[=, &o](Thread& t) {
-             driveUntil(t, o, bell, [&] { return t.load(kReleased, o[kRingReadReleased]) != 0; });
-             t.writePlain(kCell, 1);
-           },
-           [=, &o](Thread& t) {
-             t.readPlain(kCell);
-             t.store(kReleased, 1, o[kRingRelease]);
+  constexpr Location kReleased = 3, kAwaitsRoom = 4, kCells = 5;
+  return {
+      7,
+      {[=, &o](Thread& t) {
+         const auto hasRoom = [&] { return t.load(kReleased, o[kRingReadReleased]) >= needed; };
+         driveUntil(t, o, bell, [&] {
+           if (hasRoom()) {
+             return true;
+           }
+           t.store(kAwaitsRoom, 1, o[kRingAwaitRoom]);
+           return hasRoom();
+         });
+         t.writePlain(kCells + needed - 1, 1);
+       },
+       [=, &o](Thread& t) {
+         for (Value frame = 0; frame < 2; ++frame) {
+           t.readPlain(kCells + frame);
+           t.store(kReleased, frame + 1, o[kRingRelease]);
+           if (t.load(kAwaitsRoom, o[kRingIsAwaited]) != 0 && t.exchange(kAwaitsRoom, 0, o[kRingTakeAwaited]) != 0) {
              ringIfArmed(t, o, bell);
-           }}};
+           }
+         }
+       }}};
 }
 
 // RankDoorbell::ticket(), sleep() and ringSelf(), between threads of a rank; the change itself may be relaxed.
@@ -502,7 +515,8 @@ Protocol rankBell() {
       "`ringSelf`",
       {[](const Orders& o) { return bellOfReader(o, 1); },
        [](const Orders& o) { return bellOfReader(o, 1, kRingPublishCount, kRingReadWritten); },
-       [](const Orders& o) { return bellOfReader(o, 2); }, bellOfWriter, ringSelf}};
+       [](const Orders& o) { return bellOfReader(o, 2); }, [](const Orders& o) { return bellOfWriter(o, 1); },
+       [](const Orders& o) { return bellOfWriter(o, 2); }, ringSelf}};
 }
 
 Protocol processBell() {

@@ -28,7 +28,7 @@ struct ShmLiveness;
 struct ShmProcessPage;
 
 inline constexpr std::uint64_t kInboxMagic = 0x584f424e49575348;  // "HSWINBOX" as bytes
-inline constexpr std::uint32_t kInboxVersion = 7;
+inline constexpr std::uint32_t kInboxVersion = 8;
 inline constexpr std::size_t kInboxPage = 4096;  // of a slot before the data of its lanes
 
 enum class RankState : std::uint32_t { kAlive = 0, kLeft = 1 };

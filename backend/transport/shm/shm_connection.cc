@@ -93,9 +93,11 @@ std::span<const std::byte> ShmConnection::peek(Lane lane) {
 }
 
 void ShmConnection::release(Lane lane) {
-  readers_[index(lane)].release();
+  const bool awaitsRoom = readers_[index(lane)].release();
   writers_[index(lane)].noteAnswer();
-  joint_.theirs->ringIfArmed();
+  if (awaitsRoom) {
+    joint_.theirs->ringIfArmed();
+  }
 }
 
 ReadLimits ShmConnection::readLimits() const {

@@ -176,6 +176,28 @@ TEST_P(TransportContract, ReleaseWakesASenderThatWaitsForRoom) {
   });
 }
 
+TEST_P(TransportContract, AReleaseDoesNotRingForASenderWithRoom) {
+  if (GetParam().isWire) {
+    GTEST_SKIP() << "a wire rings for bytes that no thread has found yet, and a release is bytes";
+  }
+  run(2, [](Rank rank, Peers& peers) {
+    Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
+    if (rank == 0) {
+      const std::uint32_t ticket = peers.doorbell->arm(internal::Wakes::kSleepers);
+      sendFrame(connection, Lane::kControl, "a", 1);
+      peers.doorbell->sleep(ticket, Clock::now() + std::chrono::milliseconds(50));
+      EXPECT_EQ(peers.doorbell->ticket(), ticket);
+      sendFrame(connection, Lane::kBulk, "b", 1);
+    } else {
+      for (const Lane lane : {Lane::kControl, Lane::kBulk}) {
+        ASSERT_FALSE(awaitFrame(connection, lane).empty());
+        connection.release(lane);
+      }
+    }
+    meet(connection);
+  });
+}
+
 TEST_P(TransportContract, RingSelfWakesEveryThreadOfTheRank) {
   const LongSleeps longSleeps;
   run(1, [&](Rank, Peers& peers) {

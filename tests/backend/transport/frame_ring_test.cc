@@ -182,6 +182,21 @@ TEST_P(FrameRing, OffersMoreRoomWhenThereIsSome) {
   EXPECT_EQ(frame.size(), 16U);
 }
 
+TEST_P(FrameRing, AReleaseReportsAWriterWithoutRoomOnce) {
+  Ring ring(1024, GetParam());
+  const std::size_t largest = maxLaneFrameBytes(1024);
+  ASSERT_TRUE(ring.send(largest, 1));
+  ASSERT_TRUE(ring.send(largest, 2));
+  ring.reader.peek();
+  EXPECT_FALSE(ring.reader.release());  // there was room
+  while (ring.send(largest, 3)) {
+  }
+  ring.reader.peek();
+  EXPECT_TRUE(ring.reader.release());
+  ring.reader.peek();
+  EXPECT_FALSE(ring.reader.release());  // the writer has not looked again
+}
+
 TEST_P(FrameRing, MisuseIsABug) {
   Ring ring(1024, GetParam());
   EXPECT_THROW(ring.writer.commit(1), std::logic_error);
