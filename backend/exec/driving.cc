@@ -75,13 +75,21 @@ Status Driving::startFailed(const char* why) {
   return state_.operations.failure();
 }
 
-void Driving::pollFailed(const char* why) {
-  state_.failure.fail(
-      {StatusCode::kSystem,
-       fmt::format("a poll of the progress thread failed on {}: {}; the operations in flight cannot end, "
-                   "so the group ends",
-                   state_.context.label, why)});
-  state_.operations.step();
+// Mostly for want of memory, or a bug. Bytes or a frame may be half processed, so no operation could end as it should.
+bool Driving::poll(bool checksSlow) {
+  try {
+    const bool progress = state_.poll();
+    if (checksSlow) {
+      checkSlow(state_, !progress);
+    }
+    return progress;
+  } catch (const std::exception& error) {
+    state_.failure.fail({StatusCode::kSystem,
+                         fmt::format("a poll failed on {}: {}; the operations in flight cannot end, so the group ends",
+                                     state_.context.label, error.what())});
+    state_.operations.step();
+    return true;
+  }
 }
 
 void Driving::spinFor(const Activity& last, Duration spinLimit) {
@@ -121,7 +129,7 @@ void Driving::spinFor(const Activity& last, Duration spinLimit) {
 void Driving::leaveRest() {
   if (!state_.operations.inFlight().empty() || state_.oneSided.isServing()) {
     peers_.doorbell->arm(Wakes::kAll);
-    if (state_.poll() && !state_.operations.inFlight().empty()) {
+    if (poll(false) && !state_.operations.inFlight().empty()) {
       // Some work may be left that waits for no peer, such as the rest of a long read: no peer rings for such work.
       wakeProgress();
     }
@@ -222,8 +230,7 @@ void Driving::sleepOnBell(const Activity& activity, Deadline until, Patience& pa
     if (!state_.links.isClosed()) {  // else another thread ends the connections just now, without the lock
       ticket = peers_.doorbell->arm(Wakes::kSleepers);
     }
-    const bool progress = state_.poll();
-    checkSlow(state_, !progress);
+    const bool progress = poll(true);
     sleeps = !progress && state_.operations.completions().empty() && !activity.isDone() &&
              state_.operations.failure().isOk() && !state_.links.isClosed();
     soonest = std::min({until, activity.deadline, patience.now() + kMaxSleep});
@@ -243,10 +250,7 @@ bool Driving::pollOrNot(bool looksSlow, Completions* done) {
     return false;
   }
   const MutexLock lock(mutex_, std::adopt_lock);
-  const bool progress = state_.poll();
-  if (looksSlow) {
-    checkSlow(state_, !progress);
-  }
+  const bool progress = poll(looksSlow);
   takeCompletions(done);
   return progress;
 }
@@ -294,12 +298,7 @@ Progressed::Look Driving::lookAsLeader() {
       peers_.doorbell->arm(Wakes::kProgress);
     }
     // A group with nothing in flight is looked at now and then: peers may ask what this rank does, or report a failure.
-    try {
-      progress = state_.poll();
-      checkSlow(state_, !progress);
-    } catch (const std::exception& error) {
-      pollFailed(error.what());
-    }
+    progress = poll(true);
     idle = !state_.isBusy();
     progress = progress && !idle && state_.operations.failure().isOk();  // a failed group sleeps
     hasWork_.store(!idle, std::memory_order_seq_cst);

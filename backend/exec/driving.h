@@ -181,8 +181,8 @@ class Driving {
   // for, or a message has left. Fails the group with all operations in flight, lets the progress thread drive again,
   // and returns the failure.
   Status startFailed(const char* why) SW_REQUIRES(mutex_);
-  // After an exception in a poll of the progress thread. No caller is there to get the exception, so the group fails.
-  void pollFailed(const char* why) SW_REQUIRES(mutex_);
+  // Returns whether anything moved. An exception fails the group.
+  bool poll(bool checksSlow) SW_REQUIRES(mutex_);
   void spinFor(const Activity& last, Duration spinInline) SW_REQUIRES(mutex_);
   void leaveRest() SW_REQUIRES(mutex_);
   bool pollOrNot(bool looksSlow, Completions* done) SW_EXCLUDES(mutex_);
