@@ -21,62 +21,22 @@ contestants are reported and left out. --panels: MatmulOptions.panels, in turns 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
-import ctypes.util
-import json
-import os
-import pathlib
-import shutil
-import statistics
-import subprocess
-import sys
-import tempfile
 
-import processes
-import record
+import matrices
 from fft import timed
+from matrices import grid_of, number, pointer, start
 
 CASES = ("rows", "scatter", "reduce", "grid", "cyclic")
 CONTESTANTS = ("shardwire", "dtensor-shardwire", "dtensor-gloo", "scalapack")
 BLOCK = 64
-LIBRARIES = ("libscalapack-openmpi.so", "libscalapack-openmpi.so.2.2", "libscalapack-openmpi.so.2.1")
 
 
 def parse_arguments(arguments=None):
-    parser = argparse.ArgumentParser(prog="./run bench matmul", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="2048,4096")
-    parser.add_argument("--ranks", default="2,4", help="numbers of ranks, separated by commas")
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser = matrices.parser_of("matmul", __doc__, CASES, CONTESTANTS, 5, "float32")
     parser.add_argument("--panels", default="auto", help="some of auto and numbers from 1")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
-    parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, separated by commas")
-    parser.add_argument("--json", help="where to write all numbers")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
-
-
-def grid_of(ranks):
-    """The squarest grid."""
-    rows = max(rows for rows in range(1, ranks + 1) if ranks % rows == 0 and rows * rows <= ranks)
-    return rows, ranks // rows
-
-
-# The ranks.
-
-def start(backend, folder):
-    """This rank and the number of ranks, in a default group."""
-    import torch
-    import torch.distributed as dist
-    torch.set_num_threads(1)
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=int(os.environ["RANK"]),
-                            world_size=int(os.environ["WORLD_SIZE"]))
-    return dist.get_rank(), dist.get_world_size()
 
 
 def shardwire_rank(options, size):
@@ -156,137 +116,36 @@ def dtensor_rank(options, size):
     return rank, numbers
 
 
-def scalapack_library():
-    mpi = ctypes.CDLL(ctypes.util.find_library("mpi") or "libmpi.so.40", ctypes.RTLD_GLOBAL)
-    names, failure = [os.environ.get("SHARDWIRE_SCALAPACK", "")], OSError("no name")
-    for name in filter(None, [*names, *LIBRARIES]):
-        try:
-            return mpi, ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
-        except OSError as error:
-            failure = error
-    raise failure
-
-
 def scalapack_rank(options, size):
-    """p?gemm through Fortran's interface: every argument is a pointer."""
+    """p?gemm."""
     import numpy
-    mpi, library = scalapack_library()
-    rank, ranks, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    library.Cblacs_pinfo(ctypes.byref(rank), ctypes.byref(ranks))
-    rows, cols = grid_of(ranks.value)
-    library.Cblacs_get(-1, 0, ctypes.byref(context))
-    library.Cblacs_gridinit(ctypes.byref(context), b"Row", rows, cols)
-    at = [divmod(rank.value, cols)[axis] for axis in range(2)]
-
-    def number(value):
-        return ctypes.byref(ctypes.c_int(value))
+    scalapack = matrices.Scalapack()
+    library = scalapack.library
     extents = [library.numroc_(number(size), number(BLOCK), number(place), number(0), number(count))
-               for place, count in zip(at, (rows, cols))]
-    descriptor, failed = (ctypes.c_int * 9)(), ctypes.c_int()
-    library.descinit_(descriptor, number(size), number(size), number(BLOCK), number(BLOCK), number(0), number(0),
-                      ctypes.byref(context), number(max(1, extents[0])), ctypes.byref(failed))
-    if failed.value:
-        raise SystemExit(f"descinit: {failed.value}")
+               for place, count in zip(scalapack.at, scalapack.grid)]
+    descriptor = scalapack.descriptor(size, size, BLOCK, extents[0])
     a, b, c = (numpy.asfortranarray(numpy.random.rand(*extents).astype(options.dtype)) for _ in range(3))
     gemm = library.psgemm_ if options.dtype == "float32" else library.pdgemm_
     real = ctypes.c_float if options.dtype == "float32" else ctypes.c_double
     one, zero = real(1), real(0)
 
     def multiply():
-        pointers = [value.ctypes.data_as(ctypes.c_void_p) for value in (a, b, c)]
-        gemm(b"N", b"N", number(size), number(size), number(size), ctypes.byref(one), pointers[0], number(1), number(1),
-             descriptor, pointers[1], number(1), number(1), descriptor, ctypes.byref(zero), pointers[2], number(1),
+        gemm(b"N", b"N", number(size), number(size), number(size), ctypes.byref(one), pointer(a), number(1), number(1),
+             descriptor, pointer(b), number(1), number(1), descriptor, ctypes.byref(zero), pointer(c), number(1),
              number(1), descriptor)
-    world = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")))
-    took = {"cyclic": timed(multiply, lambda: mpi.MPI_Barrier(world), options.repeats, 1)}
-    library.Cblacs_exit(0)
-    return rank.value, took
-
-
-def child(options):
-    rank_of = {"shardwire": shardwire_rank, "scalapack": scalapack_rank}.get(options.child, dtensor_rank)
-    rank, numbers = rank_of(options, int(options.sizes))
-    pathlib.Path(options.folder, f"{rank}.json").write_text(json.dumps(numbers), encoding="utf-8")
-
-
-# The parent.
-
-def why_not(name):
-    """Why a contestant cannot run here, or None."""
-    if name == "shardwire":
-        return None
-    if name == "scalapack" and shutil.which("mpirun") is None:
-        return "no mpirun here (Debian: openmpi-bin)"
-    probe = ("import sys; sys.path.insert(0, sys.argv[1]); import matmul; matmul.scalapack_library()"
-             if name == "scalapack" else "import torch.distributed.tensor")
-    found = subprocess.run([sys.executable, "-c", probe, str(pathlib.Path(__file__).parent)], capture_output=True,
-                           text=True, check=False, stdin=subprocess.DEVNULL)
-    return None if found.returncode == 0 else (found.stderr.strip().splitlines() or ["?"])[-1]
-
-
-def run(options, name, size, ranks):
-    """Numbers of one run by cases: for each repeat the slowest rank's time."""
-    command = ([sys.executable, "-m", "shardwire.launch", "-n", str(ranks)] if name != "scalapack"
-               else ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), sys.executable])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    with tempfile.TemporaryDirectory(prefix="shardwire-matmul-") as folder:
-        done = processes.run([*command, __file__, "--child", name, "--sizes", size, "--repeats", str(options.repeats),
-                              "--dtype", options.dtype, "--cases", options.cases, "--panels", options.panels,
-                              "--folder", folder], env=environment)
-        if done.returncode != 0:
-            raise SystemExit(f"{name} failed on {size}:\n{done.stdout}{done.stderr}")
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]
-    return {case: [max(each) for each in zip(*(rank[case] for rank in found))] for case in found[0]}
-
-
-def compare(options, names, size, ranks):
-    """All contestants on one size, in turns: the times by case and contestant."""
-    gathered = {}
-    for _ in range(options.rounds):
-        for name in names:
-            for case, times in run(options, name, size, ranks).items():
-                what, _, rest = case.partition(", ")
-                key = (what[6:], "limit") if what.startswith("limit ") else (what, f"{name} {rest}".strip())
-                gathered.setdefault(key, []).extend(times)
-    return gathered
+    took = {"cyclic": timed(multiply, scalapack.barrier, options.repeats, 1)}
+    scalapack.end()
+    return scalapack.rank, took
 
 
 def main():
     options = parse_arguments()
     if options.child:
-        child(options)
+        rank_of = {"shardwire": shardwire_rank, "scalapack": scalapack_rank}.get(options.child, dtensor_rank)
+        matrices.write_numbers(options, *rank_of(options, int(options.sizes)))
         return
-    unknown = [case for case in options.cases.split(",") if case not in CASES]
-    if unknown:
-        raise SystemExit(f"matmul.py: --cases has {', '.join(unknown)}; give some of {', '.join(CASES)}")
-    names, absent, medians = [], {}, {}
-    for name in options.only.split(","):
-        missing = why_not(name)
-        if missing:
-            print(f"# without {name}: {missing}")
-            absent[name] = missing
-        elif name != "scalapack" or "cyclic" in options.cases.split(","):
-            names.append(name)
-    results = {}
-    for ranks in map(int, options.ranks.split(",")):
-        print(f"# {ranks} ranks, {options.dtype}, medians of {options.rounds} rounds of {options.repeats}, in ms; the "
-              "least in parentheses")
-        for size in options.sizes.split(","):
-            gathered = compare(options, names, size, ranks)
-            for case in options.cases.split(","):
-                cells = [f"{who} {1e3 * statistics.median(times):.2f} ({1e3 * min(times):.2f})"
-                         for (what, who), times in gathered.items() if what == case]
-                print(f"{size:>6}  {case:<8}{'   '.join(cells)}", flush=True)
-            for (what, who), times in gathered.items():
-                medians.setdefault((ranks, size, what), {})[who] = 1e3 * statistics.median(times)
-            results[f"{size}, {ranks} ranks"] = {f"{what}, {who}": times for (what, who), times in gathered.items()}
-    if options.json:
-        names = {name for row in medians.values() for name in row} - {"limit"}
-        ours = [name for name in names if name.startswith("shardwire")]
-        record.write(options.json, "matmul",
-                     [record.table(f"Medians of the slowest rank, {options.dtype}, ms", ["ranks", "n", "case"], medians,
-                                   ours, names - {*ours})], absent, results=results)
+    matrices.compare(__file__, options, CASES, ["--panels", options.panels],
+                     takes=lambda name: name != "scalapack" or "cyclic" in options.cases.split(","))
 
 
 if __name__ == "__main__":

@@ -17,41 +17,22 @@ out. Both call the BLAS of the system: with Debian's reference BLAS the figures 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
-import os
-import pathlib
-import statistics
-import sys
-import tempfile
 import time
 
-import processes
-import record
+import matrices
 from fft import timed
-from matmul import grid_of, scalapack_library, start, why_not
+from matrices import grid_of, number, pointer, start
 
 CASES = ("lu", "cholesky")
 CONTESTANTS = ("shardwire", "scalapack")
 
 
 def parse_arguments(arguments=None):
-    parser = argparse.ArgumentParser(prog="./run bench solver", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="2048,4096")
-    parser.add_argument("--ranks", default="2,4", help="numbers of ranks, separated by commas")
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser = matrices.parser_of("solver", __doc__, CASES, CONTESTANTS, 3, "float64")
     parser.add_argument("--columns", type=int, default=1, help="right-hand sides")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", default="float64", choices=["float32", "float64"])
     parser.add_argument("--block", type=int, default=64, help="rows and columns of a block of the layout")
     parser.add_argument("--panel-width", type=int, help="DirectSolverOptions.panel_width")
-    parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, separated by commas")
-    parser.add_argument("--json", help="where to write all numbers")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -140,130 +121,55 @@ def shardwire_rank(options, size):
 
 
 def scalapack_rank(options, size):
-    """p?gesv and p?posv through Fortran's interface: every argument is a pointer."""
+    """p?gesv and p?posv."""
     import numpy
-    mpi, library = scalapack_library()
-    rank, ranks, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    library.Cblacs_pinfo(ctypes.byref(rank), ctypes.byref(ranks))
-    rows, cols = grid_of(ranks.value)
-    library.Cblacs_get(-1, 0, ctypes.byref(context))
-    library.Cblacs_gridinit(ctypes.byref(context), b"Row", rows, cols)
-    at = divmod(rank.value, cols)
-
-    def constant(name):
-        return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, f"ompi_mpi_{name}")))
-    world = constant("comm_world")
-
-    def number(value):
-        return ctypes.byref(ctypes.c_int(value))
-
-    def descriptor(columns, leading):
-        made, failed = (ctypes.c_int * 9)(), ctypes.c_int()
-        library.descinit_(made, number(size), number(columns), number(options.block), number(options.block), number(0),
-                          number(0), ctypes.byref(context), number(max(1, leading)), ctypes.byref(failed))
-        if failed.value:
-            raise SystemExit(f"descinit: {failed.value}")
-        return made
+    scalapack = matrices.Scalapack()
 
     def gather(array):
         total = numpy.empty_like(array)
-        mpi.MPI_Allreduce(*(each.ctypes.data_as(ctypes.c_void_p) for each in (array, total)), array.size,
-                          constant("float" if options.dtype == "float32" else "double"), constant("op_sum"), world)
+        scalapack.mpi.MPI_Allreduce(pointer(array), pointer(total), array.size, scalapack.constant(
+            "float" if options.dtype == "float32" else "double"), *map(scalapack.constant, ("op_sum", "comm_world")))
         return total
 
     took, letter = {}, "s" if options.dtype == "float32" else "d"
     for case in options.cases.split(","):
         wholes = system(options, case, size)
         own = [[indices(extent, options.block, place, parts) for extent, place, parts in
-                zip(whole.shape, at, (rows, cols))] for whole in wholes]
+                zip(whole.shape, scalapack.at, scalapack.grid)] for whole in wholes]
         given = [numpy.asfortranarray(whole[numpy.ix_(*of_rank)]) for whole, of_rank in zip(wholes, own)]
         a, b = (each.copy(order="F") for each in given)
         pivots, failed = (ctypes.c_int * (len(own[0][0]) + options.block))(), ctypes.c_int()
-        of_a, of_b = descriptor(size, len(own[0][0])), descriptor(options.columns, len(own[1][0]))
+        of_a, of_b = (scalapack.descriptor(*whole.shape, options.block, len(of_rank[0]))
+                      for whole, of_rank in zip(wholes, own))
 
         def prepare(a=a, b=b, given=given):
             a[...], b[...] = given
 
         def solve(case=case, a=a, b=b, of_a=of_a, of_b=of_b, pivots=pivots, failed=failed):
-            pointers = [value.ctypes.data_as(ctypes.c_void_p) for value in (a, b)]
-            head, tail = (number(size), number(options.columns), pointers[0], number(1), number(1), of_a), (
-                pointers[1], number(1), number(1), of_b, ctypes.byref(failed))
+            head, tail = (number(size), number(options.columns), pointer(a), number(1), number(1), of_a), (
+                pointer(b), number(1), number(1), of_b, ctypes.byref(failed))
             if case == "lu":
-                getattr(library, f"p{letter}gesv_")(*head, pivots, *tail)
+                getattr(scalapack.library, f"p{letter}gesv_")(*head, pivots, *tail)
             else:
-                getattr(library, f"p{letter}posv_")(b"L", *head, *tail)
+                getattr(scalapack.library, f"p{letter}posv_")(b"L", *head, *tail)
             if failed.value:
                 raise SystemExit(f"{case}: {failed.value}")
-        took[case] = measure(options, prepare, solve, lambda: mpi.MPI_Barrier(world))
+        took[case] = measure(options, prepare, solve, scalapack.barrier)
         check(options, case, size, b, *own[1], gather)
-    library.Cblacs_exit(0)
-    return rank.value, took
-
-
-def child(options):
-    rank, numbers = (shardwire_rank if options.child == "shardwire" else scalapack_rank)(options, int(options.sizes))
-    pathlib.Path(options.folder, f"{rank}.json").write_text(json.dumps(numbers), encoding="utf-8")
-
-
-# The parent.
-
-def run(options, name, size, ranks):
-    """Numbers of one run by cases: for each repeat the slowest rank's time."""
-    command = ([sys.executable, "-m", "shardwire.launch", "-n", str(ranks)] if name == "shardwire"
-               else ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), sys.executable])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    with tempfile.TemporaryDirectory(prefix="shardwire-solver-") as folder:
-        width = [] if options.panel_width is None else ["--panel-width", str(options.panel_width)]
-        done = processes.run([*command, __file__, "--child", name, "--sizes", size, "--repeats", str(options.repeats),
-                              "--dtype", options.dtype, "--cases", options.cases, "--columns", str(options.columns),
-                              "--block", str(options.block), "--folder", folder, *width], env=environment)
-        if done.returncode != 0:
-            raise SystemExit(f"{name} failed on {size}:\n{done.stdout}{done.stderr}")
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]
-    return {case: [max(each) for each in zip(*(rank[case] for rank in found))] for case in found[0]}
+    scalapack.end()
+    return scalapack.rank, took
 
 
 def main():
     options = parse_arguments()
     if options.child:
-        child(options)
+        rank_of = shardwire_rank if options.child == "shardwire" else scalapack_rank
+        matrices.write_numbers(options, *rank_of(options, int(options.sizes)))
         return
-    unknown = [case for case in options.cases.split(",") if case not in CASES]
-    if unknown:
-        raise SystemExit(f"solver.py: --cases has {', '.join(unknown)}; give some of {', '.join(CASES)}")
-    names, absent, medians = [], {}, {}
-    for name in options.only.split(","):
-        missing = why_not(name)
-        if missing:
-            print(f"# without {name}: {missing}")
-            absent[name] = missing
-        else:
-            names.append(name)
-    results = {}
-    for ranks in map(int, options.ranks.split(",")):
-        print(f"# {ranks} ranks, {options.dtype}, {options.columns} right-hand sides, medians of {options.rounds} "
-              f"rounds of {options.repeats}, in ms; the least in parentheses")
-        for size in options.sizes.split(","):
-            gathered = {}
-            for _ in range(options.rounds):
-                for name in names:
-                    for case, times in run(options, name, size, ranks).items():
-                        key = (case[6:], "limit") if case.startswith("limit ") else (case, name)
-                        gathered.setdefault(key, []).extend(times)
-            for case in options.cases.split(","):
-                cells = [f"{who} {1e3 * statistics.median(times):.2f} ({1e3 * min(times):.2f})"
-                         for (what, who), times in gathered.items() if what == case]
-                print(f"{size:>6}  {case:<10}{'   '.join(cells)}", flush=True)
-            for (what, who), times in gathered.items():
-                medians.setdefault((ranks, size, what), {})[who] = 1e3 * statistics.median(times)
-            results[f"{size}, {ranks} ranks"] = {f"{what}, {who}": times for (what, who), times in gathered.items()}
-    if options.json:
-        names = {name for row in medians.values() for name in row} - {"limit"}
-        ours = [name for name in names if name.startswith("shardwire")]
-        record.write(options.json, "solver",
-                     [record.table(f"Medians of the slowest rank, {options.dtype}, ms", ["ranks", "n", "case"], medians,
-                                   ours, names - {*ours})], absent, results=results)
+    width = [] if options.panel_width is None else ["--panel-width", str(options.panel_width)]
+    matrices.compare(__file__, options, CASES,
+                     ["--columns", str(options.columns), "--block", str(options.block), *width],
+                     f", {options.columns} right-hand sides")
 
 
 if __name__ == "__main__":
