@@ -29,11 +29,12 @@ TEST(SimulateJoins, KeepsThePromises) {
 
 // Seeds of defects of the product, each repaired since.
 TEST(SimulateJoins, KeepsThePromisesWhereItDidNot) {
-  expectJoinsKept(90);      // an error named a rank in a wait for another rank, and not the other rank
-  expectJoinsKept(834);     // the same, where the rank did not accept the dial
-  expectJoinsKept(41605);   // the same, and the error did not say that the store gave no answer
-  expectJoinsKept(222045);  // a rank knew of a death, and named another rank, which had left because of the death
-  expectJoinsKept(10006);   // a store without an answer until the deadline: ranks that had given up were called dead
+  expectJoinsKept(90);         // an error named a rank in a wait for another rank, and not the other rank
+  expectJoinsKept(834);        // the same, where the rank did not accept the dial
+  expectJoinsKept(41605);      // the same, and the error did not say that the store gave no answer
+  expectJoinsKept(222045);     // a rank knew of a death, and named another rank, which had left because of the death
+  expectJoinsKept(10006);      // a store without an answer until the deadline: ranks that had given up were called dead
+  expectJoinsKept(301133573);  // a rank stayed two seconds for a peer that had left, and was late for the next group
 }
 
 // Seeds for which the check was too narrow.

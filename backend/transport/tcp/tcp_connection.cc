@@ -146,7 +146,8 @@ bool TcpConnection::sayLeave() {
 
 // The kernel sends on after a close, but then answers each byte of the peer, such as the credit for a frame, by a
 // reset, and drops the rest. Unread bytes at the time of a close turn the close into a reset, too. True when the peer's
-// kernel has all bytes, or the time is over.
+// kernel has all bytes, when the peer has left and so needs none, or when the time is over. Bytes that reach a socket
+// after its close are never acknowledged.
 bool TcpConnection::isAcknowledged() {
   bool moved = false;
   const int left = unacknowledgedOf(frames_.socket());
@@ -154,7 +155,7 @@ bool TcpConnection::isAcknowledged() {
     stayFor(kStaysAfterProgress);
   }
   unacknowledged_ = left;
-  return !frames_.receive(&moved).isOk() || left == 0 || Clock::now() >= staysUntil_;
+  return !frames_.receive(&moved).isOk() || frames_.isEnded() || left == 0 || Clock::now() >= staysUntil_;
 }
 
 void TcpConnection::stayFor(Duration time) {
