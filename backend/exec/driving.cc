@@ -97,7 +97,7 @@ void Driving::spinFor(const Activity& last, Duration spinLimit) {
   const Duration spinInline = std::min<Duration>(yieldsAlways ? kCrowdedSpins * spinLimit : spinLimit, spin_);
   const int numPolls = yieldsAlways ? 1 : kPollsWithoutClock;
   const bool spins = spinInline > Duration::zero();
-  const auto poll = [&]() SW_REQUIRES(mutex_) {
+  const auto pollSome = [&]() SW_REQUIRES(mutex_) {
     for (int i = 0; i < numPolls && !last.isDone(); ++i) {
       if (!state_.poll()) {
         relax();
@@ -105,7 +105,7 @@ void Driving::spinFor(const Activity& last, Duration spinLimit) {
     }
   };
   if (spins) {
-    poll();
+    pollSome();
   }
   if (state_.operations.inFlight().empty()) {
     return;
@@ -119,7 +119,7 @@ void Driving::spinFor(const Activity& last, Duration spinLimit) {
       }
       yieldCore(now);
     }
-    poll();
+    pollSome();
   }
 }
 
