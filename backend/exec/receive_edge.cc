@@ -98,9 +98,9 @@ bool ReceiveEdge::takeSlot(const PostedSlot& posted) {
   return posted.reach != Reach::kDirect || slot.base != nullptr;
 }
 
-bool ReceiveEdge::awaitsPosts() const {
-  if (silent_ || slotsKnown_ == slots_.size()) {
-    return false;
+bool ReceiveEdge::awaitsMoreThanStaged() const {
+  if (silent_ || anyExposed_ || slotsKnown_ == slots_.size()) {
+    return anyExposed_;
   }
   const auto staged = readFrame<StagedFrame>(connection().peek(Lane::kBulk));
   return staged.has_value() && staged->operation.seq == run_.activity.seq && staged->isAll == 0;

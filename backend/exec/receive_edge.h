@@ -46,8 +46,9 @@ class ReceiveEdge {
   // All bytes of the edge came in frames and were taken: the peer has nothing more to do here, even while combines of
   // other peers' bytes keep the edge open.
   bool hasTakenAll() const { return !anyExposed_ && taken_ == edge_.bytes; }
-  // Staged bytes of this run lie in the lane, and cannot be read before posts that have not come.
-  bool awaitsPosts() const;
+  // Staged bytes in the lane are not all that the peer owes: posts have not come, or the peer's memory is to be read
+  // and acknowledged.
+  bool awaitsMoreThanStaged() const;
   // The edge's copies come first on the wire.
   bool areCopiesDone() const { return move_ == edge_.count; }
   // The next `bytes` staged bytes; null when the bytes have not come. Valid until consume().

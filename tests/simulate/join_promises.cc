@@ -80,6 +80,12 @@ bool namesLostElsewhere(const std::string& text, std::size_t group, const JoinSc
   return false;
 }
 
+// A rank that is idle for longer than the grace time, while another group of its process fails, counts as missing.
+bool mayStayAway(const JoinReport& report, const JoinSchedule& drawn) {
+  return drawn.longestIdle >= std::chrono::nanoseconds(drawn.options.grace).count() &&
+         namesLostElsewhere(report.worked.message(), report.group, drawn);
+}
+
 std::string findWrongJoin(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
   const std::string& text = report.joined.message();
   const Time waited = report.made - report.begin;
@@ -198,9 +204,9 @@ std::string findWrong(const JoinReport& report, const JoinSchedule& drawn, const
     return mayFail ? "" : findLateWork(report, drawn, reports);
   }
   const Status& why = report.joined.isOk() ? report.worked : report.joined;
-  std::string wrong = !mayFail               ? "nothing was lost"
-                      : report.joined.isOk() ? findWrongWork(report, drawn, reports)
-                                             : findWrongJoin(report, drawn, reports);
+  std::string wrong = !mayFail && !mayStayAway(report, drawn) ? "nothing was lost"
+                      : report.joined.isOk()                  ? findWrongWork(report, drawn, reports)
+                                                              : findWrongJoin(report, drawn, reports);
   if (wrong.empty() && !report.joined.isOk()) {
     wrong = findLateEnd(report, drawn, reports, deaths);
   }
