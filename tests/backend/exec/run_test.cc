@@ -261,6 +261,22 @@ TEST(PlanRun, NeedsAPeerWhoseStagedBytesCameWithoutTheirPosts) {
   }
 }
 
+// Likewise with all staged bytes there, while the peer's memory is still to be fetched.
+TEST(PlanRun, NeedsAPeerWhoseMemoryIsFetchedBesideStagedBytes) {
+  const Slice low{{0}, {4}};
+  const Slice high{{4}, {4}};
+  Ranks<PlanRun> ranks(plansOf({8}, {{low, high}, {high, high}}, ReduceOp::kNone));
+  ranks.group.forEachLink([](FakeConnection& link) {
+    link.reach = Reach::kFetch;
+    link.limits.isWire = true;
+  });
+  ranks.step(1);
+  ranks.step(0);
+  ASSERT_EQ(ranks.rank(0).to(1).fetches.size(), 1U);
+  ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frameOf(StagedFrame{ranks.tag(), 512, 0}, Bytes(32)));
+  EXPECT_TRUE(ranks.of(0).needs(1));
+}
+
 TEST(PlanRun, MovesEverythingInSegmentsThroughALaneOfOneFrame) {
   Ranks<PlanRun> ranks(turnPlans(24));
   ranks.group.forEachLink([](FakeConnection& link) { link.maxFrames = 1; });
