@@ -67,8 +67,9 @@ class Future:
         """Blocks until the transfer is over (the GIL is free meanwhile).
 
         Tensors on accelerators, and no timeout: the current streams of the devices wait for the transfer instead. So
-        later work in the streams comes after the transfer, and the CPU goes on at once (the CPU waits for the
-        transfer's CPU tensors, if any). See :meth:`synchronize`.
+        later work in the streams comes after the transfer, and the CPU goes on at once. The CPU waits for the
+        transfer's CPU tensors, and for all of the transfer where devices have no stream gates, as on CUDA. See
+        :meth:`synchronize`.
 
         timeout: seconds or a timedelta; TimeoutError when the timeout passes first, and the transfer goes on. None:
             waits until the operation's own timeout. Raises the operation's error if the operation failed.
