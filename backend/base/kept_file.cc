@@ -8,8 +8,11 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <set>
+#include <string>
 
 #include "backend/base/fd.h"
+#include "backend/base/mutex.h"
 #include "backend/base/system_error.h"
 #include "backend/base/whole_file.h"
 
@@ -23,8 +26,16 @@ constexpr std::chrono::hours kAbandoned(1);
 // No kernel and no plan is as large. A larger file was written by another program, and might exhaust the memory.
 constexpr off_t kMostBytes = off_t{4} << 30;
 
-// Removes the files left by killed writers.
+// Removes the files left by killed writers, once for each folder: a folder may have thousands of files.
 void removeAbandoned(const std::string& folder) {
+  static Mutex mutex;
+  static std::set<std::string>* const done = new std::set<std::string>;  // alive while other threads end
+  {
+    const MutexLock lock(mutex);
+    if (!done->insert(folder).second) {
+      return;
+    }
+  }
   std::error_code error;
   const auto now = fs::file_time_type::clock::now();
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {

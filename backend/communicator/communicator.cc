@@ -195,6 +195,10 @@ Result<WorkPtr> CommunicatorImpl::recv(const TensorView& tensor, Rank peer, int 
   SW_RETURN_IF_ERROR(checkOwner());
   if (peer != kAnySource) {
     SW_RETURN_IF_ERROR(checkPeer(peer, "recv"));
+  } else if (worldSize() == 1) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("recv from any rank on {}: the group has no other rank that could send", engine_->facts().label));
   }
   const CallRecord record{.name = "recv",
                           .outputs = std::span(&tensor, 1),

@@ -97,9 +97,7 @@ std::shared_ptr<Activity> CommunicatorImpl::argumentCheck(const Call& call, cons
 
 Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collective,
                                         std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
-  if (!owner().isHere()) {
-    return checkOwner();
-  }
+  SW_RETURN_IF_ERROR(checkOwner());
   const bool isAlone = inFlight_->isEmpty();
   if (isAlone && call.options.staging == nullptr && !call.flat.hasCopies() && call.flat.status().isOk() &&
       !engine_->facts().options.checkAll) {

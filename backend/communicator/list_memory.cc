@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ops/boxes/view_overlap.h"
 
@@ -34,23 +37,33 @@ Status checkListMemory(const ListNames& names, Rank rank, std::span<const Tensor
   const auto isOwn = [&](std::size_t index, std::size_t count) {
     return count == 1 || index == static_cast<std::size_t>(rank);
   };
-  for (std::size_t o = 0; o < outputs.size(); ++o) {
-    if (!addressRange(outputs[o]).meets(read)) {
-      continue;
+  std::vector<IndexedRange> ranges;  // of the inputs, then of the outputs
+  ranges.reserve(inputs.size() + outputs.size());
+  for (const std::span<const TensorView> views : {inputs, outputs}) {
+    for (const TensorView& view : views) {
+      ranges.push_back({addressRange(view), ranges.size()});
     }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const bool inPlace = isOwn(i, inputs.size()) && isOwn(o, outputs.size()) && areOneTensor(inputs[i], outputs[o]);
-      if (!inPlace && shareMemory(inputs[i], outputs[o])) {
-        return {StatusCode::kInvalidArgument,
+  }
+  Status status;
+  visitMeetings(std::move(ranges), [&](const IndexedRange& a, const IndexedRange& b) {
+    const std::size_t i = std::min(a.index, b.index);
+    const std::size_t last = std::max(a.index, b.index);
+    if (i >= inputs.size() || last < inputs.size()) {
+      return false;
+    }
+    const std::size_t o = last - inputs.size();
+    const bool inPlace = isOwn(i, inputs.size()) && isOwn(o, outputs.size()) && areOneTensor(inputs[i], outputs[o]);
+    if (!inPlace && shareMemory(inputs[i], outputs[o])) {
+      status = {StatusCode::kInvalidArgument,
                 fmt::format("{}: {} and {} of rank {} share memory, and the operation would write there before it has "
                             "read everything; give the output "
                             "memory of its own, or pass a clone of the input",
                             names.call, nameOf(names.inputs, i, inputs.size()),
                             nameOf(names.outputs, o, outputs.size()), rank)};
-      }
     }
-  }
-  return Status::ok();
+    return !status.isOk();
+  });
+  return status;
 }
 
 }  // namespace shardwire::internal

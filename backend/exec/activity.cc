@@ -1,6 +1,6 @@
 // The life of an activity: enter() gives it its group, complete() or endInCall() its status, and then the callbacks run
 // once, outside of the group's lock, on the thread that noticed the end. A callback that is added later runs at once.
-// The list of callbacks is a stack of atomics, whose last value says that the callbacks were called.
+// The list of callbacks is a stack of atomics, whose last value says that the list is closed.
 #include "backend/exec/activity.h"
 
 #include <fmt/format.h>
@@ -22,9 +22,9 @@ thread_local int numCallbacksOfThread = 0;  // on the stack of this thread
 Activity::Callback* const Activity::kCalled = reinterpret_cast<Activity::Callback*>(std::uintptr_t{1});
 
 Activity::~Activity() {
-  Callback* callback = callbacks_.load(std::memory_order_acquire);
-  while (callback != nullptr && callback != kCalled) {
-    delete std::exchange(callback, callback->next);
+  closeCallbacks();
+  while (closed_ != nullptr) {
+    delete std::exchange(closed_, closed_->next);
   }
 }
 
@@ -44,14 +44,6 @@ Status Activity::wait(Deadline until) {
 
 Status Activity::status() const {
   return isDone() ? status_ : Status::ok();
-}
-
-bool Activity::mayCallbacksWait() const {
-  const Callback* callback = callbacks_.load(std::memory_order_acquire);
-  while (callback != nullptr && callback != kCalled && !callback->mayWait) {
-    callback = callback->next;
-  }
-  return callback != nullptr && callback != kCalled;
 }
 
 void Activity::onDone(std::function<void(const Status&)> callback) {
@@ -124,15 +116,21 @@ bool Activity::endInCall(Status& status) {
   return true;
 }
 
-void Activity::runCallbacks() {
+bool Activity::closeCallbacks() {
   Callback* newest = callbacks_.exchange(kCalled, std::memory_order_acq_rel);
-  Callback* oldest = nullptr;
-  while (newest != nullptr) {
-    Callback* next = std::exchange(newest->next, oldest);
-    oldest = std::exchange(newest, next);
+  bool mayWait = false;
+  while (newest != nullptr && newest != kCalled) {
+    mayWait |= newest->mayWait;
+    Callback* next = std::exchange(newest->next, closed_);
+    closed_ = std::exchange(newest, next);
   }
-  while (oldest != nullptr) {
-    const std::unique_ptr<Callback> callback(std::exchange(oldest, oldest->next));
+  return mayWait;
+}
+
+void Activity::runCallbacks() {
+  closeCallbacks();
+  while (closed_ != nullptr) {
+    const std::unique_ptr<Callback> callback(std::exchange(closed_, closed_->next));
     invoke(*callback);
   }
 }

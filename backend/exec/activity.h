@@ -144,10 +144,10 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // waits for it, and keepAlive, which stays, is the call's to release. False, with no effect, when a callback was set
   // before the call.
   bool endInCall(Status& status);
-  // Whether runCallbacks would call a callback that may wait for another operation.
-  bool mayCallbacksWait() const;
-  // Runs all callbacks given to onDone, even if one callback throws (callUser). Not under any lock. The activity is
-  // done.
+  // Closes the list of callbacks for runCallbacks(): a later callback runs at once, on the thread that adds the
+  // callback. True: a callback of the list may wait for another operation. The activity is done.
+  bool closeCallbacks();
+  // Runs all callbacks of the list, even if one callback throws (callUser). Not under any lock. Closes the list before.
   void runCallbacks();
   // Whether this thread is inside a callback of any operation.
   static bool isInCallback();
@@ -184,8 +184,9 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
 
   // release pairs with isDone's acquire: status_ and outputs are visible to a thread after the thread sees true.
   std::atomic<bool> done_{false};
-  // Newest first; kCalled once the callbacks were run. acq_rel: the thread taking the callbacks sees the captures.
+  // Newest first; kCalled once the list is closed. acq_rel: the thread taking the callbacks sees the captures.
   std::atomic<Callback*> callbacks_{nullptr};
+  Callback* closed_ = nullptr;  // oldest first; from closeCallbacks() to runCallbacks()
   RunContext* context_ = nullptr;
   std::weak_ptr<Driver> driver_;  // weak, because a waiter may outlive the group; set before the Work is handed out
   Status status_;

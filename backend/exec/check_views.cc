@@ -1,8 +1,8 @@
 // The tensors of a call are checked against the plan in three steps. First each list alone: number, dtypes, shapes, and
 // strides suitable for kernels. Then outputs: no output may overlap itself or another output, since both would be
-// written. Last, inputs against outputs: a sweep over the addresses finds the pairs with shared memory, and only for
-// these pairs every read of the plan is compared with every write. A move may read and write the same element, because
-// the read comes first.
+// written. Last, inputs against outputs: a sweep over the addresses finds the pairs with shared memory. For these pairs
+// a second sweep compares the boxes that the plan reads with the boxes that the plan writes. A move may read and write
+// the same element, because the read comes first.
 #include "backend/exec/check_views.h"
 
 #include <fmt/format.h>
@@ -16,11 +16,6 @@
 namespace shardwire::internal {
 
 namespace {
-
-// Of the addresses of a box.
-AddressRange rangeOf(const TensorView& view, const Dims& offset, const Dims& shape) {
-  return addressRange({boxOf(view, offset).bytes, view.dtype, shape, view.strides});
-}
 
 Status checkList(const std::vector<PlanTensor>& expected, std::span<const TensorView> given, const char* list,
                  const std::string& opName, Rank rank) {
@@ -64,38 +59,64 @@ Status sharedMemory(const std::string& opName, Rank rank, std::size_t input, std
                                                     opName, input, output, rank)};
 }
 
-// Compares every read of `input` with every write of `output`.
+// A box that the plan reads or writes.
+struct Access {
+  TensorView box;
+  const PlanMove* move = nullptr;  // null: a peer reads
+  bool isWrite = false;
+};
+
+// An element read and written by one move at the same place is safe: the read comes first.
+bool areInOrder(const Access& a, const Access& b) {
+  return a.move == b.move && a.box.bytes == b.box.bytes && a.box.strides == b.box.strides && a.box.dtype == b.box.dtype;
+}
+
+// A copy onto itself moves nothing, so peers may read the box meanwhile.
+bool staysInPlace(const Access& read, const Access& write, const PlanMove& move) {
+  return move.numSources == 1 && areInOrder(read, write);
+}
+
+// Compares the reads of `input` with the writes of `output`.
 bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
             std::size_t input, std::size_t output) {
-  const TensorView& in = inputs[input];
-  const TensorView& out = outputs[output];
-  for (const PlanMove& write : plan.moves) {
-    if (static_cast<std::size_t>(write.output) != output) {
-      continue;
-    }
-    const AddressRange written = rangeOf(out, write.offset, write.shape);
-    for (const PlanSendItem& item : plan.sendItems) {
-      if (static_cast<std::size_t>(item.input) == input && written.meets(rangeOf(in, item.offset, item.shape))) {
-        return false;
-      }
-    }
-    for (const PlanMove& reader : plan.moves) {
-      for (std::uint32_t s = 0; s < reader.numSources; ++s) {
-        const PlanSource& source = plan.sources[reader.firstSource + s];
-        if (source.rank != plan.rank || static_cast<std::size_t>(source.input) != input) {
-          continue;
-        }
-        const AddressRange read = rangeOf(in, source.offset, reader.shape);
-        // An element read and written by the same move at the same place is safe: the read comes first.
-        const bool samePlace =
-            &reader == &write && read.first == written.first && in.strides == out.strides && in.dtype == out.dtype;
-        if (written.meets(read) && !samePlace) {
-          return false;
-        }
-      }
+  std::vector<Access> accesses;
+  const auto add = [&](const TensorView& tensor, const Dims& offset, const Dims& shape, const PlanMove* move,
+                       bool isWrite) {
+    accesses.push_back({{boxOf(tensor, offset).bytes, tensor.dtype, shape, tensor.strides}, move, isWrite});
+  };
+  for (const PlanSendItem& item : plan.sendItems) {
+    if (static_cast<std::size_t>(item.input) == input) {
+      add(inputs[input], item.offset, item.shape, nullptr, false);
     }
   }
-  return true;
+  for (const PlanMove& move : plan.moves) {
+    const std::size_t numBefore = accesses.size();
+    if (static_cast<std::size_t>(move.output) == output) {
+      add(outputs[output], move.offset, move.shape, &move, true);
+    }
+    for (std::uint32_t s = move.firstSource; s < move.firstSource + move.numSources; ++s) {
+      const PlanSource& source = plan.sources[s];
+      if (source.rank == plan.rank && static_cast<std::size_t>(source.input) == input) {
+        add(inputs[input], source.offset, move.shape, &move, false);
+      }
+    }
+    if (accesses.size() == numBefore + 2 && staysInPlace(accesses[numBefore], accesses[numBefore + 1], move)) {
+      accesses.resize(numBefore);
+    }
+  }
+  std::vector<IndexedRange> ranges;
+  ranges.reserve(accesses.size());
+  for (const Access& access : accesses) {
+    ranges.push_back({addressRange(access.box), ranges.size()});
+  }
+  bool isSafe = true;
+  visitMeetings(std::move(ranges), [&](const IndexedRange& first, const IndexedRange& second) {
+    const Access& a = accesses[first.index];
+    const Access& b = accesses[second.index];
+    isSafe = a.isWrite == b.isWrite || areInOrder(a, b) || !shareMemory(a.box, b.box);
+    return !isSafe;
+  });
+  return isSafe;
 }
 
 }  // namespace
@@ -134,7 +155,7 @@ Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::
     const std::size_t input = std::min(a.index, b.index);
     const std::size_t output = std::max(a.index, b.index) - inputs.size();
     if (input < inputs.size() && std::max(a.index, b.index) >= inputs.size() &&
-        !mayRun(plan, inputs, outputs, input, output)) {
+        shareMemory(inputs[input], outputs[output]) && !mayRun(plan, inputs, outputs, input, output)) {
       status = sharedMemory(opName, plan.rank, input, output);
     }
     return !status.isOk();

@@ -22,16 +22,27 @@ std::uint64_t firstCall(std::uint64_t mine, std::uint32_t theirs) {
 }  // namespace
 
 bool Disagreements::ask(Rank peer, std::uint64_t seq) {
-  std::uint64_t& asked = askedSeq_[static_cast<std::size_t>(peer)];
-  if (asked != 0 || !operations_.failure().isOk()) {
+  Question& question = questions_[static_cast<std::size_t>(peer)];
+  if (question.isSent || !operations_.failure().isOk()) {
     return true;
   }
+  question.seq = seq;
   const DesyncFrame frame{.seq = seq, .wantsAnswer = 1, .call = static_cast<std::uint32_t>(operations_.callOf(seq))};
-  if (!context_.sendText(peer, frame, operations_.describe(seq))) {
-    return false;
+  question.isSent = context_.sendText(peer, frame, operations_.describe(seq));
+  return question.isSent;
+}
+
+Status Disagreements::unanswered(Rank peer, const Status& whyGone) const {
+  const std::uint64_t seq = questions_[static_cast<std::size_t>(peer)].seq;
+  if (seq == 0) {
+    return Status::ok();
   }
-  asked = seq;
-  return true;
+  return {
+      StatusCode::kMismatch,
+      fmt::format("the ranks disagree about operation #{}: rank {} called {}, and rank {} called something else, but "
+                  "was gone before it said what: {}. All ranks of a group must call the same operations in the "
+                  "same order with the same shapes and dtypes",
+                  operations_.callOf(seq), context_.rank, operations_.describe(seq), peer, whyGone.message())};
 }
 
 bool Disagreements::refuseStale(Rank peer) {
@@ -60,7 +71,7 @@ void Disagreements::onDesync(Rank from, const Received<DesyncFrame>& frame) {
         from, DesyncFrame{.seq = frame.seq, .call = static_cast<std::uint32_t>(operations_.callOf(frame.seq))}, mine);
   }
   const std::uint64_t call = firstCall(operations_.callOf(frame.seq), frame.call);
-  askedSeq_[static_cast<std::size_t>(from)] = 0;
+  questions_[static_cast<std::size_t>(from)] = {};
   const Rank rank = context_.rank;
   const bool mineFirst = rank < from;
   // The peers are notified, too: a third rank may be waiting for either of the two.

@@ -84,12 +84,16 @@ bool Driving::poll(bool checksSlow) {
     }
     return progress;
   } catch (const std::exception& error) {
-    state_.failure.fail({StatusCode::kSystem,
-                         fmt::format("a poll failed on {}: {}; the operations in flight cannot end, so the group ends",
-                                     state_.context.label, error.what())});
-    state_.operations.step();
+    pollFailed(error.what());
     return true;
   }
+}
+
+void Driving::pollFailed(const char* why) {
+  state_.failure.fail({StatusCode::kSystem,
+                       fmt::format("a poll failed on {}: {}; the operations in flight cannot end, so the group ends",
+                                   state_.context.label, why)});
+  state_.operations.step();
 }
 
 void Driving::spinFor(const Activity& last, Duration spinLimit) {
@@ -135,7 +139,7 @@ void Driving::leaveRest() {
     }
     // The progress thread sleeps for up to 100 ms where nothing was in flight, and no peer may ring.
     if (const auto& inFlight = state_.operations.inFlight();
-        !inFlight.empty() && inFlight.back()->deadline < nextIdleLook_.load(std::memory_order_relaxed)) {
+        !inFlight.empty() && inFlight.back()->deadline < nextIdleLook_.load(std::memory_order_seq_cst)) {
       wakeProgress();
     }
   }
@@ -155,8 +159,10 @@ bool Driving::flushThem(Completions* done, Duty duty) {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     peers_.doorbell->ringSelf();
   }
-  const bool mayWait = std::any_of(done->list.begin(), done->list.end(),
-                                   [](const auto& completion) { return completion.activity->mayCallbacksWait(); });
+  bool mayWait = false;
+  for (auto& completion : done->list) {
+    mayWait |= completion.activity->closeCallbacks();
+  }
   if (mayWait && callbacks_.add(&done->list)) {
     progress_->ring();
   }
@@ -281,11 +287,18 @@ bool Driving::stepBack(Duty duty, std::uint64_t turn) {
 Progressed::Look Driving::lookAsLeader() {
   const auto now = Clock::now();
   const Duration idleSleep = std::min<Duration>(kIdleSleep, peers_.doorbell->longestNap());
-  if (isStarting_.load(std::memory_order_relaxed) || drivers_.load(std::memory_order_seq_cst) > 0) {
-    return {.nextLook = now + idleSleep};
+  const auto next = nextIdleLook_.load(std::memory_order_relaxed);
+  const auto isDriven = [&] {
+    return isStarting_.load(std::memory_order_relaxed) || drivers_.load(std::memory_order_seq_cst) > 0;
+  };
+  if (isDriven()) {
+    // A caller that ends its turn now sees either how long this thread sleeps, or is seen here.
+    nextIdleLook_.store(now + idleSleep, std::memory_order_seq_cst);
+    if (isDriven()) {
+      return {.nextLook = now + idleSleep};
+    }
   }
-  if (const auto next = nextIdleLook_.load(std::memory_order_relaxed);
-      now < next && !hasWork_.load(std::memory_order_seq_cst) && callbacks_.isEmpty() &&
+  if (now < next && !hasWork_.load(std::memory_order_seq_cst) && callbacks_.isEmpty() &&
       (peers_.late == nullptr || !peers_.late->hasNews())) {
     return {.nextLook = next};
   }

@@ -47,13 +47,18 @@ class Driving {
     action(state_);
     return true;
   }
-  // As locked(), and runs the callbacks of the operations that `action` completed.
+  // As locked(), and runs the callbacks of the operations that `action` completed. `action` may poll; an exception
+  // fails the group.
   template <typename Action>
   void act(Action&& action) {
     Completions done;
     {
       const MutexLock lock(mutex_);
-      action(state_);
+      try {
+        action(state_);
+      } catch (const std::exception& error) {
+        pollFailed(error.what());
+      }
       takeCompletions(&done);
     }
     flush(&done);
@@ -183,6 +188,7 @@ class Driving {
   Status startFailed(const char* why) SW_REQUIRES(mutex_);
   // Returns whether anything moved. An exception fails the group.
   bool poll(bool checksSlow) SW_REQUIRES(mutex_);
+  void pollFailed(const char* why) SW_REQUIRES(mutex_);
   void spinFor(const Activity& last, Duration spinInline) SW_REQUIRES(mutex_);
   void leaveRest() SW_REQUIRES(mutex_);
   bool pollOrNot(bool looksSlow, Completions* done) SW_EXCLUDES(mutex_);

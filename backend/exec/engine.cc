@@ -310,7 +310,12 @@ void Engine::stayForLatePeers() {
     state.poll();
     return false;
   };
-  while (!driving_.locked(mayLeave)) {
+  bool leaves = false;
+  for (;;) {
+    driving_.act([&](GroupState& state) { leaves = mayLeave(state); });
+    if (leaves) {
+      return;
+    }
     std::this_thread::sleep_for(kStayNap);
   }
 }
@@ -323,7 +328,7 @@ void Engine::stayForRoom() {
   };
   for (Duration stayed{}; stayed < kStaysFor && !driving_.locked(mayLeave); stayed += kStayNap) {
     std::this_thread::sleep_for(kStayNap);
-    driving_.locked([](GroupState& state) { state.poll(); });
+    driving_.act([](GroupState& state) { state.poll(); });
   }
 }
 

@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "backend/bootstrap/summary.h"
 #include "ops/wire/byte_codec.h"
@@ -126,9 +127,9 @@ Status Exchange::onBlob(Rank from, const Received<BlobFrame>& frame) {
   const std::size_t index = inOf(from);
   SW_RETURN_IF_ERROR(takePart(from, frame, index < ins_.size() ? &ins_[index] : nullptr));
   In& in = ins_[index];
-  if (isTable(in)) {
-    isTableKnown_ = true;
+  if (isTable(in) && !std::exchange(isTableKnown_, true)) {
     tableBytes_ = frame.totalBytes;
+    context().host.want(*this);  // mostly a child has made its link; a dead child never does
   }
   if (!in.isWhole) {
     return Status::ok();

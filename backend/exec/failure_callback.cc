@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "backend/base/user_call.h"
+
 namespace shardwire::internal {
 
 void FailureCallback::set(std::function<void()> call) {
@@ -25,7 +27,7 @@ void FailureCallback::run() {
   const MutexLock lock(mutex_);
   if (const std::uint64_t failures = failures_.load(std::memory_order_acquire); failures != reported_) {
     reported_ = failures;
-    call_();
+    callUser("the callback for the failure of a group", call_);
   }
 }
 

@@ -66,8 +66,12 @@ void GroupState::take(const std::shared_ptr<Activity>& activity) {
     activity->enter(context, driver);
   }
   operations.take(activity);
+  want(*activity);
+}
+
+void GroupState::want(Activity& activity) {
   if (links.joinsLate()) {
-    links.want(*activity);
+    links.want(activity);
   }
 }
 

@@ -63,6 +63,7 @@ struct GroupState final : private RunHost {
   Questions questions;
   const Duration warnAfter;  // Options::warnAfter
   Clock::time_point lastSlowCheck{};
+  Clock::time_point lastFoundGone{};  // when the last peer was found gone by checkSlow()
 
  private:
   bool takeLateLinks();
@@ -72,6 +73,7 @@ struct GroupState final : private RunHost {
   bool refuseStale(Rank peer) override { return disagreements.refuseStale(peer); }
   void finish(Activity& activity, Status status) override { operations.finish(activity, std::move(status)); }
   void begin(Activity& activity) override { operations.begin(activity); }
+  void want(Activity& activity) override;
 };
 
 }  // namespace shardwire::internal

@@ -113,7 +113,6 @@ class OneSided {
   void gone(Rank peer);
   // The group failed or ended: no requests are carried out any more.
   void end();
-  bool hasEnded() const { return hasEnded_; }
 
  private:
   struct Served {

@@ -145,13 +145,17 @@ void Operations::finish(const Activity& activity, Status status) {
 }
 
 void Operations::retire(std::size_t index, Status status) {
-  std::shared_ptr<Activity> activity = std::move(inFlight_[index]);
-  inFlight_.erase(inFlight_.begin() + static_cast<std::ptrdiff_t>(index));
+  // Without memory the operation stays in flight, and fails with the group. So the allocations come first.
+  if (completions_.size() == completions_.capacity()) {
+    completions_.reserve(2 * completions_.size() + 1);
+  }
   if (keepsTensors_) {
     // Leaked on purpose, with the tensors: the wire may write to the tensors as long as the process lives.
-    new std::pair(activity, activity->keepAlive);
+    new std::pair(inFlight_[index], inFlight_[index]->keepAlive);
   }
-  recordEnd(*activity, status);
+  recordEnd(*inFlight_[index], status);
+  std::shared_ptr<Activity> activity = std::move(inFlight_[index]);
+  inFlight_.erase(inFlight_.begin() + static_cast<std::ptrdiff_t>(index));
   if (!status.isOk()) {
     activity->forgetEarlier();
   }

@@ -103,17 +103,18 @@ Status PeerLinks::statusOf(Rank peer) const {
   return asks ? context_.connection(peer).health() : whyGone(peer);
 }
 
-Rank PeerLinks::nextGone() {
+std::vector<Rank> PeerLinks::takeGone() {
+  std::vector<Rank> found;
   for (const Rank peer : joined_) {
     if (isGone(peer)) {
       continue;
     }
     if (Status health = context_.connection(peer).health(); !health.isOk()) {
       noteGone(peer, std::move(health));
-      return peer;
+      found.push_back(peer);
     }
   }
-  return -1;
+  return found;
 }
 
 void PeerLinks::noteGone(Rank peer, Status why) {

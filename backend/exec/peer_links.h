@@ -42,8 +42,8 @@ class PeerLinks {
   std::vector<Rank> goneOf(std::span<const Rank> peers) const;
   // Why the peer is gone, if its connection ended or could not be made; ok where this is not known.
   Status statusOf(Rank peer) const;
-  // The first joined peer whose connection ended since the last call; -1: none.
-  Rank nextGone();
+  // The joined peers whose connection ended since the last call.
+  std::vector<Rank> takeGone();
   // A gone peer may have left because of another peer, whose link is still under way: a moment later the end of the
   // other peer is known, too.
   bool mayLearnMore(std::span<const std::shared_ptr<Activity>> inFlight, Clock::time_point now);

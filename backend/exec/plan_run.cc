@@ -218,7 +218,7 @@ bool PlanRun::needs(Rank peer) const {
     return true;
   }
   const ReceiveEdge* const receive = receiveFrom_[static_cast<std::size_t>(peer)];
-  return isOpen(peer) && (!hasSentItsPart(peer) || (receive != nullptr && receive->awaitsMoreThanStaged()));
+  return isOpen(peer) && (!hasSentItsPart(peer) || receive->awaitsMoreThanStaged());
 }
 
 bool PlanRun::hasArrivedFrom(Rank peer) const {

@@ -24,7 +24,8 @@ constexpr std::size_t kPartHead = kHeadBytes<MessagePartFrame>;
 constexpr std::size_t kCachedPart = std::size_t{16} << 10;
 
 // Messages above RunContext::inlineBytes are sent eagerly up to this many bytes in all. Then one message is offered,
-// and the answer to the offer shows that the peer takes messages. So a peer that takes none keeps at most this much.
+// and the answer to the offer shows that the peer takes messages. So a peer that takes none keeps at most this much of
+// these messages; shorter messages have no limit (docs/limits.md).
 constexpr std::size_t kMostEager = std::size_t{1} << 20;
 
 // Stands for messages that were over inside their call.

@@ -10,7 +10,14 @@ bool ProgressRole::enterCallbacks(std::uint64_t* turn) {
   if (!isWatched_) {
     changed_.notifyOne();
   }
-  return numFollowers_ == 0;
+  const bool lacksFollower = numFollowers_ == 0 && !isFollowerStarting_;
+  isFollowerStarting_ |= lacksFollower;
+  return lacksFollower;
+}
+
+void ProgressRole::noFollowerStarted() {
+  const MutexLock lock(mutex_);
+  isFollowerStarting_ = false;
 }
 
 bool ProgressRole::leaveCallbacks(std::uint64_t turn) {
@@ -24,6 +31,7 @@ bool ProgressRole::leaveCallbacks(std::uint64_t turn) {
 
 bool ProgressRole::follow() {
   const MutexLock lock(mutex_);
+  isFollowerStarting_ = false;
   ++numFollowers_;
   const bool leads = takeOver();
   --numFollowers_;

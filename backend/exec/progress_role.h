@@ -16,8 +16,10 @@ inline constexpr Duration kCallbackPatience = std::chrono::milliseconds(1);
 
 class ProgressRole {
  public:
-  // Leader: callbacks begin. True when no thread follows: then the caller starts a following thread.
+  // Leader: callbacks begin. True when no thread follows: then the caller starts a following thread, or calls
+  // noFollowerStarted().
   bool enterCallbacks(std::uint64_t* turn);
+  void noFollowerStarted();
   // Leader: callbacks are over. False when another thread leads by now.
   bool leaveCallbacks(std::uint64_t turn);
   // Follower: returns when this thread leads (true), or at the end (false).
@@ -35,7 +37,8 @@ class ProgressRole {
   bool inCallbacks_ SW_GUARDED_BY(mutex_) = false;
   Clock::time_point since_ SW_GUARDED_BY(mutex_){};
   int numFollowers_ SW_GUARDED_BY(mutex_) = 0;
-  bool isWatched_ SW_GUARDED_BY(mutex_) = false;  // a follower measures the time of the callbacks
+  bool isFollowerStarting_ SW_GUARDED_BY(mutex_) = false;  // a new thread has not called follow() so far
+  bool isWatched_ SW_GUARDED_BY(mutex_) = false;           // a follower measures the time of the callbacks
   bool stopped_ SW_GUARDED_BY(mutex_) = false;
 };
 

@@ -126,6 +126,7 @@ void ProgressThread::enterCallbacks(std::uint64_t* turn) {
     } catch (const std::system_error& error) {  // the next callbacks try again
       logWarn("no thread could be started: {}; operations without a waiting caller stand still while a callback runs",
               error.what());
+      state_->role.noFollowerStarted();
     }
   }
 }

@@ -49,6 +49,8 @@ class RunHost {
   virtual bool refuseStale(Rank peer) = 0;
   // This operation ends now, and the group goes on.
   virtual void finish(Activity& activity, Status status) = 0;
+  // The operation needs further peers from now on, whose links may be missing.
+  virtual void want(Activity& activity) { static_cast<void>(activity); }
   // The wait of the operation before its first move is over.
   virtual void begin(Activity& activity) { static_cast<void>(activity); }
 

@@ -17,7 +17,6 @@ class SendEdge {
   // Both arguments outlive the edge.
   SendEdge(const RunScope& run, const PlanEdge& edge);
 
-  Rank peer() const { return edge_.peer; }
   bool isDone() const { return done_; }
   // Of the inputs whose way is measured, some are read, some staged. False before the first step.
   bool readsMeasured() const { return readsMeasured_; }

@@ -31,10 +31,6 @@ std::string encodeVerdict(const Status& status) {
   return out.take() + status.message();
 }
 
-std::string encodeAnswer(const Result<std::string>& row) {
-  return row.isOk() ? encodeVerdict(Status::ok()) + *row : encodeVerdict(row.status());
-}
-
 bool isStatusWord(std::string_view bytes) {
   return bytes.size() >= kStatusBytes && static_cast<std::uint8_t>(bytes[0]) < kNumStatusCodes;
 }
@@ -76,10 +72,14 @@ class Shipping {
     const std::string doing = what_ + ": rank 0 could not plan for all ranks";
     Status failed;
     for (Rank to = 1; to < engine_.facts().worldSize && !handout_->isDone(); ++to) {
-      Result<std::string> row =
-          failed.isOk() ? guarded(doing, [&] { return makeRow(to); }) : Result<std::string>(failed);
-      failed = row.status();
-      std::string answer = encodeAnswer(row);
+      const auto makeAnswer = [&]() -> Result<std::string> {
+        Result<std::string> row = makeRow(to);
+        SW_RETURN_IF_ERROR(row.status());
+        return encodeVerdict(Status::ok()) + *row;
+      };
+      Result<std::string> made = failed.isOk() ? guarded(doing, makeAnswer) : Result<std::string>(failed);
+      failed = made.status();
+      std::string answer = made.isOk() ? *std::move(made) : encodeVerdict(failed);
       engine_.locked([&](const GroupState&) { handout_->give(to, std::move(answer)); });
     }
     return failed.isOk() ? guarded(doing, [&] { return makeRow(0); }) : Result<std::string>(failed);

@@ -21,8 +21,10 @@ namespace {
 
 // The first line of log about an operation that waits, at level info. Warnings begin at Options::warnAfter.
 constexpr Duration kInfoAfter = std::chrono::seconds(2);
-// A peer may come just before a deadline: while polls move anything, operations have so much longer.
+// A peer may come just before a deadline: while polls move anything, operations have so much longer. A gone peer may
+// have sent its reason: while polls move anything, the peer counts as gone so much later.
 constexpr Duration kMovesWithin = std::chrono::milliseconds(100);
+// An operation with such a timeout waits for what may never come, as the holder of a queue does: no line of log.
 constexpr Duration kForEver = std::chrono::hours(24 * 365);
 
 // A timeout of 0 is kept as another value, see timeoutOf().
@@ -45,6 +47,14 @@ void failIfGoneIsNeeded(GroupState& group, Clock::time_point now) {
   });
   if (!gone.empty() && !group.links.mayLearnMore(group.operations.inFlight(), now)) {
     group.failure.fail(goneError(group, gone));
+    return;
+  }
+  // A gone peer's frames of another call stay in the lane, and look as if the peer had done its part.
+  for (auto peer = all.begin(); gone.empty() && peer != all.end() && !group.operations.inFlight().empty(); ++peer) {
+    if (Status unanswered = group.disagreements.unanswered(*peer, group.links.whyGone(*peer)); !unanswered.isOk()) {
+      group.failure.fail(std::move(unanswered));
+      return;
+    }
   }
 }
 
@@ -64,7 +74,8 @@ std::string whyWaits(const GroupState& group, const Activity& activity) {
 // The line about the oldest operation; later operations mostly wait for the same ranks.
 void logLongWait(GroupState& group, Clock::time_point now) {
   const auto& inFlight = group.operations.inFlight();
-  const auto oldest = std::ranges::find_if(inFlight, [](const auto& each) { return !each->mayLapse(); });
+  const auto oldest =
+      std::ranges::find_if(inFlight, [](const auto& each) { return !each->mayLapse() && each->timeout < kForEver; });
   if (oldest == inFlight.end()) {
     return;
   }
@@ -129,11 +140,13 @@ void checkSlow(GroupState& group, bool quiet) {
   }
   group.lastSlowCheck = now;
   if (group.operations.failure().isOk()) {
-    if (const Rank peer = group.links.nextGone(); peer >= 0) {
-      group.oneSided.gone(peer);
+    const std::vector<Rank> found = group.links.takeGone();
+    std::ranges::for_each(found, [&](Rank peer) { group.oneSided.gone(peer); });
+    if (!found.empty()) {
+      group.lastFoundGone = now;
       return;
     }
-    if (quiet) {
+    if (quiet || now - group.lastFoundGone >= kMovesWithin) {
       failIfGoneIsNeeded(group, now);
     }
   }

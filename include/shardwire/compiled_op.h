@@ -20,7 +20,7 @@ struct OpStats {
   // Cast elements are counted at their staged size: the narrower type.
   std::uint64_t bytesSent = 0;      // to other ranks, by one run of this rank
   std::uint64_t bytesReceived = 0;  // from other ranks, by one run
-  std::uint64_t bytesLocal = 0;     // from this rank to this rank
+  std::uint64_t bytesLocal = 0;     // copied from own inputs to own outputs
   std::uint64_t bytesReduced = 0;   // output bytes combined from two or more inputs
   std::uint64_t numMoves = 0;
   std::uint64_t planBytes = 0;     // memory the plan takes here

@@ -31,10 +31,8 @@ class SHARDWIRE_EXPORT Work {
 
 using WorkPtr = std::shared_ptr<Work>;
 
-// Whether wait() returned `status` because of the caller rather than the operation: the deadline passed, or an
-// interrupt came.
-// Whether a wait that returned `status` ended before the operation. Else the operation is over, and work.status() is
-// its outcome: `status` may be the timeout of a wait at whose very end the operation ended.
+// Whether a wait that returned `status` ended before the operation. Otherwise the operation is over, and work.status()
+// is the outcome: the wait may have timed out at the moment when the operation ended.
 inline bool endedEarly(const Status& status, const Work& work) {
   return status.code() == StatusCode::kInterrupted || (!status.isOk() && !work.isDone());
 }

@@ -316,7 +316,7 @@ void reduceBox(const StridedBox& dst, std::span<const StridedBox> sources, const
 void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems, DType dtype,
                       ReduceOp op, StoreHint hint) {
   const std::int64_t elemBytes = static_cast<std::int64_t>(elementBytes(dtype));
-  if (numElems == 0 || (sources.size() == 1 && sources[0] == dst)) {
+  if (numElems == 0) {
     return;
   }
   const PlainFloats plain;

@@ -87,7 +87,6 @@ Program build(const CollectiveCall& call, Algorithm algorithm, Rank rank, const 
 
 Program programOf(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
   Program program = build(call, algorithm, rank, topology);
-  program.algorithm = algorithm;
   SW_CHECK(!program.stages.empty());
   // Ranks that chose different algorithms, or that are in different stages, must not accept each other's frames.
   for (std::size_t i = 0; i < program.stages.size(); ++i) {

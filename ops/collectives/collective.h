@@ -81,7 +81,6 @@ struct Stage {
 
 // The stages of one rank; every rank has equally many.
 struct Program {
-  Algorithm algorithm = Algorithm::kDirect;
   std::vector<Stage> stages;
   std::int64_t scratchElems = 0;
 };

@@ -22,7 +22,6 @@ class HostGroups {
  public:
   explicit HostGroups(std::span<const std::int32_t> hosts);
 
-  std::size_t numHosts() const { return ranks_.size(); }
   std::size_t hostOf(Rank rank) const { return hostOf_[static_cast<std::size_t>(rank)]; }
   // The rank that receives `owner`'s part for all of `host`, another host than the owner's. Ranks with the same place
   // on their hosts exchange their parts.

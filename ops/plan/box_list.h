@@ -95,7 +95,6 @@ class BoxList {
     coords_.insert(coords_.end(), copy.begin(), copy.begin() + static_cast<std::ptrdiff_t>(stride()));
     ++size_;
   }
-  void reserve(std::size_t numBoxes) { coords_.reserve(numBoxes * stride()); }
 
  private:
   std::size_t stride() const { return 2 * static_cast<std::size_t>(numDims_); }

@@ -46,6 +46,10 @@ class Validator {
     SW_RETURN_IF_ERROR(checkEdges("receives", plan_.receives, plan_.numOwnCopies, plan_.firstCombine));
     SW_RETURN_IF_ERROR(checkEdges("sends", plan_.sends, 0, static_cast<std::uint32_t>(plan_.sendItems.size())));
     SW_RETURN_IF_ERROR(checkMoves());
+    if (numSources_ != plan_.sources.size()) {
+      return broken(
+          fmt::format("{} of {} sources belong to no move", plan_.sources.size() - numSources_, plan_.sources.size()));
+    }
     SW_RETURN_IF_ERROR(checkReceiveTotals());
     return checkSends();
   }
@@ -152,10 +156,11 @@ class Validator {
     if (isCopy ? move.numSources != 1 : move.numSources < 2) {
       return broken(fmt::format("moves[{}] is a {} of {} sources", m, isCopy ? "copy" : "combine", move.numSources));
     }
-    if (move.firstSource > plan_.sources.size() || move.numSources > plan_.sources.size() - move.firstSource) {
-      return broken(fmt::format("moves[{}] has {} sources from {}, there are {}", m, move.numSources, move.firstSource,
-                                plan_.sources.size()));
+    if (move.firstSource != numSources_ || move.numSources > plan_.sources.size() - numSources_) {
+      return broken(fmt::format("moves[{}] has {} sources from {}, {} are left from {}", m, move.numSources,
+                                move.firstSource, plan_.sources.size() - numSources_, numSources_));
     }
+    numSources_ += move.numSources;
     if (static_cast<int>(move.reduction) >= kNumReduceOps || (move.reduction == ReduceOp::kNone) != isCopy ||
         !supportsReduction(move.sourceDtype, move.reduction)) {
       return broken(fmt::format("moves[{}] with {} sources of {} has reduction {}", m, move.numSources,
@@ -224,7 +229,9 @@ class Validator {
     }
     received.isUsed[slot] = true;
     received.firstMove[slot] = &move;
-    received.bytes += stagedBytes(plan_, move);
+    if (__builtin_add_overflow(received.bytes, stagedBytes(plan_, move), &received.bytes)) {
+      return broken(fmt::format("receives[{}] has more than 2^64 bytes", edge));
+    }
     ++received.numItems;
     return Status::ok();
   }
@@ -274,9 +281,10 @@ class Validator {
           return broken(fmt::format("sendItems[{}] reads {} at {} of inputs[{}] of shape {}", i, toString(item.shape),
                                     toString(item.offset), item.input, toString(input.shape)));
         }
-        if (item.withPrevious && (i == edge.first || plan_.sendItems[i - 1].shape != item.shape)) {
+        if (item.withPrevious && (i == edge.first || plan_.sendItems[i - 1].shape != item.shape ||
+                                  plan_.sendItems[i - 1].stagedDtype != item.stagedDtype)) {
           return broken(
-              fmt::format("sendItems[{}] goes with the item before it, which is of another shape or edge", i));
+              fmt::format("sendItems[{}] goes with the item before it, which is of another shape, dtype or edge", i));
         }
         if (static_cast<int>(item.stagedDtype) >= kNumDTypes || !supportsCast(input.dtype, item.stagedDtype) ||
             elementBytes(item.stagedDtype) > elementBytes(input.dtype)) {
@@ -284,7 +292,10 @@ class Validator {
                                     static_cast<int>(item.stagedDtype)));
         }
         isUsed[static_cast<std::size_t>(item.slot)] = true;
-        bytes += static_cast<std::uint64_t>(numElements(item.shape)) * elementBytes(item.stagedDtype);
+        if (__builtin_add_overflow(
+                bytes, static_cast<std::uint64_t>(numElements(item.shape)) * elementBytes(item.stagedDtype), &bytes)) {
+          return broken(fmt::format("sends[{}] has more than 2^64 bytes", e));
+        }
       }
       if (bytes != edge.bytes || edge.count != edge.numItems) {
         return broken(fmt::format("sends[{}] says {} bytes in {} items, its items have {} in {}", e, edge.bytes,
@@ -307,6 +318,7 @@ class Validator {
 
   const Plan& plan_;
   std::vector<Received> received_;  // by receive edge
+  std::uint32_t numSources_ = 0;    // of the moves so far
 };
 
 }  // namespace

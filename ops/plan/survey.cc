@@ -14,12 +14,15 @@ namespace shardwire::internal {
 
 namespace {
 
-std::vector<const LocalTensor*> inputsOf(const GlobalSpec& spec, std::int32_t tensor) {
-  std::vector<const LocalTensor*> inputs;
+using LocalsOfTensors = std::vector<std::vector<const LocalTensor*>>;
+
+// By global tensor; of all ranks, and only where the spec may have gaps.
+LocalsOfTensors inputsWithGaps(const GlobalSpec& spec) {
+  LocalsOfTensors inputs(spec.allowGaps ? spec.tensors.size() : 0);
   for (const RankSpec& rank : spec.ranks) {
     for (const LocalTensor& local : rank.inputs) {
-      if (local.tensor == tensor) {
-        inputs.push_back(&local);
+      if (spec.allowGaps) {
+        inputs[static_cast<std::size_t>(local.tensor)].push_back(&local);
       }
     }
   }
@@ -117,40 +120,10 @@ class EdgeBook {
   std::map<std::pair<Rank, Rank>, EdgeEnd> open_;
 };
 
-Result<RankSurvey> surveyRank(const GlobalSpec& spec, Rank rank, const Plan& plan) {
-  const std::string bytes = serialise(plan);
-  Result<Plan> read = deserialise(bytes);  // checks every invariant of a plan
-  if (!read.isOk()) {
-    return Status(read.status().code(), fmt::format("the plan of rank {}: {}", rank, read.status().message()));
-  }
-  if (!(*read == plan)) {
-    return Status(StatusCode::kInternal,
-                  fmt::format("the plan of rank {} changed between serialising and reading", rank));
-  }
-  RankSurvey survey;
-  survey.bytesSent = edgeBytes(plan.sends);
-  survey.bytesReceived = edgeBytes(plan.receives);
-  for (std::uint32_t m = 0; m < plan.numOwnCopies; ++m) {
-    survey.bytesLocal += stagedBytes(plan, plan.moves[m]);
-  }
-  for (const PlanMove& move : plan.moves) {
-    const std::uint64_t addend = static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(move.sourceDtype);
-    survey.bytesCombined += move.numSources > 1 ? addend * move.numSources : 0;
-  }
-  survey.leastReceived = leastBytes(spec, std::span(&rank, 1));
-  survey.numMoves = plan.moves.size();
-  survey.numSendEdges = plan.sends.size();
-  survey.numReceiveEdges = plan.receives.size();
-  survey.planBytes = memoryBytes(plan);
-  survey.encodedBytes = bytes.size();
-  return survey;
-}
-
-}  // namespace
-
-std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks) {
-  std::vector<std::vector<const LocalTensor*>> held(spec.tensors.size());
-  std::vector<std::vector<const LocalTensor*>> wanted(spec.tensors.size());
+// Of elements that some rank of `ranks` wants and none of `ranks` holds: RankSurvey::leastReceived for several ranks.
+std::uint64_t leastBytes(const GlobalSpec& spec, const LocalsOfTensors& allInputs, std::span<const Rank> ranks) {
+  LocalsOfTensors held(spec.tensors.size());
+  LocalsOfTensors wanted(spec.tensors.size());
   for (const Rank rank : ranks) {
     const RankSpec& own = spec.ranks[static_cast<std::size_t>(rank)];
     for (const LocalTensor& local : own.inputs) {
@@ -171,12 +144,42 @@ std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks) {
     const BoxList boxes = boxesOf(wanted[t], numDims);
     const std::uint64_t missing = missingElements(boxes, boxesOf(held[t], numDims));
     // Elements that no rank holds cannot be received.
-    const std::uint64_t gaps =
-        spec.allowGaps ? missingElements(boxes, boxesOf(inputsOf(spec, static_cast<std::int32_t>(t)), numDims)) : 0;
+    const std::uint64_t gaps = spec.allowGaps ? missingElements(boxes, boxesOf(allInputs[t], numDims)) : 0;
     bytes += (missing - gaps) * elemBytes;
   }
   return bytes;
 }
+
+Result<RankSurvey> surveyRank(const GlobalSpec& spec, const LocalsOfTensors& allInputs, Rank rank, const Plan& plan) {
+  const std::string bytes = serialise(plan);
+  Result<Plan> read = deserialise(bytes);  // checks every invariant of a plan
+  if (!read.isOk()) {
+    return Status(read.status().code(), fmt::format("the plan of rank {}: {}", rank, read.status().message()));
+  }
+  if (!(*read == plan)) {
+    return Status(StatusCode::kInternal,
+                  fmt::format("the plan of rank {} changed between serialising and reading", rank));
+  }
+  RankSurvey survey;
+  survey.bytesSent = edgeBytes(plan.sends);
+  survey.bytesReceived = edgeBytes(plan.receives);
+  for (std::uint32_t m = 0; m < plan.numOwnCopies; ++m) {
+    survey.bytesLocal += stagedBytes(plan, plan.moves[m]);
+  }
+  for (const PlanMove& move : plan.moves) {
+    const std::uint64_t addend = static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(move.sourceDtype);
+    survey.bytesCombined += move.numSources > 1 ? addend * move.numSources : 0;
+  }
+  survey.leastReceived = leastBytes(spec, allInputs, std::span(&rank, 1));
+  survey.numMoves = plan.moves.size();
+  survey.numSendEdges = plan.sends.size();
+  survey.numReceiveEdges = plan.receives.size();
+  survey.planBytes = memoryBytes(plan);
+  survey.encodedBytes = bytes.size();
+  return survey;
+}
+
+}  // namespace
 
 Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts) {
   Result<Traffic> traffic = trafficOf(spec, hosts);
@@ -185,11 +188,12 @@ Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts) {
   survey.edges = std::move(traffic->edges);
   const Result<std::unique_ptr<Planner>> planner = Planner::create(spec, hosts);
   SW_RETURN_IF_ERROR(planner.status());
+  const LocalsOfTensors allInputs = inputsWithGaps(spec);
   EdgeBook book;
   for (std::size_t r = 0; r < spec.ranks.size(); ++r) {
     const auto rank = static_cast<Rank>(r);
     const Plan plan = (*planner)->planOf(rank);
-    Result<RankSurvey> counted = surveyRank(spec, rank, plan);
+    Result<RankSurvey> counted = surveyRank(spec, allInputs, rank, plan);
     SW_RETURN_IF_ERROR(counted.status());
     survey.ranks.push_back(*counted);
     SW_RETURN_IF_ERROR(book.add(plan));
@@ -202,7 +206,7 @@ Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts) {
   // With one host nothing comes from outside, since all elements are there.
   for (const auto& [host, ranks] : ranksOf) {
     survey.leastIntoHost.resize(static_cast<std::size_t>(host) + 1, 0);
-    survey.leastIntoHost[static_cast<std::size_t>(host)] = ranksOf.size() == 1 ? 0 : leastBytes(spec, ranks);
+    survey.leastIntoHost[static_cast<std::size_t>(host)] = ranksOf.size() == 1 ? 0 : leastBytes(spec, allInputs, ranks);
   }
   return survey;
 }

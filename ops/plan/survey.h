@@ -15,7 +15,9 @@ struct RankSurvey {
   std::uint64_t bytesReceived = 0;  // from other ranks
   std::uint64_t bytesLocal = 0;     // copied from own inputs to own outputs
   std::uint64_t bytesCombined = 0;  // addends that the reductions of this rank read, own and remote
-  std::uint64_t leastReceived = 0;  // least bytes of any plan: see leastBytes
+  // The least bytes of any plan: of elements that the rank wants and does not hold, each element once, in the narrower
+  // of the two types. Found by cutting boxes, not by the planner. A plan that reduces may bring more: every addend.
+  std::uint64_t leastReceived = 0;
   std::uint64_t numMoves = 0;
   std::uint64_t numSendEdges = 0;
   std::uint64_t numReceiveEdges = 0;
@@ -32,10 +34,5 @@ struct Survey {
 // hosts: one number per rank, 0 <= number < ranks; empty: one host. Errors: all errors of redistribute; kInternal
 // naming rank and rule where the plans of two ranks do not fit together.
 SHARDWIRE_EXPORT Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts = {});
-
-// The bytes of elements that some rank of `ranks` wants and none of `ranks` holds, each element once, in the narrower
-// of the two types. Found by cutting boxes, not by the planner. Any plan must bring these bytes. Where inputs are
-// reduced, a plan may have to bring more: every addend.
-std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks);
 
 }  // namespace shardwire::internal

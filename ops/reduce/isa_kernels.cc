@@ -65,7 +65,6 @@ const KernelTable* kernelsOf(Isa isa) {
     default:
       return nullptr;
   }
-  return nullptr;
 }
 
 namespace {

@@ -43,8 +43,7 @@ struct ReduceKernel {
                      const std::int64_t* aheads, std::size_t bytes, bool isStreamed) = nullptr;
   bool runsDivideByPowersOfTwo = false;  // by no other number
   std::uint8_t lanesPerElem = 1;
-  std::uint8_t storedBytes = 0;  // of one lane
-  std::uint8_t accBytes = 0;     // of one lane
+  std::uint8_t accBytes = 0;  // of one lane
 };
 
 // dst = the n lanes of src as lanes of another type. No overlap; may be unaligned.

@@ -59,7 +59,6 @@ template <typename T>
 constexpr ReduceKernel sameKernel() {
   ReduceKernel kernel;
   kernel.encode = encodeSame<T>;
-  kernel.storedBytes = sizeof(T);
   kernel.accBytes = sizeof(T);
   return kernel;
 }
@@ -69,7 +68,6 @@ constexpr ReduceKernel floatKernel() {
   ReduceKernel kernel;
   kernel.decode = decodeLanes<Type>;
   kernel.encode = encodeLanes<Type>;
-  kernel.storedBytes = sizeof(typename Type::Stored);
   kernel.accBytes = sizeof(float);
   return kernel;
 }

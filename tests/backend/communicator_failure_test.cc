@@ -27,6 +27,14 @@ using std::chrono::seconds;
 std::atomic<Work*> inCheck{nullptr};
 std::atomic<bool> isChecking{false};
 
+TEST(Communicator, RefusesARecvFromAnyRankWhereThereIsNone) {
+  withGroup(1, [](Communicator& group) {
+    std::vector<std::int64_t> value(1);
+    expectSays(group.recv(viewOf(value), kAnySource, 0).status(), StatusCode::kInvalidArgument,
+               "recv from any rank on rank 0 of 1");
+  });
+}
+
 TEST(Wait, IsNoTimeoutWhenTheOperationEndsDuringTheCheckForSignals) {
   static constexpr auto kWait = milliseconds(500);  // the check runs after 50
   isChecking.store(false);

@@ -128,6 +128,30 @@ TEST(Disagreement, ReachesARootThatOnlySends) {
   });
 }
 
+// The frame of a root that has left lies in the lane, and belongs to another call.
+TEST(Disagreement, WithARootThatHasLeftEndsTheWait) {
+  MemoryStore store;
+  std::atomic<int> left{0};
+  testing::runRanksAsThreads(2, [&](Rank rank) {
+    auto group = Communicator::create(store, rank, 2, testOptions(), "test");
+    ASSERT_TRUE(group.isOk()) << group.status().message();
+    std::vector<std::int64_t> values(rank == 0 ? 4 : 8, 1);
+    if (rank == 0) {
+      EXPECT_TRUE(waitFor((*group)->broadcast(viewOf(values), 0)).isOk());
+      group->reset();
+      ++left;
+      return;
+    }
+    await(left, 1);
+    const Status status = waitFor((*group)->broadcast(viewOf(values), 0));
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
+    EXPECT_NE(status.message().find("rank 1 called broadcast(int64[8], root 0), and rank 0 called something else, but "
+                                    "was gone before it said what"),
+              std::string::npos)
+        << status.message();
+  });
+}
+
 // Elements [0, elems) of a tensor: rank `from` has the elements, rank `to` wants the elements.
 LocalSpec oneMove(Rank rank, Rank from, Rank to, std::int64_t elems, const std::string& name) {
   LocalSpec spec;
@@ -236,6 +260,32 @@ TEST(LongWait, WarnsWithWhatTheAbsentRankDoes) {
   }
   EXPECT_TRUE(has("rank 1 has called nothing in this group since barrier (operation #1)")) << lines;
   EXPECT_FALSE(has("2.4 s")) << lines;
+}
+
+// As the holder of a queue waits for requests.
+TEST(LongWait, WithATimeoutOfAYearIsNoWarning) {
+  Options options = testOptions();
+  options.warnAfter = std::chrono::milliseconds(100);
+  std::atomic<int> hasWaited{0};
+  ::testing::internal::CaptureStderr();
+  withGroup(
+      2,
+      [&](Communicator& group) {
+        std::vector<std::int64_t> value(1, 7);
+        if (group.rank() == 0) {
+          const auto received = group.recv(viewOf(value), 1, 0, {.timeout = std::chrono::hours(24 * 366)});
+          ASSERT_TRUE(received.isOk());
+          EXPECT_EQ((*received)->wait(Clock::now() + milliseconds(400)).code(), StatusCode::kTimeout);
+          ++hasWaited;
+          EXPECT_TRUE((*received)->wait().isOk());
+        } else {
+          await(hasWaited, 1);
+          EXPECT_TRUE(waitFor(group.send(viewOf(value), 0, 0)).isOk());
+        }
+      },
+      options);
+  const std::string lines = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(lines.find("has waited"), std::string::npos) << lines;
 }
 
 TEST(Timeout, StatesWhatTheAbsentRankDoes) {

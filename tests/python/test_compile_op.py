@@ -231,6 +231,32 @@ def test_strided_tensors() -> None:
     run_ranks(2, strides)
 
 
+def memory_in_common(rank: int, elements: int) -> None:
+    world = 3
+    gather = all_gather(rank, world, elements)
+    whole = torch.full([world * elements], -1.0)
+    own = whole[rank * elements:(rank + 1) * elements]
+    own.fill_(rank)
+    for _ in range(3):  # the own part is in its place, and the peers read it there
+        gather([own], [whole]).wait()
+        assert torch.equal(whole, expected_gather(world, elements))
+        whole[:rank * elements] = whole[(rank + 1) * elements:] = -1
+    rotate = shardwire.compile_op(group(), [world, elements], F32, [box([rank, 0], [1, elements])],
+                                  [box([(rank + 1) % world, 0], [1, elements])])
+    columns = torch.full([elements, 2], float(rank))
+    rotate([columns[:, :1].t()], [columns[:, 1:].t()]).wait()  # each element between two elements of the input
+    assert torch.equal(columns, torch.tensor([float(rank), float((rank + 1) % world)]).expand(elements, 2))
+    with pytest.raises(ValueError, match=r"inputs\[0\] and outputs\[0\] of rank \d share memory"):
+        gather([whole[1:elements + 1]], [whole])
+    with pytest.raises(ValueError, match="share memory"):
+        rotate([columns[:, :1].t()], [columns[:, :1].t()])
+
+
+@pytest.mark.parametrize("elements", [4, 300_000])
+def test_inputs_and_outputs_may_have_memory_in_common(elements: int) -> None:
+    run_ranks(3, memory_in_common, elements)
+
+
 def gaps(rank: int) -> list[float]:
     op = shardwire.compile_op(group(), [5], F32, [box([rank * 3], [1])], [box([0], [5])], allow_gaps=True)
     out = torch.full((5,), 9.0)

@@ -96,7 +96,8 @@ bool isAboutBusyRank(const Report& report, const Schedule& drawn, const std::vec
     }
     const bool hasFailed = !other.failure.isOk();
     const bool isHeld =
-        !drawn.hasThreads && (other.longestCall > kLongWait || (hasFailed && other.failedAt > kLongWait));
+        !drawn.hasThreads && (other.longestCall > kLongWait || (hasFailed && other.failedAt > kLongWait) ||
+                              (other.isDead && other.diedAt > kLongWait));
     const bool isOlder = std::ranges::any_of(reports, [&](const Report& leaving) {
       return leaving.group == report.group && leaving.process == other.process &&
              leaving.madeAt + kEndsOperation < other.failedAt;

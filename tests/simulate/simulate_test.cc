@@ -69,6 +69,7 @@ TEST(Simulate, AllowsWhatNobodyPromises) {
   expectKept(5010740);  // another group held the only thread of a missing rank for 41 s, and did not fail
   expectKept(5011596);
   expectKept(5077840);
+  expectKept(400201874);  // likewise, until the rank was killed
   expectKept(200006580);  // the naive model made NaN of a product beyond float8_e4m3fn, which saturates
   expectKept(100007030);  // a process made a group after a death, ended the group, and gave no reason
   expectKept(5032546);    // a process left after a death in another group; a rank without a link got no reason

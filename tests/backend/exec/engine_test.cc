@@ -203,6 +203,28 @@ TEST_P(EnginePollTest, FailsTheGroupAfterAnException) {
   EXPECT_TRUE(textOfFirst<FailFrame>().value_or("").starts_with("rank 0 gave up: a poll failed"));
 }
 
+TEST_F(EngineTest, KeepsAnExceptionOfAPollFromTheCallerThatEndsTheGroup) {
+  const auto exchange = submitExchange(1);
+  failNextPoll();
+  engine_->abort({StatusCode::kAborted, "the reason"});
+  EXPECT_EQ(statusOnceFailed().message(), "the reason");
+  EXPECT_TRUE(exchange->isDone());
+}
+
+// Otherwise a thread that is not prepared for a wait would run the callback.
+TEST(ActivityCallbacks, RunOnTheThreadThatAddsThemOnceTheListIsClosed) {
+  const auto over = std::make_shared<Exchange>("mine", 1, 0);
+  std::string order;
+  over->onDone([&](const Status&) { order += "a"; });
+  (void)Activity::complete(over, Status::ok());
+  EXPECT_TRUE(over->closeCallbacks());
+  over->onDone([&](const Status&) { order += "b"; });
+  EXPECT_EQ(order, "b");
+  EXPECT_FALSE(over->closeCallbacks());
+  over->runCallbacks();
+  EXPECT_EQ(order, "ba");
+}
+
 TEST_F(EngineTest, PassesARevocationOnThoughTheGroupFailedBefore) {
   engine_->abort({StatusCode::kPeerFailed, "rank 7 died"});
   put(Lane::kControl,

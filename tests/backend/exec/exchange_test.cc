@@ -65,6 +65,20 @@ TEST(Exchange, WaitsForABlobThatIsGivenLater) {
   }
 }
 
+// Before the table comes a rank needs no link to its children, and afterwards the rank waits for each of them.
+TEST(Exchange, WantsTheLinksToItsChildrenOnceTheTableComes) {
+  constexpr Rank kMany = 33;
+  FakeGroup group(kMany);
+  std::vector<std::shared_ptr<Exchange>> all;
+  for (Rank rank = 0; rank < kMany; ++rank) {
+    all.push_back(exchangeOf(group[rank], fmt::format("of rank {}", rank)));
+  }
+  group.run(all);
+  for (Rank rank = 1; rank < kMany; ++rank) {
+    EXPECT_EQ(group[rank].numWants, 1) << rank;
+  }
+}
+
 TEST(Exchange, RefusesPartsThatDoNotFit) {
   const OperationTag tag{3, kHash};
   const std::vector<std::vector<Bytes>> cases = {

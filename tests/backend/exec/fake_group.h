@@ -150,6 +150,8 @@ class FakeRank final : public RunHost {
   bool refuseStale(Rank) override { return false; }
   void finish(Activity&, Status status) override { finished = finished.has_value() ? finished : std::move(status); }
 
+  void want(Activity&) override { ++numWants; }
+
   FakeConnection& to(Rank peer) { return static_cast<FakeConnection&>(context.connection(peer)); }
 
   // As the engine does: takes what came, then steps.
@@ -183,6 +185,7 @@ class FakeRank final : public RunHost {
   Status failure;
   std::vector<std::pair<Rank, std::uint64_t>> desyncs;
   std::optional<Status> finished;
+  int numWants = 0;
 
  private:
   std::span<const std::byte> peekControl(Rank peer) {

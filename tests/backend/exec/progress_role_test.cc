@@ -54,6 +54,16 @@ TEST_F(ProgressRoleTest, ALongCallbackAfterAPause) {
   EXPECT_TRUE(leads_.load());
 }
 
+TEST(ProgressRole, AsksForOneFollowerUntilItFollows) {
+  ProgressRole role;
+  std::uint64_t turn = 0;
+  EXPECT_TRUE(role.enterCallbacks(&turn));
+  EXPECT_TRUE(role.leaveCallbacks(turn));
+  EXPECT_FALSE(role.enterCallbacks(&turn));  // the thread is on its way
+  role.noFollowerStarted();
+  EXPECT_TRUE(role.enterCallbacks(&turn));
+}
+
 TEST_F(ProgressRoleTest, TheEndStopsAFollowerThatWatches) {
   runCallbacks(Duration(0));
   role_.stop();

@@ -115,11 +115,21 @@ TEST(Plan, NamesTheFirstBrokenInvariant) {
       {"receives[0] says 40 bytes in 2 items, its moves need 24 in 2",
        [](Plan& p) { p.outputs[0].dtype = DType::kBFloat16; }},
       {"sendItems[0] sends float32 as dtype 2", [](Plan& p) { p.sendItems[0].stagedDtype = DType::kInt8; }},
-      {"sendItems[1] sends float32 as dtype 12", [](Plan& p) { p.sendItems[1].stagedDtype = DType::kFloat64; }},
+      {"sendItems[0] sends float32 as dtype 12", [](Plan& p) { p.sendItems[0].stagedDtype = DType::kFloat64; }},
       {"sends[0] says 16 bytes in 2 items, its items have 12 in 2",
-       [](Plan& p) { p.sendItems[1].stagedDtype = DType::kFloat16; }},
-      {"moves[2] has 3 sources from 3, there are 5", [](Plan& p) { p.moves[2].firstSource = 3; }},
+       [](Plan& p) {
+         p.sendItems[1].stagedDtype = DType::kFloat16;
+         p.sendItems[1].withPrevious = false;
+       }},
+      {"sendItems[1] goes with the item before it, which is of another shape, dtype or edge",
+       [](Plan& p) {
+         p.sendItems[0].stagedDtype = DType::kFloat16;
+         p.sends[0].bytes = 12;
+       }},
+      {"moves[2] has 3 sources from 3, 3 are left from 2", [](Plan& p) { p.moves[2].firstSource = 3; }},
       {"moves[2] has 3 sources from 4294967295", [](Plan& p) { p.moves[2].firstSource = UINT32_MAX; }},
+      {"moves[1] has 1 sources from 0, 4 are left from 1", [](Plan& p) { p.moves[1].firstSource = 0; }},
+      {"1 of 6 sources belong to no move", [](Plan& p) { p.sources.push_back(p.sources[0]); }},
       {"moves[2] with 3 sources of float32 has reduction 0", [](Plan& p) { p.moves[2].reduction = ReduceOp::kNone; }},
       {"moves[0] with 1 sources of float32 has reduction 1", [](Plan& p) { p.moves[0].reduction = ReduceOp::kSum; }},
       {"moves[2] with 3 sources of float32 has reduction 6", [](Plan& p) { p.moves[2].reduction = ReduceOp::kBand; }},
