@@ -1,7 +1,8 @@
-// Thin calls of the kernel's TCP sockets: non-blocking, closed on exec and in forked children, with Nagle's delay off.
-// Addresses of both families share one struct, so callers do not distinguish the families. Accepting distinguishes
-// three cases: this process has no descriptor left (an error that the user can fix), the listener is broken, or no
-// connection is there now, which includes connections that ended before they were accepted.
+// Thin calls of the kernel's TCP sockets: non-blocking, closed on exec and in forked children, with Nagle's delay off,
+// and with probes of silent hosts. Addresses of both families share one struct, so callers do not distinguish the
+// families. Accepting distinguishes three cases: this process has no descriptor left (an error that the user can fix),
+// the listener is broken, or no connection is there now, which includes connections that ended before they were
+// accepted.
 #include "backend/fabric/net_socket.h"
 
 #include <arpa/inet.h>
@@ -23,6 +24,8 @@ namespace shardwire::internal {
 namespace {
 
 constexpr const char* kMultipath = "SHARDWIRE_TCP_MULTIPATH";
+constexpr int kIdleSeconds = 3;
+constexpr int kNumProbes = 5;
 
 const std::string& multipathText() {
   static const std::string text = [] {
@@ -136,6 +139,7 @@ Result<Fd> startTcp(const SocketAddress& address, int* error) {
   auto socket = makeTcp(address.storage.ss_family);
   SW_RETURN_IF_ERROR(socket.status());
   sendAtOnce(*socket);
+  setKeepAlive(*socket, true);
   if (::connect(socket->get(), address.get(), address.size) != 0 && errno != EINPROGRESS && errno != EINTR) {
     const int why = errno;
     if (error != nullptr) {
@@ -151,6 +155,7 @@ Result<Fd> acceptTcp(const Fd& listener) {
   if (socket.isOpen()) {
     socket.closeInChildren();
     sendAtOnce(socket);
+    setKeepAlive(socket, true);
     return socket;
   }
   switch (errno) {
@@ -184,6 +189,16 @@ bool isHungUp(const Fd& socket) {
 void sendAtOnce(const Fd& socket) {
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // without this option only slower
+}
+
+void setKeepAlive(const Fd& socket, bool isOn) {
+  const auto set = [&](int level, int option, int value) {
+    ::setsockopt(socket.get(), level, option, &value, sizeof(value));
+  };
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kNumProbes);
+  set(SOL_SOCKET, SO_KEEPALIVE, isOn ? 1 : 0);
 }
 
 }  // namespace shardwire::internal

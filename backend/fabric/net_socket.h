@@ -35,13 +35,15 @@ bool isMultipath();
 // Non-blocking, closed on exec; listens on this address only.
 Result<Fd> listenTcp(const SocketAddress& address, int backlog);
 // Starts a connection, which may still be under way: the socket becomes writable once the outcome is decided, and then
-// socketError() returns the outcome. `error`: errno if the connection failed at once.
+// socketError() returns the outcome. `error`: errno if the connection failed at once. The socket has keepalive probes.
 Result<Fd> startTcp(const SocketAddress& address, int* error = nullptr);
-Result<Fd> acceptTcp(const Fd& listener);  // not open: no connection is waiting
+Result<Fd> acceptTcp(const Fd& listener);  // not open: no connection is waiting. Otherwise as startTcp()
 // errno of the socket's pending error; 0: none.
 int socketError(const Fd& socket);
 // Whether the other end of a TCP or Unix socket closed its side, without blocking.
 bool isHungUp(const Fd& socket);
 void sendAtOnce(const Fd& socket);  // no Nagle: frames are small, and a peer waits for each
+// Probes after 3 s without traffic, one a second. A host that answers none of five is gone: ETIMEDOUT.
+void setKeepAlive(const Fd& socket, bool isOn);
 
 }  // namespace shardwire::internal

@@ -17,7 +17,7 @@
 
 namespace shardwire::internal {
 
-inline constexpr std::uint32_t kMpiApiVersion = 2;
+inline constexpr std::uint32_t kMpiApiVersion = 3;
 inline constexpr char kMpiModuleEntry[] = "shardwireMpiModule";
 
 // A communicator of this process and one other process. Only this library sends on the communicator.
@@ -51,8 +51,8 @@ struct MpiDone {
 class MpiOperations {
  public:
   virtual ~MpiOperations() = default;
-  // One message of the runs' bytes, in order, without a copy here. At most 2^31 - 1 bytes in all.
-  virtual Status send(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie) = 0;
+  // One message, without a copy here. At most 2^31 - 1 bytes. The runs to be filled are in order.
+  virtual Status send(MpiPair& pair, int tag, const MpiRun& run, const MpiCookie& cookie) = 0;
   virtual Status receive(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie) = 0;
   // Lets MPI make progress, and appends the finished operations.
   virtual Status poll(std::vector<MpiDone>* done) = 0;

@@ -130,9 +130,8 @@ void MpiConnection::commit(Lane lane, std::size_t bytes) {
   std::uint32_t number = 0;
   const std::span<std::byte> message = writers_[index(lane)].commit(bytes, &number);
   encodeHead(head(MpiKind::kFrame), message.data());
-  const MpiRun run{message.data(), message.size()};
   const Status sent =
-      wire_->operations().send(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
+      wire_->operations().send(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {message.data(), message.size()},
                                {static_cast<MpiReceiver*>(this), kFrameSend, static_cast<std::uint16_t>(lane), number});
   sent.isOk() ? static_cast<void>(++numSends_) : fail(sent);
 }
@@ -153,7 +152,7 @@ void MpiConnection::sendService(MpiKind kind, std::string_view body) {
   message.bytes += body;
   const MpiRun run{reinterpret_cast<std::byte*>(message.bytes.data()), message.bytes.size()};
   const Status sent =
-      wire_->operations().send(*joint_.pair, joint_.firstTag + kServiceTag, {&run, 1},
+      wire_->operations().send(*joint_.pair, joint_.firstTag + kServiceTag, run,
                                {static_cast<MpiReceiver*>(this), kServiceSend, static_cast<std::uint16_t>(kind),
                                 static_cast<std::uint32_t>(place - serviceOut_.begin())});
   if (!sent.isOk()) {
@@ -304,7 +303,7 @@ Status MpiConnection::read(std::span<const MemoryRun>) {
 }
 
 bool MpiConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
-  if (!fetches_.hasRoom() || isPeerGone_) {
+  if (!fetches_.hasRoom(runs.size()) || isPeerGone_) {
     return false;
   }
   std::vector<std::string> requests;

@@ -5,6 +5,8 @@
 // sides.
 #include "backend/transport/mpi/mpi_fetches.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -21,6 +23,25 @@ bool hasLongRun(std::span<const Run> runs) {
 
 }  // namespace
 
+// Checks the runs of a request, and stores them in runs_.
+Status MpiFetches::takeRuns(const FetchRequest& request) {
+  runs_.clear();
+  std::uint64_t numRuns = 0;  // with the pieces of long runs
+  const Status may = exposed_.check(request.space, request.runs.size(), [&](std::size_t i) {
+    runs_.push_back({reinterpret_cast<std::byte*>(request.runs[i].address), request.runs[i].bytes});
+    numRuns += request.runs[i].bytes / kMpiLongestMessage + 1;
+    return request.runs[i];
+  });
+  if (!may.isOk()) {
+    return {may.code(), "asked for " + may.message()};
+  }
+  if (numServedRuns_ + numRuns > kMostServedRuns) {
+    return {StatusCode::kPeerFailed, fmt::format("asked for {} runs beside {}, where {} are the most", numRuns,
+                                                 numServedRuns_, kMostServedRuns)};
+  }
+  return Status::ok();
+}
+
 Status MpiFetches::serve(std::string_view body) {
   const auto request = decodeRequest(body);
   if (!request.has_value()) {
@@ -29,18 +50,12 @@ Status MpiFetches::serve(std::string_view body) {
   if (isStopped_) {
     return Status::ok();  // callers' memory is not read after the stop, and the peer's fetch need not end
   }
-  runs_.clear();
-  const Status may = exposed_.check(request->space, request->runs.size(), [&](std::size_t i) {
-    runs_.push_back({reinterpret_cast<std::byte*>(request->runs[i].address), request->runs[i].bytes});
-    return request->runs[i];
-  });
-  if (!may.isOk()) {
-    return {may.code(), "asked for " + may.message()};
-  }
+  SW_RETURN_IF_ERROR(takeRuns(*request));
   const std::uint64_t number = numConfirmed_ + unconfirmed_.size();
   std::uint32_t numFromTensor = 0;
   SW_RETURN_IF_ERROR(forEachMessage(runs_, kMpiLongestMessage, &message_, [&](std::span<const MpiRun> message) {
     outgoing_.push_back({request->space, number, {message.begin(), message.end()}});
+    numServedRuns_ += message.size();
     numFromTensor += isSentFromTensor(message) ? 1 : 0;
     return Status::ok();
   }));
@@ -87,9 +102,10 @@ Status MpiFetches::startSends() {
       packed->isInFlight = true;
       cookie.lane = static_cast<std::uint16_t>(packed - packed_.data());
     }
-    SW_RETURN_IF_ERROR(wire_->operations().send(*pair_, tag_, {&message, 1}, cookie));
+    SW_RETURN_IF_ERROR(wire_->operations().send(*pair_, tag_, message, cookie));
     ++numSends_;
     bytesInFlight_ += bytes;
+    numServedRuns_ -= next.runs.size();
   }
   return Status::ok();
 }
@@ -117,8 +133,9 @@ void MpiFetches::abandon() {
 Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
                          std::vector<std::string>* requests) {
   const auto place = std::ranges::find_if(fetches_, [](const Fetch& each) { return each.count == nullptr; });
-  *place = {count, 0, 0, 0};
+  *place = {count, runs.size(), 0, 0, 0};
   ++numFetches_;
+  numAskedRuns_ += runs.size();
   ++count->pending;
   const MpiCookie cookie{owner_, kReceiveKind, 0, static_cast<std::uint32_t>(place - fetches_.begin())};
   while (!runs.empty()) {
@@ -161,6 +178,7 @@ Status MpiFetches::received(const MpiDone& done) {
 void MpiFetches::endIfOver(Fetch& fetch) {
   if (fetch.numMessages == 0 && numConfirmedByPeer_ >= fetch.confirmedAt && !isStopped_) {
     --fetch.count->pending;
+    numAskedRuns_ -= fetch.numRuns;
     fetch = {};
     --numFetches_;
   }

@@ -28,6 +28,8 @@ class MpiFetches {
   // The kinds in the cookies of fetch messages.
   static constexpr std::uint16_t kSendKind = 100;
   static constexpr std::uint16_t kReceiveKind = 101;
+  // Runs of all fetches under way. A single fetch may have more. Each run costs memory on both ends.
+  static constexpr std::size_t kMostAskedRuns = std::size_t{1} << 22;
 
   // `owner`: the owner in the cookies; passes finished messages to sent() and received().
   MpiFetches(MpiWire* wire, MpiPair* pair, int tag, MpiReceiver* owner)
@@ -45,8 +47,10 @@ class MpiFetches {
   std::uint64_t numConfirmed() const { return numConfirmed_; }
 
   // Asker's side.
-  bool hasRoom() const { return numFetches_ < kMostFetches && !isStopped_; }
-  // Posts the receives; appends the requests to be sent, in order. Precondition: hasRoom(), and as
+  bool hasRoom(std::size_t numRuns) const {
+    return numFetches_ < kMostFetches && !isStopped_ && (numFetches_ == 0 || numAskedRuns_ + numRuns <= kMostAskedRuns);
+  }
+  // Posts the receives; appends the requests to be sent, in order. Precondition: hasRoom(runs.size()), and as
   // PeerFetches::fetch().
   Status fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
                std::vector<std::string>* requests);
@@ -64,6 +68,9 @@ class MpiFetches {
  private:
   static constexpr std::size_t kMostFetches = 32;
   static constexpr std::size_t kMostPacked = 4;
+  // Limit of requested runs that are not sent yet, in pieces of one message at most. The limit bounds this rank's
+  // memory. Honest peers stay below: a fetch has 4 MiB where it has runs of one byte (kCopySegment).
+  static constexpr std::size_t kMostServedRuns = 2 * kMostAskedRuns;
   // Most bytes in flight. With more bytes, one poll of the asker could continue for very long inside of MPI, since the
   // owner's MPI answers while the asker's MPI copies.
   static constexpr std::size_t kMostBytesInFlight = kMpiLongestMessage;
@@ -79,11 +86,13 @@ class MpiFetches {
   };
   struct Fetch {
     FetchCount* count = nullptr;  // null: the place is free
+    std::size_t numRuns = 0;
     std::uint32_t numMessages = 0;
     std::uint64_t bytes = 0;
     std::uint64_t confirmedAt = 0;  // the owner's count that ends the fetch; 0: there are no long runs
   };
 
+  Status takeRuns(const FetchRequest& request);
   Status startSends();
   void endIfOver(Fetch& fetch);
   // A buffer for a packed message; null when all buffers are in flight.
@@ -96,12 +105,14 @@ class MpiFetches {
   bool isStopped_ = false;
   ExposedMemory exposed_;
   std::deque<Outgoing> outgoing_;
+  std::size_t numServedRuns_ = 0;  // of outgoing_, until stop()
   std::array<Packed, kMostPacked> packed_;
   std::uint64_t numConfirmed_ = 0;
   // For each later request for long runs: the number of messages that have not left this rank's tensors.
   std::deque<std::uint32_t> unconfirmed_;
   std::array<Fetch, kMostFetches> fetches_;
   std::size_t numFetches_ = 0;
+  std::size_t numAskedRuns_ = 0;    // of these fetches
   std::uint64_t numLongAsked_ = 0;  // requests for long runs
   std::uint64_t numConfirmedByPeer_ = 0;
   std::size_t numSends_ = 0;

@@ -1,8 +1,8 @@
-// The owner registers exposed memory (expose()). advance() takes the oldest request from the request lane, checks all
-// runs against the exposures (begin()), and posts the writes of each part on the part's queue pair (servePart()). The
-// last write of a part carries the request's id as an immediate. When a queue pair is full, the next advance()
-// continues. Requests that fail the check are refused. conceal() keeps memory pinned until all writes posted before are
-// complete; these may be writes of other memory, so the memory's owner may be faster, and free the memory.
+// The owner registers exposed memory (expose()). advance() takes the oldest request from the request lane, copies its
+// runs, checks them against the exposures (begin()), and posts the writes of each part on the part's queue pair
+// (servePart()). The last write of a part carries the request's id as an immediate. When a queue pair is full, the next
+// advance() continues. Requests that fail the check are refused. conceal() keeps memory pinned until all writes posted
+// before are complete; these may be writes of other memory, so the memory's owner may be faster, and free the memory.
 #include "backend/transport/rdma/fetch_server.h"
 
 #include <fmt/format.h>
@@ -61,24 +61,18 @@ void FetchServer::giveBackRetired() {
   });
 }
 
-RunRecord FetchServer::run(std::uint32_t index) const {
-  RunRecord record;
-  std::memcpy(&record, runs_ + std::size_t{index} * sizeof(record), sizeof(record));
-  return record;
-}
-
 std::string FetchServer::begin(std::span<const std::byte> frame) {
   const std::uint64_t numQueues = queues_.size();
-  if (frame.size() != sizeof(header_) + std::uint64_t{header_.numRuns} * sizeof(RunRecord) || header_.numQueues < 1 ||
-      header_.numQueues > numQueues || header_.firstQueue >= numQueues) {
+  if (frame.size() != sizeof(header_) + std::uint64_t{header_.numRuns} * sizeof(RunRecord) || header_.numRuns < 1 ||
+      header_.numQueues < 1 || header_.numQueues > numQueues || header_.firstQueue >= numQueues) {
     return "a malformed request";
   }
-  runs_ = frame.data() + sizeof(header_);
+  runs_.resize(header_.numRuns);
+  std::memcpy(runs_.data(), frame.data() + sizeof(header_), runs_.size() * sizeof(RunRecord));
   std::uint64_t total = 0;
-  const Status may = exposed_.check(header_.space, header_.numRuns, [&](std::size_t i) {
-    const RunRecord record = run(static_cast<std::uint32_t>(i));
-    total += record.bytes;
-    return RemoteRun{record.remote, record.bytes};
+  const Status may = exposed_.check(header_.space, runs_.size(), [&](std::size_t i) {
+    total += runs_[i].bytes;
+    return RemoteRun{runs_[i].remote, runs_[i].bytes};
   });
   if (!may.isOk()) {
     return "asked for " + may.message();
@@ -92,8 +86,8 @@ std::string FetchServer::begin(std::span<const std::byte> frame) {
     if (to == from) {
       return "a request with an empty part";
     }
-    while (before + run(at).bytes <= from) {
-      before += run(at++).bytes;
+    while (before + runs_[at].bytes <= from) {
+      before += runs_[at++].bytes;
     }
     cursors_[part] = {.run = at, .offset = from - before, .left = to - from};
   }
@@ -105,7 +99,7 @@ bool FetchServer::servePart(std::uint32_t part) {
   const std::size_t index = (header_.firstQueue + part) % queues_.size();
   QueuePair& queue = *queues_[index];
   while (cursor.left > 0) {
-    const RunRecord record = run(cursor.run);
+    const RunRecord& record = runs_[cursor.run];
     const std::uint64_t bytes =
         std::min({record.bytes - cursor.offset, cursor.left, std::uint64_t{QueuePair::kMaxWriteBytes}});
     if (bytes > 0) {

@@ -52,7 +52,6 @@ class FetchServer {
   // Checks the request in `frame`. Empty: the request can be served; else why not.
   std::string begin(std::span<const std::byte> frame);
   bool servePart(std::uint32_t part);
-  RunRecord run(std::uint32_t index) const;
   void refuse(std::uint32_t id, const std::string& why);
   void giveBackRetired();
 
@@ -62,10 +61,11 @@ class FetchServer {
   ExposedMemory exposed_;
   std::unordered_map<std::uint32_t, Registration*> registrations_;  // of exposed memory, by space
   std::vector<Retired> retired_;
-  // The request being served. Its frame stays in the ring until all parts are posted.
+  // The request being served. Its frame stays in the ring until all parts are posted, but the peer may write to the
+  // ring at any time: the checked runs are copies.
   bool isServing_ = false;
   RequestHeader header_;
-  const std::byte* runs_ = nullptr;
+  std::vector<RunRecord> runs_;
   const Registration* memory_ = nullptr;
   std::array<Cursor, kMaxRails> cursors_;
 };

@@ -14,6 +14,8 @@
 #include <thread>
 
 #include "backend/base/log.h"
+#include "backend/base/system_error.h"
+#include "backend/fabric/net_socket.h"
 #include "backend/transport/endpoint.h"
 
 namespace shardwire::internal {
@@ -78,6 +80,7 @@ RdmaConnection::RdmaConnection(std::shared_ptr<RdmaFabric> fabric, std::uint32_t
       requester_(*fabric_, *join_.lanes, devicesOf(join_.payload)),
       server_(*fabric_, *join_.lanes, join_.payload),
       lastArrival_(Clock::now()) {
+  setKeepAlive(join_.link, false);  // health() probes the devices, and the link may be on another network
   fabric_->take(slot_, this, join_.link.get());
 }
 

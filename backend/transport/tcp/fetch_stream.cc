@@ -51,10 +51,7 @@ void FetchStream::drop() {
   exposed_.concealAll();
   serving_.clear();
   fetches_.clear();
-  numServedRuns_ = 0;
-  numAskedRuns_ = 0;
   blockOut_ = {};
-  requested_.clear();
   isBlocked_ = false;
 }
 

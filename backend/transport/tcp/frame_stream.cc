@@ -232,7 +232,7 @@ Status FrameStream::receive(bool* moved) {
     }
     stagedTo_ += static_cast<std::size_t>(size) - taken;
     SW_RETURN_IF_ERROR(parse());
-    if (static_cast<std::size_t>(size) < direct + room) {
+    if (static_cast<std::size_t>(size) < direct + room && !stream_.holdsError()) {
       return Status::ok();  // the socket is empty: one more call would only confirm this
     }
   }

@@ -89,9 +89,4 @@ int unacknowledgedOf(const Fd& socket) {
   return numPathsOf(socket) > 0 && ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
-bool isAnyUnderWay(const Fd& socket) {
-  const Paths paths(socket);
-  return std::ranges::any_of(paths.infos(), [](const tcp_info& info) { return info.tcpi_unacked > 0; });
-}
-
 }  // namespace shardwire::internal

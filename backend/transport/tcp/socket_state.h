@@ -28,7 +28,5 @@ class Silence {
 };
 // Bytes that the peer's kernel does not have yet. A connection that the peer reset sends nothing any more: 0.
 int unacknowledgedOf(const Fd& socket);
-// Whether bytes were sent, and are not acknowledged so far.
-bool isAnyUnderWay(const Fd& socket);
 
 }  // namespace shardwire::internal

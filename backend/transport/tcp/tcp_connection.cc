@@ -1,15 +1,14 @@
-// One peer over two TCP sockets. create() configures the sockets and adds them to the wire's epoll set; epoll's events
-// then call onReady(), which receives or sends on one of the two streams. Notes on the stream of frames carry requests
-// to fetch, refusals, the stop of fetches, and the leave. The end of the stream of frames is the failure of the peer;
-// the end of the stream of fetches becomes a failure only when no stop is announced within kExplainWithin. health()
-// checks the sockets at intervals: for the peer's close, for unexplained ends of fetches, and for silent hosts. The
-// steps of leave() send all frames, then the leave, and end when the peer's kernel has these bytes.
+// One peer over two TCP sockets. create() adds the sockets to the wire's epoll set; epoll's events then call onReady(),
+// which receives or sends on one of the two streams. Notes on the stream of frames carry requests to fetch, refusals,
+// the stop of fetches, and the leave. The end of the stream of frames is the failure of the peer; the end of the stream
+// of fetches becomes a failure only when no stop is announced within kExplainWithin. health() checks the sockets at
+// intervals: for the peer's close, for unexplained ends of fetches, and for silent hosts. After a failure nothing is
+// sent, and both streams end (fail()); where the stream of frames still works, its last note is the reason (giveUp()).
+// The steps of leave() send all frames, then the leave, and end when the peer's kernel has these bytes.
 #include "backend/transport/tcp/tcp_connection.h"
 
 #include <errno.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -35,12 +34,9 @@ enum NoteKind : std::uint8_t {
 constexpr Duration kLookEvery = std::chrono::milliseconds(5);
 constexpr Duration kPathLookEvery = std::chrono::milliseconds(250);
 // A host that acknowledges nothing for this time is down or unreachable. While bytes wait for acknowledgement, look()
-// checks the silence. While no bytes are under way, keepalive probes do: after kIdleSeconds, one probe a second,
-// kNumProbes in all. TCP_USER_TIMEOUT could replace look()'s check, but would also end the stream of a live peer that
-// is too busy to read.
+// checks the silence. While no bytes are under way, keepalive probes do (setKeepAlive()). TCP_USER_TIMEOUT could
+// replace look()'s check, but would also end the stream of a live peer that is too busy to read.
 constexpr Duration kSilentFor = std::chrono::seconds(8);
-constexpr int kIdleSeconds = 3;
-constexpr int kNumProbes = 5;
 // A peer closes its end of the fetches after kStopped and the leave, which may arrive a little later. No kStopped
 // arrives over a network that loses the packets of one direction: the frames of a peer that receives no acknowledgement
 // wait, but the end of the fetches arrives.
@@ -48,8 +44,8 @@ constexpr Duration kExplainWithin = std::chrono::seconds(2);
 // Of the text of a refusal, which the peer wrote.
 constexpr std::size_t kMaxRefusalBytes = 1024;
 // A leaving rank sends the last frames of its operations, which may be long and the network slow. The rank stays for
-// kStaysAfterProgress after each byte, because TCP pauses where packets were lost, and for at most
-// kMostLastWords. The rank stays only for kLastWords for a peer that takes nothing, or whose host is silent.
+// kStaysAfterProgress after each byte, because TCP pauses where packets were lost, and a peer may be busy; for at most
+// kMostLastWords. The rank stays only for kLastWords for a peer whose host is silent.
 constexpr Duration kLastWords = std::chrono::milliseconds(200);
 constexpr Duration kStaysAfterProgress = std::chrono::seconds(2);
 constexpr Duration kMostLastWords = std::chrono::seconds(60);
@@ -59,20 +55,10 @@ constexpr Duration kMostLastWords = std::chrono::seconds(60);
 constexpr std::size_t kMinEdgeBytes = std::size_t{256} << 10;
 constexpr std::size_t kMinRunBytes = std::size_t{4} << 10;
 
-void keepAlive(const Fd& socket) {
-  const auto set = [&](int level, int option, int value) {
-    ::setsockopt(socket.get(), level, option, &value, sizeof(value));
-  };
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set(IPPROTO_TCP, TCP_KEEPCNT, kNumProbes);
-}
-
 // Bytes that are under way may have been lost, and are sent again after a pause. Where nothing is under way, the peer
-// takes nothing: it may be stopped.
+// takes nothing now: it may be busy for a moment, or stopped.
 Duration firstStay(const Fd& socket) {
-  return isAnyUnderWay(socket) && silenceOf(socket) < kStaysAfterProgress ? kStaysAfterProgress : kLastWords;
+  return silenceOf(socket) < kStaysAfterProgress ? kStaysAfterProgress : kLastWords;
 }
 
 }  // namespace
@@ -87,10 +73,6 @@ TcpConnection::TcpConnection(TcpJoint joint)
 
 Result<std::unique_ptr<Connection>> TcpConnection::create(TcpJoint joint) {
   std::unique_ptr<TcpConnection> made(new TcpConnection(std::move(joint)));
-  for (const Fd* socket : {&made->frames_.socket(), &made->fetches_.socket()}) {
-    sendAtOnce(*socket);
-    keepAlive(*socket);
-  }
   made->updateWatches();
   SW_RETURN_IF_ERROR(made->failure_);
   return std::unique_ptr<Connection>(std::move(made));
@@ -174,42 +156,63 @@ void TcpConnection::setEvents(Watch& watch, const Fd& socket, std::uint32_t even
     joint_.poller->numWatched += operation == EPOLL_CTL_ADD ? 1 : operation == EPOLL_CTL_DEL ? -1 : 0;
     watch.events = events;
   } else if (events != 0) {
-    fail(systemError(fmt::format("watching the connection to {}", joint_.who), errno));
+    giveUp(systemError(fmt::format("watching the connection to {}", joint_.who), errno));
   }
 }
 
 void TcpConnection::updateWatches() {
   const std::uint32_t frames = failure_.isOk() ? EPOLLIN | EPOLLRDHUP | (frames_.isBlocked() ? EPOLLOUT : 0U) : 0U;
-  const std::uint32_t fetches =
-      failure_.isOk() && fetches_.isOpen() && !fetches_.isEnded() && fetchesBrokeAt_ == kNoDeadline
-          ? EPOLLIN | EPOLLRDHUP | (fetches_.isBlocked() ? EPOLLOUT : 0U)
-          : 0U;
+  const std::uint32_t fetches = failure_.isOk() && fetches_.isOpen() && fetchesBrokeAt_ == kNoDeadline
+                                    ? EPOLLIN | EPOLLRDHUP | (fetches_.isBlocked() ? EPOLLOUT : 0U)
+                                    : 0U;
   setEvents(frameWatch_, frames_.socket(), frames);
   setEvents(fetchWatch_, fetches_.socket(), fetches);
 }
 
+// The kernel would go on answering for this rank: without the end of the streams the peer waits until its timeout.
 void TcpConnection::fail(Status why) {
   if (failure_.isOk()) {
     failure_ = std::move(why);
     updateWatches();  // otherwise epoll would report the end again in every poll
+    ::shutdown(frames_.socket().get(), SHUT_WR);
+    ::shutdown(fetches_.socket().get(), SHUT_WR);
   }
+}
+
+// For failures of which the peer knows nothing. Frames that come later, such as the group's reason, are not sent. So
+// the peer gets this reason, or only the end of the streams if the socket takes no bytes now.
+void TcpConnection::giveUp(Status why, std::string note) {
+  if (failure_.isOk()) {
+    frames_.sendNote(kRefusal, std::move(note));
+    bool moved = false;
+    static_cast<void>(frames_.flush(&moved).isOk());  // not flushFrames(), which would receive further frames
+    fail(std::move(why));
+  }
+}
+
+void TcpConnection::giveUp(const Status& why) {
+  giveUp(why, "the connection: " + why.message());
 }
 
 // The peer sent what cannot be, or its bytes were changed on the way. The peer's error says so, too.
 void TcpConnection::refuse(const char* stream, const Status& why) {
-  frames_.sendNote(kRefusal, fmt::format("the stream of {}: rank {} {}", stream, joint_.peer, why.message()));
-  bool moved = false;
-  static_cast<void>(frames_.flush(&moved).isOk());  // not flushFrames(), which would receive further frames
-  fail({StatusCode::kPeerFailed,
-        fmt::format("{} {} (the stream of {}, tcp {})", joint_.who, why.message(), stream, joint_.remote)});
+  giveUp({StatusCode::kPeerFailed,
+          fmt::format("{} {} (the stream of {}, tcp {})", joint_.who, why.message(), stream, joint_.remote)},
+         fmt::format("the stream of {}: rank {} {}", stream, joint_.peer, why.message()));
 }
 
-void TcpConnection::endOfFrames(const std::string& how) {
-  if (peerLeft_) {
-    fail({StatusCode::kPeerFailed, fmt::format("{} left the group", joint_.who)});
-  } else {
-    fail({StatusCode::kPeerFailed,
-          fmt::format("{} died, or its network connection failed: tcp {}: {}", joint_.who, joint_.remote, how)});
+Status TcpConnection::died(const std::string& how) const {
+  return {StatusCode::kPeerFailed,
+          fmt::format("{} died, or its network connection failed: tcp {}: {}", joint_.who, joint_.remote, how)};
+}
+
+// A ring is marked as broken when its bytes are used, which may be after the last bytes arrived: called by look().
+void TcpConnection::checkLanes() {
+  for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
+    if (frames_.writer(lane).isBroken() || frames_.reader(lane).isBroken()) {
+      refuse("frames",
+             {StatusCode::kMismatch, "sent a malformed frame: a bug, or a foreign process wrote to this connection"});
+    }
   }
 }
 
@@ -264,19 +267,12 @@ bool TcpConnection::receiveFrames() {
     frames_.notesIn().pop_front();
     take(note);
   }
-  if (received.code() == StatusCode::kMismatch && failure_.isOk()) {
+  if (received.code() == StatusCode::kMismatch) {
     refuse("frames", received);
   } else if (!received.isOk()) {
     endOfFrames(received.message());
   } else if (frames_.isEnded()) {
     endOfFrames("the peer closed the connection");
-  }
-  for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
-    if (frames_.writer(lane).isBroken() || frames_.reader(lane).isBroken()) {
-      fail({StatusCode::kPeerFailed,
-            fmt::format("received a malformed frame from {}: a bug, or a foreign process wrote to this connection",
-                        joint_.who)});
-    }
   }
   return moved;
 }
@@ -288,9 +284,7 @@ void TcpConnection::take(const StreamNote& note) {
         return;  // kStopped is on its way to the peer
       }
       if (const Status served = fetches_.serve(note.bytes); !served.isOk()) {
-        frames_.sendNote(kRefusal, served.message());
-        flushFrames();
-        fail({StatusCode::kPeerFailed, fmt::format("{} sent {}", joint_.who, served.message())});
+        giveUp({StatusCode::kPeerFailed, fmt::format("{} sent {}", joint_.who, served.message())}, served.message());
         return;
       }
       sendFetched();
@@ -302,11 +296,10 @@ void TcpConnection::take(const StreamNote& note) {
       peerStopped_ = true;
       return;
     case kLeaving:
-      peerLeft_ = true;
-      endOfFrames("");
+      fail({StatusCode::kPeerFailed, fmt::format("{} left the group", joint_.who)});
       return;
     default:
-      fail({StatusCode::kPeerFailed, fmt::format("{} sent a note of unknown kind {}", joint_.who, note.kind)});
+      refuse("frames", {StatusCode::kMismatch, fmt::format("sent a note of unknown kind {}", note.kind)});
   }
 }
 
@@ -322,7 +315,7 @@ Reach TcpConnection::expose(const void* bytes, std::size_t size, RemoteAddress* 
 void TcpConnection::conceal(const RemoteAddress& address) {
   if (!fetches_.conceal(address.space)) {
     stopFetches();
-    fail({StatusCode::kPeerFailed, fmt::format("memory was withdrawn while {} still fetched from it", joint_.who)});
+    giveUp({StatusCode::kPeerFailed, fmt::format("memory was withdrawn while {} still fetched from it", joint_.who)});
   }
 }
 
@@ -374,7 +367,7 @@ void TcpConnection::fetchesBroke(const Status& why) {
 bool TcpConnection::sendFetched() {
   bool moved = false;
   const bool wasBlocked = fetches_.isBlocked();
-  if (fetchesBrokeAt_ != kNoDeadline) {
+  if (!failure_.isOk() || fetchesBrokeAt_ != kNoDeadline) {
     return false;
   }
   if (const Status sent = fetches_.send(&moved); !sent.isOk()) {
@@ -422,27 +415,28 @@ void TcpConnection::look() {
     return;
   }
   nextLook_ = now + kLookEvery;
+  checkLanes();
   if (isHungUp(frames_.socket())) {
     while (failure_.isOk() && receiveFrames()) {  // frames before the end are still taken
     }
   }
   if (fetchesBrokeAt_ != kNoDeadline && !peerStopped_ && !stopped_ &&
       (now - fetchesBrokeAt_ > kExplainWithin || now - fetchesBrokeFirst_ > kMostLastWords)) {
-    fail({StatusCode::kPeerFailed,
-          fmt::format("the connection for fetches from {} (tcp {}) broke: {}, and no reason came on the other "
-                      "connection; does a link or firewall between lose packets?",
-                      joint_.who, joint_.remote, howFetchesBroke_)});
+    giveUp({StatusCode::kPeerFailed,
+            fmt::format("the connection for fetches from {} (tcp {}) broke: {}, and no reason came on the other "
+                        "connection; does a link or firewall between lose packets?",
+                        joint_.who, joint_.remote, howFetchesBroke_)});
   }
   if (now < nextPathLook_) {
     return;
   }
   nextPathLook_ = now + kPathLookEvery;
   if (isMultipath() && numPathsOf(frames_.socket()) == 0) {
-    endOfFrames("no network path to the peer is left; is its host down, or a link or firewall between?");
+    giveUp(died("no network path to the peer is left; is its host down, or a link or firewall between?"));
   } else if (const Duration silent = silence(now); silent > kSilentFor) {
-    endOfFrames(
+    giveUp(died(
         fmt::format("the peer has acknowledged nothing for {:.0f} s; is its host down, or a link or firewall between?",
-                    std::chrono::duration<double>(silent).count()));
+                    std::chrono::duration<double>(silent).count())));
   }
 }
 

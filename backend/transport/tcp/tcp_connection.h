@@ -90,8 +90,12 @@ class TcpConnection final : public Connection {
   void setEvents(Watch& watch, const Fd& socket, std::uint32_t events);
   void updateWatches();
   void fail(Status why);
+  void giveUp(Status why, std::string note);
+  void giveUp(const Status& why);
   void refuse(const char* stream, const Status& why);
-  void endOfFrames(const std::string& how);
+  Status died(const std::string& how) const;
+  void endOfFrames(const std::string& how) { fail(died(how)); }
+  void checkLanes();
   void fetchesBroke(const Status& why);
   void look();
   Duration silence(Deadline now);
@@ -104,7 +108,6 @@ class TcpConnection final : public Connection {
   std::vector<std::string> requests_;  // scratch of fetch()
   bool stopped_ = false;               // stopFetches() was called
   bool peerStopped_ = false;
-  bool peerLeft_ = false;
   Deadline nextLook_{};
   Deadline nextPathLook_{};
   Silence frameSilence_;

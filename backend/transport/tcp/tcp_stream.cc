@@ -461,7 +461,11 @@ ssize_t TcpStream::receive(std::span<const iovec> pieces, bool onlyHeld) {
 }
 
 bool TcpStream::holdsBytes() const {
-  return tls_ != nullptr && tls_->holdsBytes();
+  return tls_ != nullptr && (tls_->holdsBytes() || holdsError());
+}
+
+bool TcpStream::holdsError() const {
+  return tls_ != nullptr && !tls_->broken().empty();
 }
 
 Status TcpStream::error(std::string_view what) const {

@@ -56,6 +56,9 @@ class TcpStream {
   // returned too few bytes calls receiveHeld() until that returns too few. receiveHeld() leaves the socket alone, so
   // it ends, however fast the other end sends.
   bool holdsBytes() const;
+  // TLS is over, and epoll may not know this, either: bytes were changed behind those that receive() returned. The next
+  // receive() returns the error. Then holdsBytes(), too.
+  bool holdsError() const;
   ssize_t receiveHeld(std::span<const iovec> pieces) { return receive(pieces, true); }
   // The meaning of errno after send() or receive(). kMismatch for EBADMSG; the text goes after the name of the peer.
   Status error(std::string_view what) const;

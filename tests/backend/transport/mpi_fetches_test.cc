@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/base/wire.h"
 #include "tests/support/rounds.h"
 
 namespace shardwire::testing {
@@ -18,11 +19,11 @@ using namespace internal;
 
 class NoPair final : public MpiPair {};
 
-// Messages of one direction: `send` keeps the runs, as MPI may, and reads the runs only in deliver().
+// Messages of one direction: `send` keeps the run, as MPI may, and reads the run only in deliver().
 class KeptMessages final : public MpiOperations {
  public:
-  Status send(MpiPair&, int, std::span<const MpiRun> runs, const MpiCookie& cookie) override {
-    sends.push_back({{runs.begin(), runs.end()}, cookie});
+  Status send(MpiPair&, int, const MpiRun& run, const MpiCookie& cookie) override {
+    sends.push_back({{run}, cookie});
     return Status::ok();
   }
   Status receive(MpiPair&, int, std::span<const MpiRun> runs, const MpiCookie& cookie) override {
@@ -179,6 +180,40 @@ TEST(MpiFetches, OlderCountsAreNoNewsAndImpossibleOnesAreErrors) {
     EXPECT_TRUE(two.asker.fetches.confirmedByPeer(i / 2));
     EXPECT_FALSE(two.asker.fetches.confirmedByPeer(MpiHead::kConfirmedModulo - 1));
   }
+}
+
+// A request of 40 bytes may ask for very many messages.
+TEST(MpiFetches, ARequestForTooManyRunsIsRefused) {
+  Side owner;
+  std::byte first{};
+  const std::uint64_t bytes = 16 * kMpiLongestMessage;
+  const RemoteAddress address = owner.fetches.expose(&first, bytes);
+  ByteWriter request;
+  request.u32(address.space);
+  request.u32(1);  // regular
+  request.u64(std::uint64_t{1} << 20);
+  request.u64(address.value);
+  request.u64(bytes);
+  request.u64(0);
+  const Status served = owner.fetches.serve(request.bytes());
+  EXPECT_EQ(served.code(), StatusCode::kPeerFailed);
+  EXPECT_NE(served.message().find("runs beside 0"), std::string::npos) << served.message();
+  EXPECT_TRUE(owner.messages->sends.empty());
+}
+
+TEST(MpiFetches, AsManyRunsAreUnderWayAsAnOwnerServes) {
+  TwoSides two;
+  EXPECT_TRUE(two.asker.fetches.hasRoom(2 * MpiFetches::kMostAskedRuns));
+  std::vector<std::byte> from(kMpiLongRun);
+  std::vector<std::byte> to(from.size());
+  const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
+  FetchCount count;
+  const MemoryRun one = runOf(to, from, 0, 100);
+  two.ask(address.space, {&one, 1}, &count);
+  EXPECT_FALSE(two.asker.fetches.hasRoom(MpiFetches::kMostAskedRuns));
+  EXPECT_TRUE(two.asker.fetches.hasRoom(MpiFetches::kMostAskedRuns - 1));
+  two.deliver();
+  EXPECT_TRUE(two.asker.fetches.hasRoom(MpiFetches::kMostAskedRuns));
 }
 
 TEST(MpiFetches, RandomRunsEndWhenTheirBytesAreThere) {

@@ -42,8 +42,8 @@ class Operations final : public MpiOperations {
  public:
   explicit Operations(const std::atomic<bool>* isEnding) : isEnding_(isEnding) {}
 
-  Status send(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie) override {
-    return start(pair, tag, runs, cookie, true);
+  Status send(MpiPair& pair, int tag, const MpiRun& run, const MpiCookie& cookie) override {
+    return start(pair, tag, {&run, 1}, cookie, true);
   }
   Status receive(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie) override {
     return start(pair, tag, runs, cookie, false);

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <thread>
@@ -92,6 +95,18 @@ class FakeDialer {
     finish();
     EXPECT_TRUE(real.status.isOk()) << real.status.message();
     return socket;
+  }
+  // The other end's last bytes on the stream of frames, up to the end of the stream.
+  std::string lastFrames() const {
+    std::string all;
+    for (ssize_t some = 1; some > 0;) {
+      EXPECT_TRUE(internal::WaitLimit(soon()).waitFor(link_->socket(), POLLIN, "reading").isOk());
+      std::array<char, 4096> bytes;
+      some = ::recv(link_->socket().get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+      all.append(bytes.data(), static_cast<std::size_t>(std::max<ssize_t>(some, 0)));
+      EXPECT_GE(some, 0) << "the stream has not ended";
+    }
+    return all;
   }
   Status awaitFailure() {
     Status failure;

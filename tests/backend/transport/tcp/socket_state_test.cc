@@ -2,14 +2,17 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "backend/fabric/net_socket.h"
+#include "tests/backend/transport/tcp/tcp_pair.h"
 
 namespace shardwire::internal {
 namespace {
@@ -45,13 +48,28 @@ void expectStateOf(int protocol) {
   EXPECT_EQ(numPathsOf(ends.near), 1U);
   EXPECT_EQ(silenceOf(ends.near), Duration::zero());
   EXPECT_EQ(unacknowledgedOf(ends.near), 0);
-  EXPECT_FALSE(isAnyUnderWay(ends.near));
   // Nobody reads at the far end: the last bytes stay in the buffer of the near end.
   const std::string bytes(1 << 16, 'x');
   while (::send(ends.near.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
   }
   EXPECT_GT(unacknowledgedOf(ends.near), 0);
   EXPECT_EQ(numPathsOf(ends.near), 1U);
+}
+
+// A link ends soon after the peer's host vanished, also without bytes under way.
+TEST(NetSocket, ProbesSilentHostsOnBothEnds) {
+  const auto [near, far] = testing::makeTcpPair();
+  for (const Fd* socket : {&near, &far}) {
+    for (const auto& [level, option, wanted] : {std::tuple{SOL_SOCKET, SO_KEEPALIVE, 1},
+                                                {IPPROTO_TCP, TCP_KEEPIDLE, 3},
+                                                {IPPROTO_TCP, TCP_KEEPINTVL, 1},
+                                                {IPPROTO_TCP, TCP_KEEPCNT, 5}}) {
+      int value = 0;
+      socklen_t size = sizeof(value);
+      ASSERT_EQ(::getsockopt(socket->get(), level, option, &value, &size), 0);
+      EXPECT_EQ(value, wanted) << option;
+    }
+  }
 }
 
 TEST(SocketState, OfTcp) {

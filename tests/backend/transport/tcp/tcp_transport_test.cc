@@ -323,6 +323,8 @@ TEST(TcpConnection, ABrokenStreamOfFetchesIsAFailureUnlessThePeerStopped) {
   const Status failure = dialer.awaitFailure();
   expectWords(failure, StatusCode::kPeerFailed, "the connection for fetches from rank 1");
   expectWords(failure, StatusCode::kPeerFailed, "no reason came on the other connection");
+  // The other stream works: there the peer gets the reason, and the end.
+  EXPECT_NE(dialer.lastFrames().find("the connection: the connection for fetches from rank 1"), std::string::npos);
 
   TcpRanks pair;
   pair.join();
@@ -339,6 +341,29 @@ TEST(TcpConnection, SomebodyElsesBytesAreAFailure) {
   const Fd fetches = dialer.join();
   ASSERT_EQ(*internal::sendSome(dialer.link().socket(), "GET / HTTP/1.1\r\n\r\n"), 18U);
   expectWords(dialer.awaitFailure(), StatusCode::kPeerFailed, "rank 1 sent");
+}
+
+// The unit is right, its frame is not. The ring is marked as broken when the frame is used, and no byte follows.
+TEST(TcpConnection, AMalformedFrameAtTheEndIsAFailureOnBothSides) {
+  FakeDialer dialer;
+  const Fd fetches = dialer.join();
+  internal::ByteWriter unit;
+  unit.u8(1);  // frames
+  unit.u8(static_cast<std::uint8_t>(Lane::kBulk));
+  unit.u8(0);
+  unit.u8(0);
+  unit.u32(16);
+  unit.u32(8);
+  unit.u32(0x12345678);  // of no kind
+  unit.u64(0);
+  ASSERT_EQ(*internal::sendSome(dialer.link().socket(), unit.bytes()), 24U);
+  Connection& connection = *dialer.real.connection;
+  for (const Deadline until = soon(); connection.health().isOk() && Clock::now() < until;) {
+    dialer.real.wire->poll();
+    EXPECT_TRUE(connection.peek(Lane::kBulk).empty());
+  }
+  expectWords(connection.health(), StatusCode::kPeerFailed, "rank 1 sent a malformed frame");
+  EXPECT_NE(dialer.lastFrames().find("the stream of frames: rank 1 sent a malformed frame"), std::string::npos);
 }
 
 TEST(TcpConnection, AnIdleWireIsNotReadable) {

@@ -5,9 +5,11 @@
 #include <openssl/evp.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +17,7 @@
 
 #include "backend/base/crc32c.h"
 #include "backend/transport/tcp/fetch_stream.h"
+#include "backend/transport/tcp/frame_stream.h"
 #include "backend/transport/tcp/tcp_stream.h"
 #include "tests/backend/transport/tcp/cable.h"
 #include "tests/backend/transport/tcp/fake_dialer.h"
@@ -26,6 +29,7 @@ namespace {
 using internal::Digest;
 using internal::FetchCount;
 using internal::FetchStream;
+using internal::FrameStream;
 using internal::Lane;
 using internal::MemoryRun;
 using internal::TcpStream;
@@ -447,6 +451,37 @@ TEST(TcpTls, ACableSeesNothingOfTheFrames) {
   const std::lock_guard lock(mutex);
   EXPECT_EQ(seen.find(text), std::string::npos);
   EXPECT_GT(seen.size(), 300U);
+}
+
+// One read takes both records. The bytes of the first are returned, and epoll reports nothing more.
+TEST(TcpTls, AFlippedBitBehindAGoodRecordIsNoticed) {
+  constexpr std::size_t kRecord = 5 + 8 + 8 + 16 + 1 + 16;  // TLS, unit, frame, payload, type, tag
+  std::atomic<std::size_t> counted = 0;
+  std::atomic<bool> counts = false;
+  auto near = makeTcpPair();
+  auto far = makeTcpPair();
+  Cable cable(std::move(near.second), std::move(far.first), [&](int from, std::span<char> bytes) {
+    if (from == 0 && counts && (counted += bytes.size()) == 2 * kRecord) {
+      bytes.back() ^= 1;
+    }
+  });
+  Ends ends = secured({std::move(near.first), std::move(far.second)});
+  constexpr std::array<std::uint64_t, internal::kNumLanes> kCapacities = {4096, 4096, 4096};
+  FrameStream sender(std::move(ends.client), kCapacities), receiver(std::move(ends.server), kCapacities);
+  counts = true;
+  bool moved = false;
+  for (int i = 0; i < 2; ++i) {
+    std::memset(sender.writer(Lane::kBulk).reserve(16, 16).data(), 'x', 16);
+    sender.writer(Lane::kBulk).commit(16);
+    ASSERT_TRUE(sender.flush(&moved).isOk());
+  }
+  int there = 0;
+  for (const Deadline limit = soon(); there < static_cast<int>(2 * kRecord);) {
+    ASSERT_LT(Clock::now(), limit) << there;
+    ASSERT_EQ(::ioctl(receiver.socket().get(), FIONREAD, &there), 0);
+  }
+  expectWords(receiver.receive(&moved), StatusCode::kMismatch, "sent bytes that TLS rejects");
+  EXPECT_FALSE(receiver.reader(Lane::kBulk).peek().empty());
 }
 
 TEST(TcpTls, AFlippedBitFailsBothRanks) {
