@@ -224,6 +224,11 @@ WireLateLinks::Outcome WireLateLinks::dial(Rank rank, Peer& peer) {
           Status{StatusCode::kPeerFailed,
                  fmt::format("{} died or left before it was joined to this rank ({})", peer.who, why.message())});
     }
+    if (peer.dial->wasUnanswered()) {
+      return Joining::Outcome(Status{
+          StatusCode::kPeerFailed,
+          fmt::format("{} does not answer: its host or the network to it is down ({})", peer.who, why.message())});
+    }
     return Joining::Outcome(Status{why.code(), fmt::format("{} cannot be joined: {}", peer.who, why.message())});
   }
   peer.dial.reset();

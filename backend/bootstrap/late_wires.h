@@ -1,6 +1,6 @@
 // Links over a wire, made from either end when first needed, while the group is in use. This rank's link endpoint stays
 // open, and a rank that needs a peer dials the peer. Both ranks may begin at once: then the higher rank's link is kept.
-// A peer that ended meanwhile no longer listens, and counts as gone.
+// A peer that ended meanwhile no longer listens, and counts as gone. So does a peer at whose addresses no host answers.
 #pragma once
 
 #include <array>

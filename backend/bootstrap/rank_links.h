@@ -52,6 +52,8 @@ class PeerDial {
   bool wasHungUp() const { return link_.has_value() && link_->wasHungUp(); }
   bool wasCrowdedOut() const { return link_.has_value() && link_->wasCrowdedOut(); }
   bool wasRefused() const { return isRefused_ || (link_.has_value() && link_->wasRefused()); }
+  // Whether no host answered at any address of the peer.
+  bool wasUnanswered() const { return link_.has_value() && link_->wasUnanswered(); }
 
  private:
   // Nothing: the process has not answered yet.

@@ -1,6 +1,8 @@
 #include "backend/c10d/live_groups.h"
 
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <vector>
 
 #include "backend/base/mutex.h"
@@ -20,9 +22,13 @@ struct LiveGroups {
 }  // namespace
 
 void addLiveGroup(const c10::intrusive_ptr<ProcessGroupShardwire>& group) {
+  std::vector<WeakGroup> expired;  // released after the lock: the destructor of a group may need Python's lock
   LiveGroups& all = PerProcess<LiveGroups>::get();
   const MutexLock lock(all.mutex);
-  std::erase_if(all.groups, [](const WeakGroup& weak) { return weak.expired(); });
+  const auto end = std::stable_partition(all.groups.begin(), all.groups.end(),
+                                         [](const WeakGroup& weak) { return !weak.expired(); });
+  expired.assign(std::move_iterator(end), std::move_iterator(all.groups.end()));
+  all.groups.erase(end, all.groups.end());
   all.groups.emplace_back(group);
 }
 

@@ -102,12 +102,25 @@ Status ProcessGroupShardwire::whyNone() const {
 }
 
 ProcessGroupShardwire::~ProcessGroupShardwire() {
-  release_resources();
+  if (stager_ != nullptr) {
+    release_resources();
+  }
 }
 
 void ProcessGroupShardwire::release_resources() {
   const internal::NoInterrupts whole;  // this function could not report an interruption
   static_cast<void>(end());
+  // At the end of the process these objects stay: their destructors may need Python or a device's driver.
+  if (!owner_.isHere() || !internal::isPythonAlive()) {
+    return;
+  }
+  const internal::WithoutPython released;  // a driver may take long to free pinned memory
+#if SW_TORCH_HAS_WORK_INFO
+  onCompletionHook_ = nullptr;
+#endif
+  observer_.reset();
+  reconfigurable_.reset();
+  stager_.reset();
 }
 
 std::shared_ptr<Communicator> ProcessGroupShardwire::communicator() const {

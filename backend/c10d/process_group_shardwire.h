@@ -160,7 +160,8 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   // need this rank. Idempotent. Does nothing in a child of fork(), where the group belongs to the parent, like abort().
   void shutdown();
   // torch calls this method when the last reference goes. Torch 1.13 ends a group in no other way, and with a weak
-  // reference to the group the destructor runs much later.
+  // reference to the group the destructor runs much later. So the group's staging memory, the user's hook and the
+  // membership are released here.
   void release_resources() override;
 
 #if SW_TORCH_HAS_RECONFIGURE
@@ -216,9 +217,9 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   }
 
   const internal::OwnerProcess owner_;
-  const std::shared_ptr<internal::Observer> observer_;
+  std::shared_ptr<internal::Observer> observer_;  // null after release_resources(), like the stager
   const std::shared_ptr<Present> present_;
-  const std::shared_ptr<internal::DeviceStager> stager_;
+  std::shared_ptr<internal::DeviceStager> stager_;
   const char* profiledAs_ = "shardwire";
   std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
   mutable internal::Mutex mutex_;

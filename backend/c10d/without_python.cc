@@ -14,6 +14,10 @@ void setPythonLock(PythonLock lock) {
   pythonLock() = lock;
 }
 
+bool isPythonAlive() {
+  return pythonLock().isAlive == nullptr || pythonLock().isAlive();
+}
+
 WithoutPython::WithoutPython() : released_(pythonLock().release == nullptr ? nullptr : pythonLock().release()) {}
 
 WithoutPython::~WithoutPython() {

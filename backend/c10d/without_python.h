@@ -9,11 +9,16 @@ namespace shardwire::internal {
 struct PythonLock {
   // Releases the lock if this thread has the lock; the returned value is for take().
   void* (*release)() = nullptr;
+  // Any thread. Waits for ever where the interpreter ends at the same time.
   void (*take)(void* released) = nullptr;
+  bool (*isAlive)() = nullptr;
 };
 
 // Once, when the extension module is made and nothing waits yet.
 SHARDWIRE_EXPORT void setPythonLock(PythonLock lock);
+
+// Whether objects of Python may be destroyed: false from the end of the interpreter on, and true without Python.
+bool isPythonAlive();
 
 // Releases Python's lock during the object's lifetime, if this thread has the lock. Any thread.
 class WithoutPython {

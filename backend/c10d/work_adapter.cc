@@ -11,6 +11,7 @@
 
 #include "backend/base/user_call.h"
 #include "backend/c10d/throw_status.h"
+#include "backend/c10d/without_python.h"
 
 namespace shardwire::internal {
 namespace {
@@ -204,8 +205,6 @@ void WorkShardwire::observe() {
   });
 }
 
-WorkShardwire::~WorkShardwire() = default;
-
 bool WorkShardwire::isCompleted() {
   return work_->isDone();
 }
@@ -229,6 +228,7 @@ std::vector<at::Tensor> WorkShardwire::result() {
 
 void WorkShardwire::synchronize() {
   if (device_ != nullptr) {
+    const WithoutPython released;  // torch's binding of synchronize() keeps Python's lock
     wait(kNoTimeout);
   }
 }

@@ -36,7 +36,6 @@ class SHARDWIRE_EXPORT WorkShardwire final : public ::c10d::Work {
   // Use create().
   WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
                 std::shared_ptr<Observer> observer);
-  ~WorkShardwire() override;
 
   bool isCompleted() override;
   bool isSuccess() const override;

@@ -1,7 +1,7 @@
 // A call is looked up by its arguments: first compared with the last call, then by hash. A new call is planned: the
 // algorithm is selected, and each stage gets a plan and a pool of runs. prepare() then takes a run for each stage,
-// points the run at the call's tensors and links the run to the run of the stage before. The cache is emptied when too
-// many programs are kept; runs in flight hold their own plan.
+// points the run at the call's tensors and links the run to the run of the stage before. The cache is emptied when the
+// kept programs are too many or too large; runs in flight hold their own plan.
 #include "backend/communicator/program_cache.h"
 
 #include <algorithm>
@@ -17,6 +17,8 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kMaxPrograms = 1024;
+// Roughly, for an edge of a plan: the state of a run, and the views of a tensor.
+constexpr std::size_t kBytesPerEdge = 1500;
 
 bool isEqual(const CollectiveCall& a, const CollectiveCall& b) {
   const bool hasLists =
@@ -82,6 +84,7 @@ std::unique_ptr<ProgramCache::Kept> ProgramCache::make(const CollectiveCall& cal
   Program program = programOf(call, select(call, selection_), rank_, selection_.topology);
   kept->scratchElems = program.scratchElems;
   for (Stage& stage : program.stages) {
+    kept->bytes += memoryBytes(stage.plan) + kBytesPerEdge * (stage.plan.sends.size() + stage.plan.receives.size());
     const bool isShort = ShortRun::fits(stage.plan, selection_.frameBytes);
     std::vector<TensorView> inputs = viewsOf(stage.inputs, call.dtype);
     std::vector<TensorView> outputs = viewsOf(stage.outputs, call.dtype);
@@ -109,11 +112,14 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
     last_ = found->second.get();
     return *last_;
   }
-  if (kept_.size() >= kMaxPrograms) {
+  auto made = make(call);
+  if (kept_.size() >= kMaxPrograms || bytes_ + made->bytes > kMaxBytes) {
     last_ = nullptr;
     kept_.clear();  // shapes that never repeat; runs in flight hold their own plan
+    bytes_ = 0;
   }
-  last_ = kept_.emplace(hash, make(call))->second.get();
+  bytes_ += made->bytes;
+  last_ = kept_.emplace(hash, std::move(made))->second.get();
   return *last_;
 }
 

@@ -59,6 +59,8 @@ class Runs {
 
 class ProgramCache {
  public:
+  static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
+
   ProgramCache(Rank rank, Selection selection) : rank_(rank), selection_(std::move(selection)) {}
 
   // Sets `runs` (empty before) to runs over these tensors, which are flat, contiguous and as the call says. kSystem
@@ -69,6 +71,11 @@ class ProgramCache {
   std::shared_ptr<Activity> prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
                                          std::span<const TensorView> outputs);
   const Selection& selection() const { return selection_; }
+  // Of all kept programs, roughly; at most kMaxBytes, or one program.
+  std::size_t keptBytes() {
+    const MutexLock lock(mutex_);
+    return bytes_;
+  }
 
  private:
   struct KeptStage {
@@ -88,7 +95,8 @@ class ProgramCache {
     Description description;
     std::vector<KeptStage> stages;
     std::int64_t scratchElems = 0;
-    bool isShort = false;  // one short stage, without scratch
+    std::size_t bytes = 0;  // in memory, roughly
+    bool isShort = false;   // one short stage, without scratch
   };
 
   Kept& keptFor(const CollectiveCall& call) SW_REQUIRES(mutex_);
@@ -99,6 +107,7 @@ class ProgramCache {
   const Selection selection_;
   Mutex mutex_;
   std::unordered_multimap<std::uint64_t, std::unique_ptr<Kept>> kept_ SW_GUARDED_BY(mutex_);
+  std::size_t bytes_ SW_GUARDED_BY(mutex_) = 0;
   Kept* last_ SW_GUARDED_BY(mutex_) = nullptr;  // most calls repeat the one before
 };
 

@@ -82,6 +82,9 @@ class LinkDial {
   // listens, or none for this group.
   bool wasHungUp() const;
   bool wasRefused() const;
+  // Whether the dial is over and no host answered at any address: the peer's host or the network to it is down, or a
+  // firewall drops everything.
+  bool wasUnanswered() const;
   // Whether the listener had no room: the caller may dial again.
   bool wasCrowdedOut() const;
 

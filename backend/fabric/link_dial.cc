@@ -30,6 +30,11 @@ constexpr Duration kConnectWithin = std::chrono::seconds(15);
 // through each interface, and most interfaces lead nowhere.
 constexpr Duration kConnectToNeighbourWithin = std::chrono::seconds(4);
 
+// Whether the error of connect() means that no host answers at the address.
+bool isSilence(int error) {
+  return error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ETIMEDOUT;
+}
+
 }  // namespace
 
 // The attempt to make a link over one address.
@@ -40,13 +45,16 @@ struct LinkDial::Attempt {
   std::string name;
   Fd socket;
   Stage stage = Stage::kWaiting;
-  Duration patience{};           // the time allowed for connecting
-  Deadline until = kNoDeadline;  // the deadline for connecting
+  Duration patience{};  // the time allowed for connecting
+  // The deadline for connecting. The later stages have none: a listener may be stopped for a while, and holds a proved
+  // link until its rank opens the endpoint.
+  Deadline until = kNoDeadline;
   MessageReader reader{kMaxHandshakeBytes};
   Challenge mine;
   Challenge theirs;
   Status failure;
   bool isRefused = false;     // no process listens there, or none for this group
+  bool isUnanswered = false;  // no host answers there
   bool isCrowdedOut = false;  // too many callers dialed there
 
   bool isUnderWay() const { return stage != Stage::kWaiting && stage != Stage::kFailed && stage != Stage::kWelcome; }
@@ -92,6 +100,7 @@ void LinkDial::startNext() {
   auto socket = startTcp(next->address, &error);
   if (!socket.isOk()) {
     next->isRefused = error == ECONNREFUSED;
+    next->isUnanswered = isSilence(error);
     next->fail(socket.status());
     return;
   }
@@ -162,12 +171,14 @@ void LinkDial::advance(Attempt& attempt) {
     pollfd entry{attempt.socket.get(), POLLOUT, 0};
     if (::poll(&entry, 1, 0) <= 0) {
       if (Clock::now() >= attempt.until) {
+        attempt.isUnanswered = true;
         attempt.fail({StatusCode::kTimeout, "connecting: no answer"});
       }
       return;
     }
     const int error = socketError(attempt.socket);
     attempt.isRefused = error == ECONNREFUSED;
+    attempt.isUnanswered = isSilence(error);
     const Status greeted = error != 0 ? systemError("connecting", error) : greet(attempt);
     if (!greeted.isOk()) {
       attempt.fail(greeted);
@@ -221,6 +232,10 @@ bool LinkDial::wasHungUp() const {
 
 bool LinkDial::wasRefused() const {
   return std::ranges::any_of(attempts_, [](const Attempt& each) { return each.isRefused; });
+}
+
+bool LinkDial::wasUnanswered() const {
+  return !attempts_.empty() && std::ranges::all_of(attempts_, &Attempt::isUnanswered);
 }
 
 bool LinkDial::wasCrowdedOut() const {

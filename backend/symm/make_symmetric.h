@@ -15,8 +15,8 @@ inline constexpr const char* kOffersSymmetric = "symmetric memory (1 of 2: what 
 inline constexpr const char* kSettlesSymmetric = "symmetric memory (2 of 2: whether each rank has it)";
 
 // `joinAll` joins this rank to all other ranks if some are not joined yet; all ranks call `joinAll` at once. Errors are
-// the same on all ranks: kInvalidArgument with a rank's localError, kMismatch where the ranks ask for different blocks,
-// kSystem where a rank has no memory, kUnsupported as the request says.
+// the same on all ranks: kInvalidArgument with a rank's localError or where a rank's heap has no room, kMismatch where
+// the ranks ask for different blocks, kSystem where a rank cannot map a part, kUnsupported as the request says.
 Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Engine>& engine,
                                                        const SymmetricRequest& request, std::optional<Duration> timeout,
                                                        const std::function<Status()>& joinAll);

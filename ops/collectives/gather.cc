@@ -36,11 +36,14 @@ Program gatherProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank
   }
   Program program;
   Stage& stage = program.stages.emplace_back();
+  // Of a peer's outputs only the one for this rank's input matters here: all outputs of all ranks would be n^2 entries.
   stage.plan = planStage(call, ReduceOp::kNone, n * worldSize, rank, worldSize, [&](Rank r) {
     RankSpec spec;
     spec.inputs.push_back(flatPart(r * n, n));
     for (Rank from = 0; from < worldSize && collects(r); ++from) {
-      spec.outputs.push_back(flatPart(from * n, n));
+      if (r == rank || from == rank) {
+        spec.outputs.push_back(flatPart(from * n, n));
+      }
     }
     return spec;
   });

@@ -21,12 +21,14 @@ using Picks = std::function<bool(Rank rank, Rank owner)>;
 Stage stageOf(const Spread& spread, Rank rank, const Topology& topology, const Picks& has, const Picks& wants,
               bool copyOwn) {
   Stage stage;
+  // Of the parts that a peer wants only those matter here that this rank has: all parts of all ranks would be n^2
+  // entries.
   const auto specOf = [&](Rank r) {
     RankSpec spec;
     for (Rank owner = 0; owner < topology.worldSize; ++owner) {
       if (has(r, owner)) {
         spec.inputs.push_back(partTensor(spread, owner));
-      } else if (r != spread.hasAll && wants(r, owner)) {
+      } else if (r != spread.hasAll && wants(r, owner) && (r == rank || has(rank, owner))) {
         spec.outputs.push_back(partTensor(spread, owner));
       }
     }

@@ -11,14 +11,24 @@ Program reduceScatterProgram(const CollectiveCall& call, Algorithm, Rank rank, c
   const std::int64_t n = call.numElems;
   Program program;
   Stage& stage = program.stages.emplace_back();
+  // All inputs of all ranks would be n^2 entries. Of a peer two inputs matter here: the input for this rank, and the
+  // input for the peer itself, beside which this rank's input for the peer is an addend and no copy.
   stage.plan = planStage(call, call.op, n * worldSize, rank, worldSize, [&](Rank r) {
     RankSpec spec;
     for (Rank to = 0; to < worldSize; ++to) {
-      spec.inputs.push_back(flatPart(to * n, n));
+      if (r == rank || to == rank || to == r) {
+        spec.inputs.push_back(flatPart(to * n, n));
+      }
     }
     spec.outputs.push_back(flatPart(r * n, n));
     return spec;
   });
+  for (PlanSource& source : stage.plan.sources) {
+    source.input = rank;  // in the peer's whole list
+  }
+  for (PlanEdge& edge : stage.plan.receives) {
+    edge.inputs = {rank};
+  }
   for (Rank to = 0; to < worldSize; ++to) {
     stage.inputs.push_back(inputOf(n, to));
   }

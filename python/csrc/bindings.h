@@ -23,21 +23,24 @@ Status statusOf(const pybind11::handle& exception);
 // The shardwire group behind a c10d backend object. TypeError for anything else.
 ProcessGroupShardwire& groupOf(const pybind11::handle& object);
 
-// Releases the GIL for a scope. Where the interpreter is about to end when the scope ends (this thread is a daemon
-// thread), the thread stays here until the process ends, as in Python 3.14. Older Pythons end such a thread by
-// pthread_exit, which would call std::terminate, since the thread leaves a destructor.
+// Takes the GIL again, also in a destructor. Where the interpreter is about to end (this thread is a daemon thread),
+// the thread stays here until the process ends, as in Python 3.14. Older Pythons end such a thread by pthread_exit,
+// which would call std::terminate, since the thread leaves a destructor.
+inline void takeGil(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (const abi::__forced_unwind&) {
+    for (;;) {
+      ::pause();
+    }
+  }
+}
+
+// Releases the GIL for a scope.
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}
-  ~GilRelease() {
-    try {
-      PyEval_RestoreThread(state_);
-    } catch (const abi::__forced_unwind&) {
-      for (;;) {
-        ::pause();
-      }
-    }
-  }
+  ~GilRelease() { takeGil(state_); }
   GilRelease(const GilRelease&) = delete;
   GilRelease& operator=(const GilRelease&) = delete;
 

@@ -46,8 +46,9 @@ c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& 
 c10::intrusive_ptr<Base> createReconfigurable(py::object membership, int rank, int size, Milliseconds timeout,
                                               const std::string& groupName, bool isForGloo) {
 #if SW_TORCH_HAS_RECONFIGURE
-  auto group = ProcessGroupShardwire::createReconfigurable(std::make_shared<PyMembership>(std::move(membership)), rank,
-                                                           size, timeout, groupName);
+  auto owned = std::make_shared<PyMembership>(std::move(membership));
+  const GilRelease release;
+  auto group = ProcessGroupShardwire::createReconfigurable(std::move(owned), rank, size, timeout, groupName);
   if (isForGloo) {
     group->setProfiledAs("gloo");
   }

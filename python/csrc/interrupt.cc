@@ -69,12 +69,18 @@ void throwInPython(const Status& status) {
   throw py::error_already_set();
 }
 
+// After the end of the interpreter PyGILState_Check() returns 1 on every thread, and no thread has a state.
+bool hasGil() {
+  return PyGILState_GetThisThreadState() != nullptr && PyGILState_Check() != 0;
+}
+
 }  // namespace
 
 void bindInterrupts(py::module_&) {
   internal::setPythonLock({
-      .release = []() -> void* { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; },
-      .take = [](void* released) { PyEval_RestoreThread(static_cast<PyThreadState*>(released)); },
+      .release = []() -> void* { return hasGil() ? PyEval_SaveThread() : nullptr; },
+      .take = [](void* released) { takeGil(static_cast<PyThreadState*>(released)); },
+      .isAlive = [] { return Py_IsInitialized() != 0; },
   });
   mainThread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
   internal::setPythonThrower(&throwInPython);

@@ -1,4 +1,5 @@
 // Plans made earlier: in memory with a bound, on disk in whatever state, and the vote of ranks with different finds.
+// Last the programs of collectives in memory.
 #include "backend/plans/plan_cache.h"
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <iterator>
 #include <set>
 
+#include "backend/communicator/program_cache.h"
 #include "backend/plans/plan_file.h"
 #include "shardwire/offline.h"
 #include "tests/backend/thread_group.h"
@@ -401,6 +403,26 @@ TEST(KeptPlans, WithoutAGroupLieInLocalOrTheRanksFolder) {
   EXPECT_EQ((*planOffline(specs, 1))->planProvenance().from, From::kPlanned);
   specs[0].inputs.clear();
   EXPECT_EQ(planOffline(specs, 1).status().code(), StatusCode::kGap);
+}
+
+// Counts that depend on data are new in each call.
+TEST(ProgramCache, HasABoundInBytes) {
+  constexpr std::size_t kWorldSize = 256;
+  ProgramCache cache(0, {.topology = {.worldSize = kWorldSize}, .frameBytes = 4096});
+  std::vector<std::int64_t> elems(kWorldSize, 1);
+  const std::vector<TensorView> views(kWorldSize, TensorView::contiguous(nullptr, DType::kUInt8, {1}));
+  std::size_t most = 0;
+  for (elems[1] = 1; elems[1] <= 150; ++elems[1]) {
+    const CollectiveCall call{
+        .kind = Collective::kAllToAll, .dtype = DType::kUInt8, .inputElems = elems, .outputElems = elems};
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      Runs runs;
+      EXPECT_TRUE(cache.prepare(call, views, views, &runs).isOk());
+    }
+    most = std::max(most, cache.keptBytes());
+  }
+  EXPECT_LE(most, ProgramCache::kMaxBytes);
+  EXPECT_GT(most, ProgramCache::kMaxBytes / 2);
 }
 
 }  // namespace
