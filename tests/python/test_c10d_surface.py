@@ -3,8 +3,10 @@ mode.
 """
 
 import copy
+import gc
 import threading
 import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -307,6 +309,25 @@ def test_completion_hook_may_ask_the_group_at_the_end_of_a_batch(run_ranks):
                 work.wait()
         group._wait_for_pending_works()
         assert len(names) >= 20
+
+    run_ranks(2, body)
+
+
+@pytest.mark.skipif(not WRAPS, reason="this torch has no completion hooks")
+def test_a_destroyed_group_drops_its_completion_hook(run_ranks):
+    def body(rank, size):
+        group = dist.new_group([0, 1])
+
+        def hook(info):
+            pass
+
+        alive = weakref.ref(hook)
+        group._register_on_completion_hook(hook)
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+        del group, hook
+        gc.collect()
+        wait_until(lambda: alive() is None)
 
     run_ranks(2, body)
 

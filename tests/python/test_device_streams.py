@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import gc
+import resource
 import threading
 import time
 import warnings
@@ -152,16 +154,17 @@ def test_operations_behind_waits_of_others(device: Any) -> None:
     run(device, 2, sequence)
 
 
-def without_gates(rank: int, module: Any) -> None:
+def without_gates(rank: int, module: Any, call: str) -> None:
     tensor, hold = held(module, torch.ones(10))
     work = dist.all_reduce(tensor, async_op=True)
-    threading.Timer(DELAY, hold.release).start()
-    work.wait()
+    threading.Timer(DELAY, hold.release).start()  # another thread of Python, which must go on during the wait
+    getattr(work, call)()
     assert hold.is_released() and work.is_completed() and tensor.cpu().tolist() == [2] * 10
 
 
-def test_without_gates_the_cpu_waits(device: Any) -> None:
-    run(device, 2, without_gates, gates="none")
+@pytest.mark.parametrize("call", ["wait", "synchronize"])
+def test_without_gates_the_cpu_waits(device: Any, call: str) -> None:
+    run(device, 2, without_gates, call, gates="none")
 
 
 @needs_gates
@@ -281,6 +284,33 @@ def destroyed(rank: int, module: Any) -> None:
 
 def test_a_group_ends_after_what_streams_wait_for(device: Any) -> None:
     run(device, 2, destroyed)
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def gives_back(rank: int, module: Any) -> None:
+    own = dist.new_group([0, 1])
+    tensor = on_device(torch.ones(1 << 24))
+    dist.broadcast(tensor, 0, group=own)  # through 64 MiB of host memory
+    module.synchronize()
+    dist.barrier()
+    before = resident()
+    dist.destroy_process_group(own)
+    del own
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while resident() > before - (48 << 20) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert resident() <= before - (48 << 20), "a destroyed group keeps its staging memory"
+    assert tensor.cpu()[0] == 1
+
+
+@pytest.mark.skipif(IS_CUDA, reason="torch keeps CUDA's pinned memory for later allocations")
+def test_a_destroyed_group_gives_its_staging_memory_back(device: Any) -> None:
+    run(device, 2, gives_back)
 
 
 def aborted(rank: int, module: Any) -> None:

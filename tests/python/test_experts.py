@@ -227,6 +227,27 @@ def test_lazily_negated_tensors(monkeypatch: pytest.MonkeyPatch, transports: str
     run_ranks(2, lazily_negated, not transports)
 
 
+def under_another_default_device(rank: int, direct: bool) -> None:
+    tokens, ids = torch.tensor([[3.0], [4.0]], requires_grad=True), torch.tensor([[1 - rank], [rank]])
+    scales, grad = torch.tensor([[5.0], [6.0]]), torch.tensor([[7.0], [8.0]])
+    with torch.device("meta"):
+        experts = Experts(2, 1, 1, 2, scale_width=1, group=group())
+        assert experts._block.is_direct == direct
+        received = experts.dispatch(tokens, ids, None, scales)
+        result = experts.combine(received.tokens, received.handle)
+        result.backward(grad)
+    assert torch.equal(received.scales.sort(0).values, scales)
+    assert torch.equal(result, tokens) and torch.equal(tokens.grad, grad)
+
+
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="this torch has no default device")
+@pytest.mark.parametrize("transports", ["", "^shm"])
+def test_the_default_device_does_not_matter(monkeypatch: pytest.MonkeyPatch, transports: str) -> None:
+    if transports:
+        monkeypatch.setenv("SHARDWIRE_TRANSPORTS", transports)
+    run_ranks(2, under_another_default_device, not transports)
+
+
 def in_a_sub_group(rank: int) -> None:
     import torch.distributed as dist
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]

@@ -18,7 +18,8 @@ import torch
 import torch.distributed
 from fork_ranks import meet
 from ranks import error_of, group, run_ranks
-from test_reshape import check_misuse, check_other_placements, differently_placed, random_distribution, take
+from test_reshape import (check_misuse, check_other_placements, differently_placed, dtensor_of, random_distribution,
+                          take)
 
 import shardwire
 import shardwire.distributed as swd
@@ -822,6 +823,32 @@ def dtensors(rank: int) -> None:
 def test_dtensors() -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
     run_ranks(4, dtensors, default_group=True)
+
+
+def on_a_turned_mesh(rank: int) -> None:
+    """Placements without a mesh are on the operand's mesh, whose ranks are in another order than the group's; and the
+    result of a swapped transform is on the mesh of the former operand."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    whole = data_of((4, 6), torch.complex128, 1)
+    turned = DeviceMesh("cpu", [1, 0])
+    rows = Placements([dt.Shard(0)], turned)
+    tensor = dtensor_of(whole, turned, [dt.Shard(0)], rank)
+    check(fft(tensor, distribution=Placements([dt.Shard(0)])).to_local(), torch.fft.fftn(whole), rows, rank, 2, "turn")
+    columns = Placements([dt.Shard(1)], DeviceMesh("cpu", [0, 1]))
+    with FFT(tensor, distribution=[None, columns]) as f:
+        f.plan()
+        f.reset_operand(f.execute(), distribution=columns)
+        back = f.execute(direction="inverse")
+    check(back.to_local() / 24, whole, rows, rank, 2, "swapped")
+    assert back.device_mesh == turned
+    kind, text = error_of(lambda: fft(tensor, distribution=Placements([dt.Shard(0)], [1, 0])))
+    assert kind == "TypeError" and "give a DeviceMesh" in text
+
+
+def test_dtensors_on_a_turned_mesh() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(2, on_a_turned_mesh, default_group=True)
 
 
 def other_placements(rank: int) -> list[tuple[str, str]]:

@@ -414,7 +414,7 @@ def broken(folder: Path) -> dict[str, tuple[Any, str, tuple[str, ...]]]:
         "twice": (made("tw.safetensors", b'{"w": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}, "w": {}}'),
                   bad, ("the name 'w' twice",)),
         "metadata": (made("md.safetensors", {"__metadata__": {"a": 1}, **entry()}), bad, ("__metadata__",)),
-        "dtype": (made("dt.safetensors", entry(dtype="F31")), bad, ("'w' has the dtype 'F31'",)),
+        "dtype": (made("dt.safetensors", entry(dtype="f32")), bad, ("'w' has the dtype 'f32'",)),
         "shape": (made("sh.safetensors", entry(shape=[-4])), bad, ("'w' has the shape [-4]",)),
         "size": (made("si.safetensors", entry(shape=[5])), bad,
                  ("'w' of shape [5] and dtype F32 needs 20 bytes, its data_offsets give 16",)),
@@ -483,6 +483,23 @@ def does_not_fit(rank: int, path: str) -> list[tuple[str, str]]:
             raised(lambda: shardwire.sync({"w": torch.zeros(4), "v": torch.zeros(4)}, {"w": torch.zeros(4)}, group(),
                                           strict=not rank)),
             raised(lambda: shardwire.save({"" if rank else "w": torch.zeros(4)}, path + ".new", group()))]
+
+
+def load_beside_unknown(rank: int, path: str) -> tuple[str, str]:
+    """The tensor 'packed' has a dtype of a newer format."""
+    target = {"w": torch.zeros(4)}
+    shardwire.load(path, target, group(), lambda name: None if name == "packed" else name)
+    assert torch.equal(target["w"], torch.arange(4.0))
+    return raised(lambda: shardwire.load(path, {"w": torch.zeros(4), "packed": torch.zeros(4)}, group()))
+
+
+def test_a_dtype_that_the_format_did_not_have_bars_one_tensor_only(tmp_path: Path) -> None:
+    header = json.dumps({"packed": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]},
+                         "w": {"dtype": "F32", "shape": [4], "data_offsets": [3, 19]}}).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(3) + raw(torch.arange(4.0)))
+    same_on_all(run_ranks(2, load_beside_unknown, str(path)), "UnsupportedError",
+                "'packed' F6_E2M3 in the source, 'packed' torch.float32 in the target")
 
 
 def load_into_bfloat16(rank: int, path: str) -> bool:
@@ -788,6 +805,22 @@ def test_a_transfer_that_ends_with_a_look_of_the_progress_is_no_timeout() -> Non
     progress.begin("reads", 5)
     progress.wait(EndsWithTheLook(), 5)  # type: ignore[arg-type]
     assert progress.done == 5
+
+
+class GoneTerminal(Terminal):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_is_gone_ends_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwire.weights import progress
+    monkeypatch.setattr(progress, "_BAR_FROM_S", 0.0)
+    for terminal in (GoneTerminal(), Terminal()):
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with progress.Progress("load", None, 0) as shown:
+            shown.begin("reads", 5)
+            terminal.close()  # of a Terminal a write raises ValueError from now on
+            shown.add(5)
 
 
 def with_progress(rank: int, folder: str) -> list[tuple[str, str]]:

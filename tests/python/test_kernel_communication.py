@@ -12,6 +12,8 @@ import shardwire
 from kernel_cases import AOTI, NO_AOTI
 from ranks import outcome
 from shardwire import DeviceKernel
+from shardwire.compiler.compile_op import name_of_op
+from shardwire.kernels.ops_inside import describe_op
 
 if not AOTI:
     pytest.skip(NO_AOTI + ", and torch.jit.trace records no collectives", allow_module_level=True)
@@ -87,12 +89,22 @@ REFUSED = [("ValueError", "communicates (_c10d_functional.all_reduce.default)"),
                            "torch.float32[4, 4]"))]
 
 
-def compile_turn(rank, size):
+def compile_turn(rank, size, is_spmd=None):
     """From columns of the first weight to rows."""
     columns, rows = HIDDEN // size, 4 // size
     return shardwire.compile_op(None, shape=[4, HIDDEN], dtype=torch.float32,
                                 inputs=[{"offset": [0, rank * columns], "shape": [4, columns]}],
-                                outputs=[{"offset": [rank * rows, 0], "shape": [rows, HIDDEN]}])
+                                outputs=[{"offset": [rank * rows, 0], "shape": [rows, HIDDEN]}], is_spmd=is_spmd)
+
+
+def describe_turn(rank, size):
+    turn = compile_turn(rank, size, is_spmd=True)
+    return describe_op(name_of_op(turn))
+
+
+def test_an_op_that_rank_0_planned_is_the_same_on_all_ranks(run_ranks):
+    first, second = run_ranks(2, describe_turn)
+    assert first == second
 
 
 def train(rank, size, folder):

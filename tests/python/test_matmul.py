@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 from ranks import error_of, group, run_ranks
-from test_reshape import check_misuse, random_distribution, take
+from test_reshape import check_misuse, dtensor_of, random_distribution, take
 
 import shardwire
 import shardwire.distributed as swd
@@ -557,8 +557,16 @@ def dtensors(rank: int) -> None:
         every = matmul(of_a.detach(), of_b.detach(), distributions=[None, None, placements[2]],
                        epilog=MatmulEpilog.ALLREDUCE)
         check(every.to_local(), a @ b, "ALLREDUCE")
-    kind, text = error_of(lambda: matmul(of_a, of_b, distributions=[None, None, Slab.X]))
-    assert kind == "TypeError" and "give placements" in text
+    for side, part in ((Slab.X, "give placements"), (Placements([dt.Shard(0)], range(4)), "give a DeviceMesh")):
+        kind, text = error_of(lambda: matmul(of_a, of_b, distributions=[None, None, side]))
+        assert kind == "TypeError" and part in text, text
+    turned = DeviceMesh("cpu", [3, 1, 0, 2])
+    of_a, of_b = (dtensor_of(value, turned, [dt.Shard(0)], rank) for value in (a, b))
+    got = matmul(of_a, of_b, distributions=[None, None, Placements([dt.Shard(1)])])
+    check(got.to_local(), take(Placements([dt.Shard(1)], turned), a @ b, rank, 4), "turned")
+    every = matmul(*(dt.distribute_tensor(value, mesh, [dt.Shard(0), dt.Shard(1)]) for value in (a, b)),
+                   epilog=MatmulEpilog.ALLREDUCE)
+    check(every.to_local(), a @ b, "ALLREDUCE without placements for the result")
 
 
 def test_dtensors() -> None:

@@ -593,5 +593,20 @@ def group_destroyed(rank, size):
     return None
 
 
+@pytest.mark.parametrize("how", ["revoke", "stop"])
+def test_a_link_that_is_made_meanwhile_does_not_break_the_end(run_ranks, how):
+    def ends(rank, size):
+        made = hub.Hub(dist.group.WORLD, shardwire.resolve_backend(dist.group.WORLD))
+
+        def end():
+            ended.append(len(made._users))
+            made._users[len(ended)] = link  # as another thread does in link_to()
+        ended, link = [], SimpleNamespace(revoke=end, leave=end, backend=SimpleNamespace(shutdown=lambda: None))
+        made._users[0] = link
+        made.revoke("a notice") if how == "revoke" else made.stop()
+        return ended
+    assert run_ranks(1, ends) == [[1]]
+
+
 def test_it_outlives_destroy_process_group(run_ranks):
     assert run_ranks(2, group_destroyed)[1] == [0, 1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import error_of, run_ranks
 
 import shardwire
 
@@ -106,6 +106,22 @@ def the_rest(rank: int) -> None:
 @needs_dtensor
 def test_cache_and_refusals() -> None:
     run_ranks(2, the_rest, default_group=True)
+
+
+def contradicting(rank: int) -> tuple[str, str]:
+    """The local tensor of rank 1 has a row too many."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    tensor = dt.DTensor.from_local(torch.ones(2 + rank, 3), DeviceMesh("cpu", [0, 1]), [dt.Shard(0)], run_check=False,
+                                   shape=torch.Size([4, 3]), stride=(3, 1))
+    return error_of(shardwire.redistribute, tensor, placements=[dt.Replicate()])
+
+
+@needs_dtensor
+def test_a_local_tensor_that_contradicts_its_layout_is_an_error_on_all_ranks() -> None:
+    first, second = run_ranks(2, contradicting, default_group=True, timeout=20)
+    assert first == second and first[0] == "ValueError"
+    assert "rank 1: inputs[0]: the DTensor's local tensor has shape [3, 3]" in first[1]
 
 
 def gradients(rank: int) -> None:

@@ -404,6 +404,13 @@ def test_without_initialize() -> None:
     run_ranks(1, needs_initialize)
 
 
+def dtensor_of(whole: torch.Tensor, mesh: Any, placements: Any, rank: int) -> Any:
+    """As distribute_tensor, which takes only meshes with ascending ranks."""
+    import torch.distributed.tensor as dt
+    return dt.DTensor.from_local(take(Placements(placements, mesh), whole, rank, mesh.size()), mesh, placements,
+                                 run_check=False, shape=whole.shape, stride=whole.stride())
+
+
 def dtensors(rank: int) -> None:
     import torch.distributed.tensor as dt
     from torch.distributed.device_mesh import DeviceMesh
@@ -413,8 +420,14 @@ def dtensors(rank: int) -> None:
     result = reshape(tensor, None, [dt.Shard(1)])
     assert result.placements == (dt.Shard(1),) and torch.equal(result.full_tensor(), whole)
     assert torch.equal(redistribute(tensor, None, [dt.Replicate()]).to_local(), whole)
-    kind, text = error_of(lambda: reshape(tensor, None, Slab.X))
-    assert kind == "TypeError" and "give placements" in text
+    for side, part in ((Slab.X, "give placements"), (Placements([dt.Shard(1)], [0, 1]), "give a DeviceMesh")):
+        kind, text = error_of(lambda: reshape(tensor, None, side))
+        assert kind == "TypeError" and part in text, text
+    turned = DeviceMesh("cpu", [1, 0])
+    tensor = dtensor_of(whole, turned, [dt.Shard(0)], rank)
+    for columns in (Placements([dt.Shard(1)]), [dt.Shard(1)]):
+        result = reshape(tensor, Placements([dt.Shard(0)]), columns)
+        assert torch.equal(result.to_local(), take(Placements([dt.Shard(1)], turned), whole, rank, 2))
 
 
 def test_dtensors() -> None:

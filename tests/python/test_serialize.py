@@ -369,6 +369,23 @@ def test_what_cannot_be_registered():
             shardwire.register_plain(kind)
     with pytest.raises(TypeError):
         shardwire.register_plain(Pair, name="")
+
+    @dataclass
+    class Behind:
+        x: int
+
+        def set_x(self, value):
+            raise AssertionError("reading runs code of the class")
+    Behind.x = property(lambda self: 1, Behind.set_x)
+    with pytest.raises(TypeError, match="its field 'x' is a property, whose code would run"):
+        shardwire.register_plain(Behind)
+
+    @dataclass
+    class InSlots:
+        __slots__ = ("x",)
+        x: int
+    shardwire.register_plain(InSlots)
+    assert there_and_back(InSlots(3)).x == 3
     unset = object.__new__(Node)
     with pytest.raises(TypeError, match="Node of which a field is not set"):
         serialize(unset)

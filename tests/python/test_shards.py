@@ -11,10 +11,12 @@ import random
 
 import pytest
 import torch
-from ranks import group, run_ranks
+from ranks import error_of, group, run_ranks
+from test_redistribute import has_dtensor
 
 import shardwire
 from shardwire import Layout, Replicate, Shard, StridedShard, apply_local_reshard, compute_local_reshard, compute_shards
+from shardwire.plain.tensor_bytes import untyped
 
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 
@@ -161,6 +163,37 @@ def test_cat_joins_in_the_order_of_the_numbers():
                                        "rank 1: tensor 1 is sparse, meta, or a view", "no rank gave a tensor",
                                        "rank 0: KeyError: 'absent'")):
         assert part in text, text
+
+
+def cat_of_tensors_without_own_memory(rank):
+    """Tensors of rank 1 whose elements no op can read."""
+    freed = torch.ones(2)
+    untyped(freed).resize_(0)
+    given = [freed]
+    if has_dtensor():
+        import torch.distributed.tensor as dt
+        from torch.distributed.device_mesh import DeviceMesh
+        given.append(dt.DTensor.from_local(torch.ones(2), DeviceMesh("cpu", [0, 1]), [dt.Shard(0)], run_check=False))
+    return [error_of(shardwire.cat, [(rank, tensor)] if rank == 1 else [], group()) for tensor in given]
+
+
+def test_cat_refuses_tensors_without_own_memory_on_every_rank():
+    results = run_ranks(2, cat_of_tensors_without_own_memory, default_group=True, timeout=20)
+    assert results[0] == results[1], results
+    for (kind, text), (wanted, part) in zip(results[0], (("ValueError", "rank 1: tensor 1 "),
+                                                         ("TypeError", "rank 1: tensor 1 is a DTensor"))):
+        assert kind == wanted and part in text, text
+
+
+def cat_under_another_default_device(rank):
+    with torch.device("meta"):
+        joined = shardwire.cat([(0, torch.ones(2, device="cpu"))] if rank == 0 else [], group()).result(20)
+    return joined.tolist()
+
+
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="this torch has no default device")
+def test_cat_does_not_use_the_default_device():
+    assert run_ranks(2, cat_under_another_default_device) == [[1.0, 1.0]] * 2
 
 
 # ---- overlap, gaps, results

@@ -176,6 +176,53 @@ def test_meta_modules_are_allocated_and_stay_tied() -> None:
     run_ranks(2, meta_module)
 
 
+def parameters_of_one_storage(rank: int) -> None:
+    target = None
+    if rank == 1:
+        target = Tied().to("meta")
+        target.head.weight = torch.nn.Parameter(target.embed.weight.detach())
+        assert target.head.weight is not target.embed.weight
+    shardwire.sync(filled(Tied()) if rank == 0 else None, target, group()).run().wait()
+    if target is not None:
+        wanted = value_of("embed.weight", (11, 6))
+        assert torch.equal(target.embed.weight, wanted) and torch.equal(target.head.weight, wanted)
+        assert target.head.weight.data_ptr() == target.embed.weight.data_ptr(), "tied stays tied"
+
+
+def test_meta_parameters_of_one_storage_stay_tied() -> None:
+    run_ranks(2, parameters_of_one_storage)
+
+
+class OptimizedModule(torch.nn.Module):
+    """As torch.compile wraps a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """As torch's class holds the module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def wrapped_modules(rank: int) -> None:
+    for wrap in (OptimizedModule, DistributedDataParallel):
+        target = torch.nn.Sequential(torch.nn.Linear(2, 3))
+        other = DistributedDataParallel if wrap is OptimizedModule else OptimizedModule
+        shardwire.sync(filled(torch.nn.Sequential(torch.nn.Linear(2, 3))) if rank == 0 else None,
+                       wrap(other(target)) if rank == 1 else None, group()).run().wait()
+        if rank == 1:
+            assert torch.equal(target[0].weight, value_of("0.weight", (3, 2)))
+
+
+def test_wrappers_enclose_each_other_in_any_order() -> None:
+    run_ranks(2, wrapped_modules)
+
+
 def pipeline(rank: int) -> None:
     """Two stages of a model, each on one rank, into a whole model on each of two other ranks."""
     whole = filled(torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(4))))
@@ -528,6 +575,17 @@ def test_what_does_not_fit_is_listed_by_name_on_every_rank() -> None:
     same_on_all(cases[15], "UnsupportedError", "only dense tensors")
     same_on_all(cases[16], "ValueError", "rank 0: timeout is -1")
     same_on_all(cases[17], "TypeError", "rank 0: name is 3; give a str or None")
+
+
+def many_dimensions(rank: int) -> tuple[str, str]:
+    """Rank 2 has neither side."""
+    sides = [{"w": torch.ones([1] * 17)} if rank == side else None for side in (0, 1)]
+    return raised(lambda: shardwire.sync(*sides, group()))
+
+
+def test_more_dimensions_than_supported_are_refused_on_every_rank() -> None:
+    same_on_all(run_ranks(3, many_dimensions, timeout=20), "UnsupportedError",
+                "rank 0: source 'w' has 17 dimensions; at most 16 are supported")
 
 
 def absent_rank(rank: int) -> tuple[str, str] | None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from collective_model import BYTES, COMPLEX, NARROW, UNSIGNED, bytes_of, random_values, reduced
 from fork_ranks import meet
 from ranks import RankFailed, group, raised, run_ranks
+from run_program import run_program
 
 import shardwire
 from shardwire import _C, symm
@@ -94,6 +95,41 @@ def test_kernels_that_were_registered_before(are_torchs):
         assert done.stdout.startswith("refused: torch ") and "_low_contention_all_gather" in done.stdout, done
         assert (done.stderr.count("torch's symmetric memory for the CPU is not available") == 1
                 and "_low_contention_all_gather" in done.stderr), done
+
+
+DAEMON_AT_THE_END = """
+import atexit, sys, threading, time
+import torch.distributed as dist, shardwire
+from shardwire.process import ending
+from torch._C._distributed_c10d import _SymmetricMemory
+
+dist.init_process_group("shardwire", store=dist.HashStore(), rank=0, world_size=1)
+atexit.unregister(ending._at_exit.close)  # otherwise the wait would end before the interpreter ends
+t = shardwire.symm.torch_api().empty(4, device="cpu")
+handle = _SymmetricMemory.rendezvous(t, dist.group.WORLD.group_name)
+entered = threading.Event()
+
+def waits():
+    entered.set()
+    handle.wait_signal(0)
+
+class Last:
+    def __del__(self, put=handle.put_signal, sleep=time.sleep):  # the interpreter is ending
+        put(0)
+        sleep(0.5)  # the daemon thread takes the GIL
+
+sys.setswitchinterval(1000)  # so main goes on when the daemon thread has released the GIL in its wait
+threading.Thread(target=waits, daemon=True).start()
+entered.wait()
+last = Last()
+"""
+
+
+@with_api
+def test_a_daemon_thread_may_be_in_a_wait_at_the_end_of_the_program():
+    """The thread needs the GIL when the interpreter gives the GIL to no other thread any more."""
+    done = run_program([sys.executable, "-c", DAEMON_AT_THE_END], 60)
+    assert done.returncode == 0, done
 
 
 # ---- handles

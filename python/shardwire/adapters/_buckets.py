@@ -57,7 +57,8 @@ class Buckets:
     def _send(self, parts: list[list[Any]], filled: int, step: int | None, last: bool) -> Any:
         """Starts to send a bucket; the other bucket is the next to be filled."""
         head = serialize(parts)
-        sizes = torch.tensor([head.numel(), filled, int(last), _NO_STEP if step is None else step], dtype=torch.int64)
+        sizes = torch.tensor([head.numel(), filled, int(last), _NO_STEP if step is None else step], dtype=torch.int64,
+                             device="cpu")
         works = [_broadcast(self._group, tensor) for tensor in (sizes, head, self._buckets[0][:filled])
                  if tensor.numel()]
         self._buckets.reverse()
@@ -81,7 +82,7 @@ class Buckets:
                         yield name, piece.view(shape)
                         continue
                     if begin == 0:
-                        whole = name, torch.empty(shape, dtype=dtype)
+                        whole = name, torch.empty(shape, dtype=dtype, device="cpu")
                     assert whole is not None and whole[0] == name, "rank 0 sends a tensor's pieces one behind the other"
                     whole[1].view(-1)[begin:begin + piece.numel()].copy_(piece)
                     if begin + piece.numel() == elements:
@@ -96,7 +97,7 @@ class Buckets:
     async def _receive(self, step: int | None) -> tuple[list[list[Any]], bool]:
         """Receives the next bucket into the first of the two."""
         bucket = self._buckets[0]
-        sizes = torch.empty(4, dtype=torch.int64)
+        sizes = torch.empty(4, dtype=torch.int64, device="cpu")
         await _done([_broadcast(self._group, sizes)])
         head_bytes, filled, last, sent_step = sizes.tolist()
         if step is not None and sent_step not in (_NO_STEP, step):
@@ -105,7 +106,7 @@ class Buckets:
         if filled > bucket.numel():
             raise MismatchError(f"rank 0 sends buckets of {filled} bytes, rank {self._rank} has {bucket.numel()}; give "
                                 "all ranks the same bucket_size")
-        head = torch.empty(head_bytes, dtype=torch.uint8)
+        head = torch.empty(head_bytes, dtype=torch.uint8, device="cpu")
         await _done([_broadcast(self._group, tensor) for tensor in (head, bucket[:filled]) if tensor.numel()])
         return deserialize(head), bool(last)
 

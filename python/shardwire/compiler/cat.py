@@ -11,10 +11,8 @@ from .. import _C
 from .compile_op import compile_op
 from .future import Future, Seconds, as_seconds
 from ..groups.lookup import resolve_backend
-from .layout import as_dims
+from .layout import MAX_DIMS, as_dims, is_dtensor
 from ..plain.tensor_bytes import dtype_named, name_of
-
-_MAX_DIMS = 16
 
 
 class CatFuture(Future):
@@ -65,7 +63,7 @@ def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: 
         row += dims[0]
     op = compile_op(backend, shape=shape, dtype=dtype, inputs=inputs, outputs=outputs, timeout=seconds,
                     name="shardwire.cat")
-    joined = torch.empty(shape, dtype=dtype, device=mine[0][1].device if mine else None)
+    joined = torch.empty(shape, dtype=dtype, device=mine[0][1].device if mine else "cpu")
     return CatFuture(op._op.run(tensors, [joined], seconds), joined)
 
 
@@ -76,13 +74,15 @@ def _read(locals: Any) -> list[tuple[int, torch.Tensor]]:
                 or not isinstance(pair[0], int)):
             raise TypeError(f"locals[{index}] is no pair of a number and a tensor")
         number, tensor = pair
-        if not isinstance(tensor, torch.Tensor) or not 1 <= tensor.dim() <= _MAX_DIMS:
-            raise TypeError(f"tensor {number} is "
-                            f"{'of no dimension' if isinstance(tensor, torch.Tensor) else type(tensor).__name__}; give "
-                            f"tensors of 1 to {_MAX_DIMS} dimensions")
+        if not isinstance(tensor, torch.Tensor) or not 1 <= tensor.dim() <= MAX_DIMS:
+            said = f"of {tensor.dim()} dimensions" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise TypeError(f"tensor {number} is {said}; give tensors of 1 to {MAX_DIMS} dimensions")
+        if is_dtensor(tensor):
+            raise TypeError(f"tensor {number} is a DTensor; give its to_local(), or call redistribute")
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_conj() or tensor.is_neg():
             raise ValueError(f"tensor {number} is sparse, meta, or a view that torch computes when it is read (conj, "
                              "imag); give tensor.to_dense(), or tensor.resolve_conj().resolve_neg()")
+        _C.require_memory(tensor, f"tensor {number}")
         pairs.append((as_dims([number], "number")[0], tensor.detach()))
     return pairs
 

@@ -209,9 +209,13 @@ def local_tensor(dtensor: Any) -> torch.Tensor:
     return local.wait() if type(local).__name__ == "AsyncCollectiveTensor" else local
 
 
+def is_device_mesh(value: Any) -> bool:
+    return any(base.__name__ == "DeviceMesh" for base in type(value).__mro__)
+
+
 def read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and row-major global ranks."""
-    if any(base.__name__ == "DeviceMesh" for base in type(mesh).__mro__):
+    if is_device_mesh(mesh):
         mesh = mesh.mesh
     if isinstance(mesh, torch.Tensor) or type(mesh).__module__.partition(".")[0] == "numpy":
         mesh = mesh.tolist()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from .compile_op import CustomOp, compile_op
 from ..groups.lookup import shardwire_group, table_by_group
-from .layout import Layout, Partial, Replicate, Shard, StridedShard, kind_of, is_dtensor, local_tensor
+from .layout import Layout, Partial, Replicate, Shard, StridedShard, kind_of, is_device_mesh, is_dtensor, local_tensor
 from ..errors import UnsupportedError
 from ..plain.tensor_bytes import contiguous_strides
 
@@ -44,7 +44,7 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
         raise TypeError(f"redistribute takes a DTensor, not {kind_of(dtensor)}; for plain tensors use compile_op with "
                         "a Layout")
     mesh = dtensor.device_mesh if mesh is None else mesh
-    if not any(base.__name__ == "DeviceMesh" for base in type(mesh).__mro__):
+    if not is_device_mesh(mesh):
         raise TypeError(f"mesh is {kind_of(mesh)}; give a DeviceMesh, which the resulting DTensor needs")
     source = Layout.of(dtensor)
     target = Layout(mesh, dtensor.placements if placements is None else placements, source.shape, source.dtype)
@@ -83,7 +83,7 @@ def dtensor_class() -> Any:
 
 
 def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, group: Any) -> Any:
-    op = _cached_op(source, target, group)
+    op = _cached_op(dtensor, source, target, group)
     local = local_tensor(dtensor).detach()
     rank = dist.get_rank()
     shape = target.local_shape(rank)
@@ -99,11 +99,13 @@ def dtensor_around(local: torch.Tensor, mesh: Any, layout: Layout) -> Any:
                                       stride=tuple(contiguous_strides(layout.shape)))
 
 
-def _cached_op(source: Layout, target: Layout, group: Any) -> CustomOp:
+def _cached_op(dtensor: Any, source: Layout, target: Layout, group: Any) -> CustomOp:
+    """The op from ``source``, the layout of ``dtensor``. A new op is compiled with the DTensor, so that a local tensor
+    that contradicts the layout is an error on all ranks."""
     ops = _caches.setdefault(group, OrderedDict())
     op = ops.get((source, target))
     if op is None:
-        op = ops[source, target] = compile_op(group, inputs=[source], outputs=[target], name="redistribute")
+        op = ops[source, target] = compile_op(group, inputs=[dtensor], outputs=[target], name="redistribute")
         if len(ops) > CACHED_OPS_PER_GROUP:
             ops.popitem(last=False)
     ops.move_to_end((source, target))

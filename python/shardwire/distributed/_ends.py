@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
-from ..compiler.layout import kind_of, as_dims
+from ..compiler.layout import kind_of, as_dims, is_device_mesh
 from ..errors import GapError, MismatchError
 from .distribution import BindDistributionError, Box, Boxes, Dims, Distribution, Piece, Placements, Share, _OnGrid
 
@@ -23,9 +23,10 @@ class End(NamedTuple):
     shares: tuple[Share, ...]
 
 
-def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Distribution:
+def read_distribution(value: Any, what: str, group_ranks: Sequence[int], mesh: Any = None) -> Distribution:
     """A caller's distribution: a Distribution, a pair (lower, upper) of numbers as a Box, a list of Box (one for each
-    rank) or a list of placements, in the group's rank numbers."""
+    rank) or a list of placements, in the group's rank numbers. mesh: for placements without a mesh: the mesh of the
+    operand where the operand is a DTensor."""
     if isinstance(value, (list, tuple)) and value:
         if len(value) == 2 and all(map(is_index, value)):
             value = Box(*value)
@@ -35,7 +36,19 @@ def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Dist
             value = Boxes(boxes) if all(isinstance(item, Box) for item in boxes) else Placements(value)
     if not isinstance(value, Distribution):
         raise TypeError(f"{what} is {kind_of(value)}; give a Box, a Slab or another distribution")
+    if mesh is not None and isinstance(value, Placements) and value.mesh is None:
+        value = Placements(value.placements, mesh)
     return value.grouped(group_ranks)
+
+
+def result_mesh(side: Distribution) -> Any:
+    """The mesh of a result that is a DTensor. TypeError for a distribution that a DTensor cannot have."""
+    if not isinstance(side, Placements):
+        raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {side}")
+    if not is_device_mesh(side.mesh):
+        raise TypeError(f"the operand is a DTensor, and its result one too, but the mesh of {side} is "
+                        f"{kind_of(side.mesh)}; give a DeviceMesh")
+    return side.mesh
 
 
 def is_index(value: Any) -> bool:

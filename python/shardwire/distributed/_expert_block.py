@@ -23,6 +23,7 @@ import torch
 
 from .. import _C
 from ..errors import MismatchError, UnsupportedError
+from ..plain.tensor_bytes import item_bytes
 
 # The numbers at the begin of a head; the rows for each expert follow, and then the text of an error.
 _NUMBERS = 6
@@ -56,7 +57,7 @@ class ExpertBlock:
         self.own_counts = [counts[self.rank] for counts in self.counts]
         arrived = words[-size:]
         self._arrived = [arrived[rank] for rank in range(size)]
-        row_bytes = [_aligned(num_rows * hidden * _width(dtype)) for dtype in dtypes]
+        row_bytes = [_aligned(num_rows * hidden * item_bytes(dtype)) for dtype in dtypes]
         side_bytes, order_bytes = _aligned(4 * num_rows * side_width), _aligned(4 * num_rows)
         with torch.inference_mode(False):
             slots = _C.symm_make(backend, [2, max(row_bytes) + side_bytes + order_bytes], torch.uint8, "", False,
@@ -64,7 +65,7 @@ class ExpertBlock:
 
         def part(slot: int, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             count = torch.Size(shape).numel()
-            return slots[slot, at:at + count * _width(dtype)].view(dtype).view(shape)
+            return slots[slot, at:at + count * item_bytes(dtype)].view(dtype).view(shape)
         self.rows = {dtype: [part(slot, 0, (num_rows, hidden), dtype) for slot in range(2)] for dtype in set(dtypes)}
         self.side = [part(slot, max(row_bytes), (num_rows, side_width), torch.float32) for slot in range(2)]
         self.order = [part(slot, max(row_bytes) + side_bytes, (num_rows,), torch.int32) for slot in range(2)]
@@ -106,7 +107,7 @@ class ExpertBlock:
         text = b"" if error is None else str(error).encode()[:8 * _TEXT_WORDS]
         kind = next((place for place, cls in enumerate(_ERRORS) if isinstance(error, cls)), 2) + 1 if error else 0
         whole, head = self._own_heads[slot]
-        head[:_NUMBERS] = torch.tensor([call, handle, grads[0], grads[1], kind, len(text)])
+        head[:_NUMBERS] = torch.tensor([call, handle, grads[0], grads[1], kind, len(text)], device="cpu")
         if error is not None:
             head = whole
             whole[-_TEXT_WORDS:] = torch.frombuffer(bytearray(text.ljust(8 * _TEXT_WORDS)), dtype=torch.int64)
@@ -161,7 +162,8 @@ class ExpertBlock:
             mine = rows[:tokens.shape[0]]
             _C.symm_put(mine, tokens, self.rank)
         else:
-            _C.experts_gather(rows, [tokens.contiguous()], [order], torch.tensor([[0, order.shape[0], 0]]), top_k)
+            table = torch.tensor([[0, order.shape[0], 0]], device="cpu")
+            _C.experts_gather(rows, [tokens.contiguous()], [order], table, top_k)
         if side is not None:
             self.side[slot][:side.shape[0], :side.shape[1]] = side
 
@@ -169,7 +171,9 @@ class ExpertBlock:
               side_width: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The rows for this rank's experts, and their numbers."""
         rows = _C.heap_empty([num_rows, self.rows[dtype][slot].shape[1]], dtype)
-        side = torch.empty(num_rows, self.side[slot].shape[1], dtype=torch.float32) if side_width else None
+        side = None
+        if side_width:
+            side = torch.empty(num_rows, self.side[slot].shape[1], dtype=torch.float32, device="cpu")
         if self.is_direct:
             _C.experts_gather(rows, self._peer_rows[dtype][slot], self._peer_order[slot], table, top_k)
             if side is not None:
@@ -199,10 +203,6 @@ class ExpertBlock:
         """(source, first row there, rows, first row here) of each chunk that is not empty."""
         return [(place % self._size, first, count, at) for place, (first, count, at) in enumerate(table.tolist())
                 if count]
-
-
-def _width(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
 
 
 def _aligned(count: int) -> int:

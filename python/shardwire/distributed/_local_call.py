@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..plain.tensor_bytes import contiguous_strides
+
 # Heaps and torch align arrays to so many bytes; engines prefer this alignment.
 ALIGNMENT = 64
 
@@ -63,10 +65,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def packed(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
     """The layout of new memory in C order."""
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
-    return Array(shape, tuple(strides), dtype)
+    return Array(shape, tuple(contiguous_strides(shape)), dtype)
 
 
 class Call(NamedTuple):

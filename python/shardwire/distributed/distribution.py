@@ -425,8 +425,8 @@ class Placements(Distribution):
     """As DTensor cuts: one placement per dimension of ``mesh``, torch's or shardwire's (Shard, Replicate,
     StridedShard).
 
-    mesh: a DeviceMesh or nested lists of global ranks; None: all ranks of the group in one dimension. Partial is
-        refused: a Partial placement holds addends.
+    mesh: a DeviceMesh or nested lists of global ranks; None: the mesh of the operand where the operand is a DTensor,
+        else all ranks of the group in one dimension. Partial is refused: a Partial placement holds addends.
     """
 
     def __init__(self, placements: Sequence[Any], mesh: Any = None) -> None:

@@ -25,6 +25,7 @@ from ..compiler.agree import Attempt
 from ..compiler.future import as_seconds
 from ..compiler.layout import kind_of
 from ..groups.lookup import global_ranks, resolve_backend
+from ..plain.tensor_bytes import as_stored
 from . import _ends, _meeting, _runtime
 from ._expert_block import ExpertBlock
 
@@ -48,7 +49,7 @@ class Handle:
         self.experts = experts
         self.num_tokens = num_tokens
         self.number = self.num_received = 0
-        self.places = torch.empty(num_tokens * experts.top_k, dtype=torch.int32)
+        self.places = torch.empty(num_tokens * experts.top_k, dtype=torch.int32, device="cpu")
         self.order = self.table = self.own_chunks = self.places
         self.weights: torch.Tensor | None = None
 
@@ -120,7 +121,7 @@ class Experts:
         rank = _C.rank(backend)
         self.local_experts = range(sum(shares[:rank]), sum(shares[:rank + 1]))
         self._rank, self._size = rank, size
-        self._no_chunks = torch.empty(0, 3, dtype=torch.int64)
+        self._no_chunks = torch.empty(0, 3, dtype=torch.int64, device="cpu")
         self._block = ExpertBlock(backend, size, num_experts, max_tokens * top_k, hidden, (dtype, out_dtype),
                                   max(1, scale_width), seconds)
 
@@ -174,11 +175,11 @@ class Experts:
             _check(outputs, "outputs", (handle.num_received, self.hidden), self.out_dtype)
             if weights is not None:
                 _check(weights, "topk_weights", (handle.num_tokens, self.top_k), None)
-                factors = _plain(weights.detach().to(torch.float32))
+                factors = as_stored(weights.detach().to(torch.float32))
             records = torch.is_grad_enabled()
             keeps = records and weights is not None and weights.requires_grad
             needs = keeps or (records and outputs.requires_grad)
-            given = _plain(outputs.detach())
+            given = as_stored(outputs.detach())
             self._block.give_back(slot, given, handle.table, keeps)
         except Exception as failure:  # the other ranks wait for this rank
             error = failure
@@ -211,7 +212,7 @@ class Experts:
             _check(weights, "topk_weights", (num, self.top_k), None)
             with torch.enable_grad():
                 handle.weights = weights.clone()  # combine() needs the weights of now
-        ids = _plain(topk_ids.to(torch.int64))
+        ids = as_stored(topk_ids.to(torch.int64))
         order = self._block.order[slot]
         bad = _C.experts_sort(ids, self._block.own_counts[slot], order, handle.places)
         if bad >= 0:
@@ -242,7 +243,7 @@ class Experts:
     def _gather_gradients(self, handle: Handle, grad: torch.Tensor) -> torch.Tensor:
         """The gradient of dispatch's tokens, from that of the received rows."""
         slot = self._block.begin()
-        given = _plain(grad)
+        given = as_stored(grad)
         self._block.give_back(slot, given, handle.table, False)
         self._block.meet(_DISPATCH_BACKWARD, handle.number, (False, False), None)
         return self._sum(slot, given, handle, None, False)
@@ -252,7 +253,7 @@ class Experts:
         slot = self._block.begin()
         side = None if factors is None else factors.view(-1)[handle.order.to(torch.int64)].view(-1, 1)
         if side is None:
-            side = torch.ones(handle.order.shape[0], 1)
+            side = torch.ones(handle.order.shape[0], 1, device="cpu")
         self._block.offer(slot, grad.resolve_neg(), handle.order, self.top_k, side)
         self._block.meet(_COMBINE_BACKWARD, handle.number, (False, False), None)
         rows, scale = self._block.fetch(slot, self.out_dtype, handle.table, handle.num_received, self.top_k, 1)
@@ -301,7 +302,7 @@ class _Combine(torch.autograd.Function):
 def _anchor() -> torch.Tensor:
     """Makes a result part of the graph on ranks whose own inputs need no gradient, since all ranks take part in the
     backward exchange."""
-    return torch.zeros((), requires_grad=True)
+    return torch.zeros((), requires_grad=True, device="cpu")
 
 
 def _check_memory(num_experts: int, choices: int, width: int) -> None:
@@ -319,11 +320,6 @@ def _shares(num_experts: int, size: int, given: Sequence[int] | None) -> list[in
     if len(shares) != size or min(shares) < 0 or sum(shares) != num_experts:
         raise ValueError(f"experts_per_rank is {shares}; give {size} numbers with the sum {num_experts}")
     return shares
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """In C order, and no lazily negated view: the native loops read the memory as it is."""
-    return tensor.contiguous().resolve_neg()
 
 
 def _check(tensor: Any, name: str, shape: tuple[int | None, ...], dtype: torch.dtype | None) -> None:

@@ -133,6 +133,7 @@ class FFT(Planned):
         self._plans: dict[bool, AnyPlan] = {}
         self._swapped = False
         self._operand: Operand | None = None
+        self._meshes: tuple[Any, Any] = (None, None)  # of DTensors at the two ends
         # The values that every execute needs, found by the first: for small transforms the search takes about as long
         # as the transform.
         self._usual: Settings | None = None
@@ -182,18 +183,16 @@ class FFT(Planned):
             raise ValueError(f"distribution has {len(pair)} entries; give a Distribution, or a pair: the operand's and "
                              "the result's")
         is_pair = isinstance(distribution, (list, tuple))
-        sides: list[Distribution | None] = []
+        own_mesh = None if dtensor is None else dtensor.device_mesh
+        read: list[Distribution] = []
         for index, side in enumerate(pair):
-            if dtensor is not None and (side is None or isinstance(side, (list, tuple))):
-                side = Placements(dtensor.placements if side is None else side, dtensor.device_mesh)
-            sides.append(
-                _ends.read_distribution(side, f"distribution[{index}]" if is_pair else "distribution", self._ranks))
+            if dtensor is not None and side is None:
+                side = Placements(dtensor.placements, own_mesh)
+            read.append(_ends.read_distribution(side, f"distribution[{index}]" if is_pair else "distribution",
+                                                self._ranks, own_mesh))
+        sides: list[Distribution | None] = list(read)
         if dtensor is not None:
-            target = sides[1]
-            if not isinstance(target, Placements):
-                raise TypeError("the operand is a DTensor, and its result one too: give placements for it, not "
-                                f"{target}")
-            self._mesh = dtensor.device_mesh if target.mesh is None else target.mesh
+            self._meshes = getattr(read[0], "mesh", own_mesh), _ends.result_mesh(read[1])
         elif not is_pair and not options.returns:
             sides[1] = None
         if not is_pair and dtensor is None and sides[0] is not None and sides[0].describe()[0] == "Box":
@@ -309,7 +308,7 @@ class FFT(Planned):
         result = _Transform.apply(local, self, plan, settings) if tracked else self._run(local.detach(), plan, settings)
         if release_workspace:
             plan.release()
-        return unwrap(result, operand.package, getattr(self, "_mesh", None), plan.target.distribution,
+        return unwrap(result, operand.package, self._meshes[not self._swapped], plan.target.distribution,
                       plan.target.global_shape, len(self._ranks))
 
     def _settings_of(self, direction: Any) -> Settings:
@@ -388,7 +387,7 @@ class FFT(Planned):
             if key not in ("shape", "pieces") and value != self._facts[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(
                     f"the operand's {key} was {self._facts[key]}, the new one's is {value}")
-        fits = [self._swapped] if distribution is None else self._ends_of(distribution)
+        fits = [self._swapped] if distribution is None else self._ends_of(distribution, fresh)
         end = self._target if fits[0] else self._source  # a box of both ends is the same box at both
         assert end is not None
         share = end.shares[self._rank]
@@ -402,13 +401,14 @@ class FFT(Planned):
                              "shardwire.redistribute")
         return fresh, fits
 
-    def _ends_of(self, distribution: Any) -> list[bool]:
+    def _ends_of(self, distribution: Any, fresh: Operand) -> list[bool]:
         """Whether ``distribution`` is the operand's (False), the result's (True), or may be both, in the original order
         of the ends."""
         is_pair = (isinstance(distribution, (list, tuple)) and distribution
                    and not all(map(_ends.is_index, distribution)))
         first = distribution[0] if is_pair else distribution
-        said = _ends.read_distribution(first, "distribution", self._ranks)
+        own_mesh = fresh.given.device_mesh if fresh.package == "DTensor" else None
+        said = _ends.read_distribution(first, "distribution", self._ranks, own_mesh)
         fits = [swapped for swapped, end in ((False, self._source), (True, self._target))
                 if end is not None and self._lies_so(said, end)]
         if fits and self._problem.kind != "C2C":

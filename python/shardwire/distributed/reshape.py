@@ -117,18 +117,15 @@ class Reshape(Planned):
         """This rank's arguments for the other ranks, and the input's and the output's distribution."""
         self._logger = read_options(ReshapeOptions, options).logger
         self._operand = wrap(operand)
+        own_mesh = None
         if self._operand.package == "DTensor":
             dtensor = self._operand.given
-            input_box = Placements(dtensor.placements, dtensor.device_mesh) if input_box is None else input_box
+            own_mesh = dtensor.device_mesh
+            input_box = Placements(dtensor.placements, own_mesh) if input_box is None else input_box
             global_shape = tuple(dtensor.shape) if global_shape is None else global_shape
-            if isinstance(output_box, (list, tuple)):
-                output_box = Placements(output_box, dtensor.device_mesh)
-            if not isinstance(output_box, Placements):
-                raise TypeError("the operand is a DTensor, and its result one too: give placements for it, not "
-                                f"{kind_of(output_box)}")
-            self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
-        sides = [_ends.read_distribution(input_box, "input_box", self._ranks),
-                 _ends.read_distribution(output_box, "output_box", self._ranks)]
+        sides = [_ends.read_distribution(input_box, "input_box", self._ranks, own_mesh),
+                 _ends.read_distribution(output_box, "output_box", self._ranks, own_mesh)]
+        self._mesh = None if own_mesh is None else _ends.result_mesh(sides[1])
         requires_grad = self._operand.requires_grad
         facts: dict[str, Any] = {**self._operand.facts(), "input_box": sides[0].describe(),
                                  "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,
@@ -224,7 +221,7 @@ class Reshape(Planned):
         local = operand.tracked
         result = (_Move.apply(local, self) if local.requires_grad and torch.is_grad_enabled()
                   else self._run(local.detach(), None))
-        return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution,
+        return unwrap(result, operand.package, self._mesh, self._target.distribution,
                       self.global_shape, len(self._ranks))
 
     def _run(self, local: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:

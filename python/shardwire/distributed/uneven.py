@@ -15,6 +15,7 @@ from ..compiler.agree import Attempt
 from ..compiler.layout import kind_of
 from ..groups.lookup import global_ranks, resolve_backend
 from ..groups.reductions import reduction_of
+from ..plain.tensor_bytes import as_stored
 from . import _ends, _meeting, _runtime
 
 __all__ = ["all_gather_v", "reduce_scatter_v"]
@@ -103,7 +104,7 @@ class _ReduceScatter(torch.autograd.Function):
 
 def _gather(tensor: torch.Tensor, sizes: list[int], backend: Any) -> torch.Tensor:
     out = _runtime.empty((sum(sizes), *tensor.shape[1:]), tensor.dtype, tensor.device)
-    backend.allgather([list(out.split(sizes))], [_plain(tensor)]).wait()
+    backend.allgather([list(out.split(sizes))], [as_stored(tensor)]).wait()
     return out
 
 
@@ -112,13 +113,8 @@ def _scatter(tensor: torch.Tensor, sizes: list[int], op: str, backend: Any) -> t
     out = _runtime.empty((own, *tensor.shape[1:]), tensor.dtype, tensor.device)
     options = dist.ReduceScatterOptions()
     options.reduceOp = reduction_of(op)
-    backend.reduce_scatter([out], [list(_plain(tensor).split(sizes))], options).wait()
+    backend.reduce_scatter([out], [list(as_stored(tensor).split(sizes))], options).wait()
     return out
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Gradients of complex tensors are often lazily conjugated, which a collective refuses."""
-    return tensor.contiguous().resolve_conj().resolve_neg()
 
 
 def _check(tensor: Any) -> None:

@@ -18,10 +18,11 @@ from .. import errors
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.layout import kind_of
 from ..compiler.other_order import other_order
+from ..plain.tensor_bytes import is_within_reach
 from . import machine
 from .compiled_kernel import read_file
 from .device_tensor import DeviceTensor, all_as_torch, as_torch, check_written
-from .tensor_forms import TensorForm, by_name, check_memory_apart, forms_of_arguments, in_order, share_memory
+from .tensor_forms import TensorForm, by_name, check_memory_apart, forms_of_arguments, in_order
 from .identity import is_program, name_of
 from .ops_inside import held_ops
 from .package import Package
@@ -164,7 +165,7 @@ class DeviceKernel:
             results = self._run(given)
             if targets is not None:
                 # A result may be an input's own memory, which an earlier copy may write
-                results = [result.clone() if any(share_memory(result, target) for target in targets) else result
+                results = [result.clone() if any(is_within_reach(result, target) for target in targets) else result
                            for result in results]
                 for result, target in zip(results, targets):
                     target.copy_(result)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..compiler.layout import kind_of
+from ..plain.tensor_bytes import is_within_reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +132,6 @@ def check_memory_apart(tensors: Sequence[torch.Tensor], forms: Sequence[TensorFo
     own order of reads and writes."""
     for index in changed:
         for other, tensor in enumerate(tensors):
-            if other != index and share_memory(tensors[index], tensor):
+            if other != index and is_within_reach(tensors[index], tensor):
                 raise ValueError(f"the kernel changes {forms[index].name!r}, which shares memory with "
                                  f"{forms[other].name!r}; give it a tensor of its own")
-
-
-def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    (begin, end), (first, last) = _span(one), _span(other)
-    return begin < last and first < end
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    begin = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return begin, begin
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return begin, begin + (last + 1) * tensor.element_size()

@@ -29,6 +29,11 @@ def is_within_reach(one: torch.Tensor, other: torch.Tensor) -> bool:
                 and other.data_ptr() < one.data_ptr() + reach(one))
 
 
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """In C order, and no lazily conjugated or negated view: native loops and collectives read the memory as it is."""
+    return tensor.contiguous().resolve_conj().resolve_neg()
+
+
 def contiguous_strides(shape: Any) -> list[int]:
     if len(shape) == 1:
         return [1]

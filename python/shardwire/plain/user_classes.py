@@ -9,6 +9,7 @@ side: bytes never bring or import a class, and no code of the class runs. Fields
 from __future__ import annotations
 
 import dataclasses
+from types import MemberDescriptorType
 from typing import Any, TypeVar
 
 from .keys import NESTING, NO_KEYS
@@ -42,6 +43,17 @@ class Record:
         return made
 
 
+def _check_fields(cls: type, fields: tuple[str, ...]) -> None:
+    """TypeError for a field whose value goes through a descriptor of the class, such as a property: the descriptor's
+    code would run where an object is read."""
+    for field in fields:
+        owner = next((base for base in cls.__mro__ if field in vars(base)), None)
+        kept = None if owner is None else vars(owner)[field]
+        if hasattr(type(kept), "__set__") and not isinstance(kept, MemberDescriptorType):  # a slot is no code
+            raise TypeError(f"{cls!r} cannot be registered: its field {field!r} is a {type(kept).__name__}, whose code "
+                            "would run where an object is read; give the class a plain field")
+
+
 by_class: dict[type, Record] = {}
 by_name: dict[str, Record] = {}
 
@@ -59,7 +71,8 @@ def register_plain(cls: _Class, name: str | None = None) -> _Class:
         different programs. A new class with the same module and qualified name replaces the class before.
 
     Returns ``cls``, so the function serves as a decorator, above ``@dataclass``. Raises TypeError for another kind of
-    class, ValueError where another class has the name. Usable from any thread.
+    class and for a field behind a descriptor such as a property, ValueError where another class has the name. Usable
+    from any thread.
     """
     if not isinstance(cls, type):
         raise TypeError(f"cls is {cls!r}; give a class")
@@ -78,6 +91,7 @@ def register_plain(cls: _Class, name: str | None = None) -> _Class:
             record.empty()
         except TypeError as error:
             raise TypeError(f"{cls!r} cannot be registered: {error}") from None
+        _check_fields(cls, record.fields)
         NO_KEYS.add(cls)
     else:
         raise TypeError(f"{cls!r} is neither a namedtuple nor a dataclass; only these can be registered (put "

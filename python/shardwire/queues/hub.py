@@ -157,7 +157,7 @@ class Hub:
             return
         self.holder.revoke(notice)
         self._revoked = notice
-        for link in self._users.values():
+        for link in list(self._users.values()):  # another thread may add a link meanwhile
             link.revoke()
 
     # ---- holding
@@ -289,10 +289,9 @@ class Hub:
             return
         self._stopped.set()
         self.holder.stop()
-        for user in self._users.values():
+        for user in list(self._users.values()):  # another thread may add a link meanwhile
             user.leave()
-        for backend in (
-                [link.backend for link in self._users.values()] + list(self._held_links.values())):
+        for backend in [link.backend for link in list(self._users.values())] + list(self._held_links.values()):
             with suppress(Exception):  # the backend failed before, and has ended all the same
                 backend.shutdown()
         # A thread that comes back from C++ when the interpreter has ended would end the process

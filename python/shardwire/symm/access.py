@@ -21,8 +21,6 @@ import torch
 from .. import _C
 from ..compiler.future import as_seconds
 
-_SIGNAL_OPS = {"set": "set", "add": "add"}
-
 
 def put(dst: torch.Tensor, src: torch.Tensor, rank: int) -> None:
     """Copies ``src`` to ``rank``'s part of ``dst``.
@@ -66,7 +64,8 @@ def signal_op(signal: torch.Tensor, value: int, rank: int, op: str = "set") -> N
     signal: one element of a symmetric integer tensor, such as ``s[3]``. A thread that sees the signal sees all earlier
         writes of the calling thread; between hosts those within the signal's group.
     """
-    _C.symm_atomic(signal, _signal_op_of(op), rank, value, fetches=False)
+    _check_signal_op(op)
+    _C.symm_atomic(signal, op, rank, value, fetches=False)
 
 
 def signal_wait(signal: torch.Tensor, cmp: str, value: int, timeout: float | timedelta | None = None,
@@ -111,14 +110,12 @@ def fence() -> None:
 def put_then_signal(dst: torch.Tensor, src: torch.Tensor, signal: torch.Tensor, value: int, rank: int, op: str,
                     non_blocking: bool) -> None:
     """:func:`put_signal`, or with ``non_blocking`` :func:`put_nbi` in place of :func:`put`."""
-    name = _signal_op_of(op)
-    _C.symm_check_atomic(signal, name, rank, value)  # before any bytes are written
+    _check_signal_op(op)
+    _C.symm_check_atomic(signal, op, rank, value)  # before any bytes are written
     _C.symm_put(dst, src, rank, non_blocking)
-    _C.symm_atomic(signal, name, rank, value, fetches=False)
+    _C.symm_atomic(signal, op, rank, value, fetches=False)
 
 
-def _signal_op_of(op: str) -> str:
-    name = _SIGNAL_OPS.get(op)
-    if name is None:
+def _check_signal_op(op: str) -> None:
+    if op not in ("set", "add"):
         raise ValueError(f"op is {op!r}; give 'set' or 'add'")
-    return name

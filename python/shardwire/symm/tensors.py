@@ -10,10 +10,10 @@ import torch
 
 from .. import _C
 from ..compiler.future import as_seconds
+from ..compiler.layout import MAX_DIMS
 from ..groups.lookup import resolve_backend
 
 _MOST_BYTES = 1 << 60
-_MOST_DIMS = 16
 
 
 def backend_of(group: Any) -> Any:
@@ -84,8 +84,8 @@ def _what_is_wrong(shape: Any, dtype: Any) -> str:
         if extent < 0:
             return f"shape {tuple(extents)} has a negative extent"
         count *= max(extent, 1)  # without elements too: the strides are numbers of 64 bits
-    if len(extents) > _MOST_DIMS:
-        return f"shape has {len(extents)} dimensions; at most {_MOST_DIMS} are supported"
+    if len(extents) > MAX_DIMS:
+        return f"shape has {len(extents)} dimensions; at most {MAX_DIMS} are supported"
     return f"shape {tuple(extents)} is larger than any memory" if count >= _MOST_BYTES else ""
 
 

@@ -18,7 +18,7 @@ from .matching import Match
 from .progress import SILENT, Progress
 from .read_ahead import Span, bring_in, share_of
 from .regular_file import as_path, read_regular
-from .safetensors_file import DTYPES, OpenFile, Stored
+from .safetensors_file import OpenFile, Stored
 from .wanted import Asking, meet, wanted_ranges
 
 SINGLE = "model.safetensors"
@@ -54,9 +54,9 @@ class FileSet:
             file.close()
 
     def entries(self) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-        """Name, shape and dtype of each tensor; the dtype's name where this torch lacks it."""
+        """Name, shape and dtype of each tensor; the dtype's name where this torch or the format's table lacks it."""
         for name, (_, stored) in self.tensors.items():
-            yield name, stored.shape, stored.dtype or DTYPES[stored.dtype_name][1]
+            yield name, stored.shape, stored.dtype or stored.torch_name
 
     def supply(self, found: Match, targets: dict[str, Weight], asking: Asking,
                shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:

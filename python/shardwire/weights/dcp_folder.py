@@ -22,8 +22,8 @@ from .simple_layouts import Chunks
 from .matching import Match
 from .pickles import Record, dims_of, dtype_name_of, is_natural, unpickle
 from .progress import SILENT, Progress
-from .regular_file import open_regular, read_regular
-from .torch_archive import Chunk, find_elements, read_into
+from .regular_file import open_regular, read_into, read_regular
+from .torch_archive import Chunk, find_elements
 from .wanted import Asking, meet, wanted_ranges
 
 METADATA = ".metadata"
@@ -162,7 +162,7 @@ class DcpFolder:
             item = torch.empty((), dtype=dtype, device="cpu").element_size()
             storage = torch.empty(count // item, dtype=dtype, device="cpu")
             if count:
-                read_into(descriptor, storage, begin, where)
+                read_into(descriptor, memoryview(storage.view(torch.uint8).numpy()), begin, where)
             reach = (1 + sum((extent - 1) * stride for extent, stride in zip(chunk.shape, strides))
                      if math.prod(chunk.shape) else 0)
             if reach > storage.numel():

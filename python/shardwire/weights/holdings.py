@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..compiler.fused import FusedLayout
-from ..compiler.layout import Layout, kind_of, is_dtensor, local_tensor
+from ..compiler.layout import MAX_DIMS, Layout, kind_of, is_dtensor, local_tensor
 from ..compiler.spec import check_local
 from ..errors import UnsupportedError
 from ..plain.tensor_bytes import untyped
@@ -111,7 +111,8 @@ class Holdings:
 
     def _allocate(self, wanted: set[str], device: Any) -> None:
         if isinstance(self.value, torch.nn.Module):
-            _allocate_in_module(self.value, [item for name, item, _ in self._items() if name in wanted], device)
+            _allocate_in_module(self.value, [(item, self.entries[name].alias) for name, item, _ in self._items()
+                                             if name in wanted], device)
             return
         made: dict[int, Any] = {}
         for name, item, _ in self._items():
@@ -139,16 +140,16 @@ class Holdings:
             raise TypeError(
                 f"{where} is {kind_of(item)}; give a tensor, a DTensor, a Layout, or a pair (Layout, local tensor)")
         _check_ordinary(item, where)
-        local = item
+        shape, local = tuple(item.shape), item
         if is_dtensor(item):
             layout, local = Layout.of(item), local_tensor(item)
             check_local(item, layout.share(self.rank), where)
         else:
-            layout = Whole(tuple(item.shape))
+            layout = Whole(shape)
         if local.device.type == "meta" and self.side == "source":
             raise ValueError(f"{where} is a meta tensor, which has no values to give")
-        return Holding(name, tuple(item.shape), item.dtype, layout, 0,
-                       absent=local.device.type == "meta"), _place_in_memory(local)
+        return (Holding(name, shape, item.dtype, layout, 0, absent=local.device.type == "meta"),
+                _place_in_memory(local))
 
     def _read_layout(self, name: str, layout: Any, tensor: Any, where: str) -> tuple[Holding, Any]:
         share = layout.share(self.rank)
@@ -182,8 +183,7 @@ class Holdings:
 def _module_items(module: torch.nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """(name, tensor, whether state dicts leave the tensor out) of all parameters and buffers; tied ones under each
     name."""
-    if type(module).__name__ == "DistributedDataParallel":
-        module = module.module
+    module = _unwrapped(module)
     # FSDP2 brings its parameters back into their sharded form in the hooks of state_dict.
     for name, item in module.state_dict(keep_vars=True).items():
         if isinstance(item, torch.Tensor):  # other items are extra state, not weights
@@ -193,6 +193,18 @@ def _module_items(module: torch.nn.Module) -> Iterator[tuple[str, Any, bool]]:
             item = child._buffers.get(name)
             if item is not None:
                 yield _clean(f"{prefix}.{name}" if prefix else name), item, True
+
+
+def _unwrapped(module: Any) -> torch.nn.Module:
+    """The module below torch.compile's wrapper and DistributedDataParallel, which may enclose each other."""
+    while True:
+        kind = type(module).__name__
+        if kind == "DistributedDataParallel":
+            module = module.module
+        elif kind == "OptimizedModule":
+            module = module._orig_mod
+        else:
+            return module
 
 
 def _check_wrappers(module: torch.nn.Module) -> None:
@@ -209,11 +221,16 @@ def _clean(name: str) -> str:
     return name
 
 
-def _allocate_in_module(module: torch.nn.Module, wanted: list[torch.Tensor], device: Any) -> None:
+def _allocate_in_module(module: torch.nn.Module, wanted: list[tuple[torch.Tensor, int]], device: Any) -> None:
     """Through ``_apply``, as in ``to_empty``, so that FSDP2 is notified; but only for the wanted tensors, and tied
-    tensors stay tied."""
-    made: dict[int, torch.Tensor] = {id(item): torch.empty_like(item, device=_device_for(item, device))
-                                     for item in wanted}
+    tensors stay tied. wanted: pairs of a tensor and its alias: two Parameters of one storage get one storage again."""
+    made: dict[int, torch.Tensor] = {}
+    by_alias: dict[int, torch.Tensor] = {}
+    for item, alias in wanted:
+        fresh = by_alias[alias] if alias in by_alias else torch.empty_like(item, device=_device_for(item, device))
+        made[id(item)] = fresh
+        if alias >= 0:
+            by_alias[alias] = fresh
     owners: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for child in module.modules():
         for table in (child._parameters, child._buffers):
@@ -258,9 +275,11 @@ def _tensor_of(item: Any) -> torch.Tensor | None:
 
 
 def _check_ordinary(tensor: Any, where: str) -> None:
-    """Checks that plain memory backs the tensor."""
+    """Checks that plain memory backs the tensor, and that the tensor has no more dimensions than an op takes."""
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise ValueError(f"{where} is a lazy parameter, which has no shape yet; run the module once, or give it one")
+    if tensor.dim() > MAX_DIMS:
+        raise UnsupportedError(f"{where} has {tensor.dim()} dimensions; at most {MAX_DIMS} are supported")
     dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if tensor.is_quantized:
         raise UnsupportedError(f"{where} is quantized ({tensor.dtype}); only dense tensors and DTensors can be moved: "

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..compiler.layout import kind_of
+from ..compiler.layout import MAX_DIMS, kind_of
 from ..errors import CheckpointError
 
 
@@ -70,7 +70,7 @@ def dims_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, Record):
         value = value.arguments[0]
     dims = tuple(value)
-    if not all(is_natural(each) for each in dims) or len(dims) > 16:
+    if not all(is_natural(each) for each in dims) or len(dims) > MAX_DIMS:
         raise ValueError(f"{dims!r:.80} are no sizes")
     return dims
 

@@ -75,12 +75,19 @@ class Progress:
         elif self._is_bar:
             self._next = now + _BAR_EVERY_S
             filled = _BAR * self.done // self.total if self.total else 0
-            sys.stderr.write(f"\r{self._what} [{'#' * filled}{' ' * (_BAR - filled)}] {self._text(now)}\x1b[K")
-            sys.stderr.flush()
+            self._draw(f"\r{self._what} [{'#' * filled}{' ' * (_BAR - filled)}] {self._text(now)}\x1b[K")
         elif self._shows:
             self._next = now + _LINE_EVERY_S
             log("info", f"{self._what}: {self._text(now)}", is_news=True)
         self._was_shown = True
+
+    def _draw(self, text: str) -> None:
+        """Writes to the terminal. A terminal that is gone must not end a call in which other ranks take part."""
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            self._is_bar = self._shows = False
 
     def _text(self, now: float) -> str:
         seconds = now - self._begun
@@ -96,8 +103,7 @@ class Progress:
             self._step = "done"
             self.look(is_end=True)
         if self._is_bar and self._was_shown:
-            sys.stderr.write("\n")
-            sys.stderr.flush()
+            self._draw("\n")
 
 
 SILENT = Progress("", False, 0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CheckpointError
 from .progress import SILENT, Progress
+from .regular_file import read_into
 
 if TYPE_CHECKING:
     from .checkpoint_folder import FileSet
@@ -83,13 +84,6 @@ def _is_cached(descriptor: int, at: int) -> bool:
 
 
 def _read_through(path: str, descriptor: int, piece: Span) -> None:
-    buffer = bytearray(1 << 20)
-    at = piece.begin
-    while at < piece.end:
-        try:
-            count = os.preadv(descriptor, [buffer], at)
-        except OSError as error:
-            raise OSError(error.errno, f"{path}: bytes {at} to {piece.end} cannot be read: {error.strerror}") from None
-        if count == 0:
-            raise CheckpointError(f"{path}: truncated while it was read, at byte {at}")
-        at += count
+    view = memoryview(bytearray(_CUT))
+    for at in range(piece.begin, piece.end, _CUT):
+        read_into(descriptor, view[:piece.end - at], at, path)

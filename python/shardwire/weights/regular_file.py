@@ -39,6 +39,19 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+def read_into(descriptor: int, view: memoryview, begin: int, where: str) -> None:
+    """Fills ``view`` with the bytes of a file from byte ``begin`` on. CheckpointError for a file that ends before,
+    OSError for an unreadable file."""
+    while view:
+        try:
+            count = os.preadv(descriptor, [view[:1 << 30]], begin)
+        except OSError as error:
+            raise OSError(error.errno, f"{where}: cannot be read at byte {begin}: {error.strerror}") from None
+        if count == 0:
+            raise CheckpointError(f"{where}: truncated while it was read, at byte {begin}")
+        view, begin = view[count:], begin + count
+
+
 def _refuse_others(path: str | os.PathLike[str], found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "no file")

@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import os
+import re
 import struct
 import warnings
 from collections import Counter
@@ -19,13 +20,13 @@ from typing import Any
 
 import torch
 
+from ..compiler.layout import MAX_DIMS
 from ..errors import CheckpointError, UnsupportedError
 from .pickles import is_natural
-from .regular_file import open_regular
+from .regular_file import open_regular, read_into
 
 # The format's own limit: a file with a larger header counts as broken.
 MAX_HEADER = 100_000_000
-_MAX_DIMS = 16
 
 # The format's names: bytes of an element, and torch's name; an old torch may lack the dtype.
 DTYPES = {
@@ -35,6 +36,8 @@ DTYPES = {
     "F8_E4M3": (1, "float8_e4m3fn"), "F8_E5M2": (1, "float8_e5m2"), "F8_E8M0": (1, "float8_e8m0fnu"),
     "F8_E4M3FNUZ": (1, "float8_e4m3fnuz"), "F8_E5M2FNUZ": (1, "float8_e5m2fnuz"),
 }
+# A dtype of a newer format, such as F4 or F6_E2M3: the tensor cannot be read, and the rest of the file can.
+_UNKNOWN = re.compile(r"[A-Z][A-Z0-9_]*")
 _NAME_OF = {torch_name: name for name, (_, torch_name) in DTYPES.items()}
 
 
@@ -50,8 +53,13 @@ class Stored:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype; None where this torch lacks the dtype."""
-        return getattr(torch, DTYPES[self.dtype_name][1], None)
+        """The dtype; None where this torch or the table lacks the dtype."""
+        return getattr(torch, self.torch_name, None) if self.dtype_name in DTYPES else None
+
+    @property
+    def torch_name(self) -> str:
+        """Torch's name of the dtype; the file's where the table lacks the dtype."""
+        return DTYPES[self.dtype_name][1] if self.dtype_name in DTYPES else self.dtype_name
 
     @property
     def rows(self) -> int:
@@ -128,7 +136,9 @@ def _read_header(path: str, descriptor: int, size: int) -> tuple[dict[str, Store
     if 8 + length > size:
         raise CheckpointError(
             f"{path}: truncated: the header takes {length} bytes, the file has {size - 8} after its length")
-    header = _parse(path, _pread(path, descriptor, length, 8))
+    text = bytearray(length)
+    read_into(descriptor, memoryview(text), 8, path)
+    header = _parse(path, text)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: the __metadata__ of the header is no object of strings")
@@ -138,19 +148,7 @@ def _read_header(path: str, descriptor: int, size: int) -> tuple[dict[str, Store
     return tensors, metadata
 
 
-def _pread(path: str, descriptor: int, count: int, offset: int) -> bytes:
-    parts = []
-    while count:
-        part = os.pread(descriptor, count, offset)
-        if not part:
-            raise CheckpointError(f"{path}: truncated while it was read, at byte {offset}")
-        parts.append(part)
-        count -= len(part)
-        offset += len(part)
-    return b"".join(parts)
-
-
-def _parse(path: str, text: bytes) -> dict[str, Any]:
+def _parse(path: str, text: bytearray) -> dict[str, Any]:
     twice: list[str] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -175,19 +173,20 @@ def _check_entry(path: str, name: str, entry: Any, start: int) -> Stored:
         raise CheckpointError(f"{path}: holds a tensor without a name")
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
         raise CheckpointError(f"{path}: the entry of {name!r} lacks dtype, shape or data_offsets")
-    if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
+    if not isinstance(entry["dtype"], str) or not (entry["dtype"] in DTYPES or _UNKNOWN.fullmatch(entry["dtype"])):
         raise CheckpointError(f"{path}: {name!r} has the dtype {entry['dtype']!r}, which is not known")
     shape, offsets = entry["shape"], entry["data_offsets"]
-    if not isinstance(shape, list) or not all(map(is_natural, shape)) or len(shape) > _MAX_DIMS:
-        raise CheckpointError(f"{path}: {name!r} has the shape {shape!r}, which is no list of up to {_MAX_DIMS} "
+    if not isinstance(shape, list) or not all(map(is_natural, shape)) or len(shape) > MAX_DIMS:
+        raise CheckpointError(f"{path}: {name!r} has the shape {shape!r}, which is no list of up to {MAX_DIMS} "
                               "natural numbers")
     if (not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_natural, offsets))
             or offsets[0] > offsets[1]):
         raise CheckpointError(f"{path}: {name!r} has the data_offsets {offsets!r}, which are no range")
-    expected = math.prod(shape) * DTYPES[entry["dtype"]][0]
-    if offsets[1] - offsets[0] != expected:
+    num_bytes = offsets[1] - offsets[0]
+    expected = math.prod(shape) * DTYPES[entry["dtype"]][0] if entry["dtype"] in DTYPES else num_bytes
+    if num_bytes != expected:
         raise CheckpointError(f"{path}: {name!r} of shape {shape} and dtype {entry['dtype']} needs {expected} bytes, "
-                              f"its data_offsets give {offsets[1] - offsets[0]}")
+                              f"its data_offsets give {num_bytes}")
     return Stored(name, entry["dtype"], tuple(shape), start + offsets[0], start + offsets[1])
 
 
@@ -231,9 +230,6 @@ def build_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]],
         if name == "__metadata__":
             raise UnsupportedError("a weight has the name '__metadata__', which a safetensors file has for something "
                                    "else; rename it by a mapping")
-        if len(shape) > _MAX_DIMS:
-            raise UnsupportedError(f"{name!r} has {len(shape)} dimensions; a safetensors file is read with up to "
-                                   f"{_MAX_DIMS}")
         size = math.prod(shape) * DTYPES[kind][0]
         entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size

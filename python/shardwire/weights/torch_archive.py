@@ -10,8 +10,6 @@ import zipfile
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..compiler.layout import kind_of
 from ..errors import CheckpointError, UnsupportedError
 from .pickles import dims_of, dtype_name_of, unpickle
@@ -108,15 +106,3 @@ def _read_tensor(pickled: Any, chunk: Chunk, dtype_name: str, where: str) -> tup
         raise CheckpointError(f"{where}: the file has {stored} of shape {list(shape)} from element {offset!r} on, the "
                               f"metadata says {dtype_name} of shape {list(chunk.shape)}")
     return str(key), strides
-
-
-def read_into(descriptor: int, storage: torch.Tensor, begin: int, where: str) -> None:
-    view = memoryview(storage.view(torch.uint8).numpy())
-    while view:
-        try:
-            count = os.preadv(descriptor, [view[:1 << 30]], begin)
-        except OSError as error:
-            raise OSError(error.errno, f"{where}: cannot be read at byte {begin}: {error.strerror}") from None
-        if count == 0:
-            raise CheckpointError(f"{where}: truncated while it was read, at byte {begin}")
-        view, begin = view[count:], begin + count

@@ -184,23 +184,17 @@ class Matmul(Planned):
         is_dtensor = operands[0].package == "DTensor"
         sides: list[Distribution | None] = []
         for index, side in enumerate(distributions):
-            if is_dtensor and (side is None or isinstance(side, (list, tuple))):
-                own = operands[min(index, len(operands) - 1)].given
-                if side is None and index == len(operands):
-                    sides.append(None)
-                    continue
-                side = Placements(own.placements if side is None else side, own.device_mesh)
+            own = operands[min(index, len(operands) - 1)].given
+            if is_dtensor and side is None and index < len(operands):
+                side = Placements(own.placements, own.device_mesh)
             if side is None and index == 2:
                 sides.append(None)
                 continue
-            sides.append(_ends.read_distribution(side, f"distributions[{index}]", self._ranks))
+            sides.append(_ends.read_distribution(side, f"distributions[{index}]", self._ranks,
+                                                 own.device_mesh if is_dtensor else None))
         if is_dtensor:
             target = sides[2]
-            if target is not None and not isinstance(target, Placements):
-                raise TypeError(f"the operands are DTensors, and the result one too: give placements for it, not "
-                                f"{target}")
-            mesh = operands[0].given.device_mesh
-            self._mesh = mesh if target is None or target.mesh is None else target.mesh
+            self._mesh = operands[0].given.device_mesh if target is None else _ends.result_mesh(target)
         return sides
 
     def _read_epilog(self, kind: Any, inputs: Any, preferences: Any, dtype: torch.dtype, result: torch.dtype,
@@ -272,8 +266,8 @@ class Matmul(Planned):
                                       "all ranks")
         own = self._sides[2]
         if epilog.sums_all:
-            mesh = own.mesh if isinstance(own, Placements) else None
-            layers = len(own.placements) if isinstance(own, Placements) else 1
+            mesh = own.mesh if isinstance(own, Placements) else self._mesh
+            layers = len(own.placements) if isinstance(own, Placements) else 1 if mesh is None else mesh.ndim
             side: Distribution = Placements([Replicate()] * layers, mesh).grouped(self._ranks)
         elif own is None:
             raise ValueError(f"{call}: distributions[2] is None; give the distribution of the result")

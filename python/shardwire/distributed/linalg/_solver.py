@@ -154,10 +154,11 @@ class DirectSolver(Planned):
             raise ValueError(f"distributions is {kind_of(distributions)}; give two: of a, and of b and the solution")
         sides = []
         for index, (side, operand) in enumerate(zip(distributions, operands)):
-            if operand.package == "DTensor" and (side is None or isinstance(side, (list, tuple))):
-                side = Placements(operand.given.placements if side is None else side, operand.given.device_mesh)
-            side = _ends.read_distribution(side, f"distributions[{index}]", self._ranks)
-            if operand.package == "DTensor" and not isinstance(side, Placements):
+            own_mesh = operand.given.device_mesh if operand.package == "DTensor" else None
+            if own_mesh is not None and side is None:
+                side = Placements(operand.given.placements, own_mesh)
+            side = _ends.read_distribution(side, f"distributions[{index}]", self._ranks, own_mesh)
+            if own_mesh is not None and not isinstance(side, Placements):
                 raise TypeError(f"the operands are DTensors, and the solution one too: give placements, not {side}")
             sides.append(side)
         return sides
