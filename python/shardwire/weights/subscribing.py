@@ -45,8 +45,8 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
     store: where the jobs meet, as given to :func:`publish`.
     layouts: a target as in ``sync``: a module, or a dict of Layouts (allocated), tensors, DTensors and (Layout, tensor)
         pairs. None: every tensor whole, as published, without a module's non-persistent buffers.
-    cast: a floating dtype for allocated tensors of floating Layouts and meta tensors; ``None``: their own dtypes. Given
-        tensors and modules keep their dtypes.
+    cast: a floating dtype for allocated tensors of floating Layouts and meta tensors; ``None``: their own dtypes.
+        Refused beside a module (TypeError), and beside a given tensor of another floating dtype (ValueError).
     mapping, strict, device: as in ``sync``; the mapping's source is the publisher.
     staged: True: versions arrive in a second copy of the target, in the shared heap, and are copied into the target
         when whole: a failed fetch leaves the target unchanged. False: versions arrive in the target itself; after a
