@@ -113,6 +113,7 @@ void LifeWatch::dialOn(Watched& watched) {
   for (; watched.way < watched.ways.size(); ++watched.way) {
     if (auto socket = startTcp(watched.ways[watched.way]); socket.isOk()) {
       watched.socket = std::move(*socket);
+      setKeepAlive(watched.socket, false);  // an outage of the network decides nothing here
       watched.until = Clock::now() + kConnectWithin;
       return;
     }

@@ -110,7 +110,7 @@ ProcessGroupShardwire::~ProcessGroupShardwire() {
 void ProcessGroupShardwire::release_resources() {
   const internal::NoInterrupts whole;  // this function could not report an interruption
   static_cast<void>(end());
-  // At the end of the process these objects stay: their destructors may need Python or a device's driver.
+  // At the end of the process this early release would need Python or a device's driver, which may be gone.
   if (!owner_.isHere() || !internal::isPythonAlive()) {
     return;
   }

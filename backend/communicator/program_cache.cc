@@ -17,6 +17,8 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kMaxPrograms = 1024;
+// As many shapes as a step of a training has; always kept, also in a group of thousands of ranks.
+constexpr std::size_t kFewPrograms = 32;
 // Roughly, for an edge of a plan: the state of a run, and the views of a tensor.
 constexpr std::size_t kBytesPerEdge = 1500;
 
@@ -113,13 +115,13 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
     return *last_;
   }
   auto made = make(call);
-  if (kept_.size() >= kMaxPrograms || bytes_ + made->bytes > kMaxBytes) {
+  if (kept_.size() >= kMaxPrograms || (kept_.size() >= kFewPrograms && bytes_ + made->bytes > kMaxBytes)) {
     last_ = nullptr;
     kept_.clear();  // shapes that never repeat; runs in flight hold their own plan
     bytes_ = 0;
   }
-  bytes_ += made->bytes;
   last_ = kept_.emplace(hash, std::move(made))->second.get();
+  bytes_ += last_->bytes;
   return *last_;
 }
 

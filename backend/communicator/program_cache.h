@@ -71,7 +71,7 @@ class ProgramCache {
   std::shared_ptr<Activity> prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
                                          std::span<const TensorView> outputs);
   const Selection& selection() const { return selection_; }
-  // Of all kept programs, roughly; at most kMaxBytes, or one program.
+  // Of all kept programs, roughly; at most kMaxBytes, or a few programs.
   std::size_t keptBytes() {
     const MutexLock lock(mutex_);
     return bytes_;

@@ -117,9 +117,12 @@ bool Activity::endInCall(Status& status) {
 }
 
 bool Activity::closeCallbacks() {
+  if (callbacks_.load(std::memory_order_relaxed) == kCalled) {  // an exchange costs more
+    return false;
+  }
   Callback* newest = callbacks_.exchange(kCalled, std::memory_order_acq_rel);
   bool mayWait = false;
-  while (newest != nullptr && newest != kCalled) {
+  while (newest != nullptr) {
     mayWait |= newest->mayWait;
     Callback* next = std::exchange(newest->next, closed_);
     closed_ = std::exchange(newest, next);

@@ -84,9 +84,12 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
                        bool isWrite) {
     accesses.push_back({{boxOf(tensor, offset).bytes, tensor.dtype, shape, tensor.strides}, move, isWrite});
   };
+  const PlanSendItem* before = nullptr;  // mostly all peers read one box
   for (const PlanSendItem& item : plan.sendItems) {
-    if (static_cast<std::size_t>(item.input) == input) {
+    if (static_cast<std::size_t>(item.input) == input &&
+        (before == nullptr || before->offset != item.offset || before->shape != item.shape)) {
       add(inputs[input], item.offset, item.shape, nullptr, false);
+      before = &item;
     }
   }
   for (const PlanMove& move : plan.moves) {

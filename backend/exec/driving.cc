@@ -289,10 +289,11 @@ Progressed::Look Driving::lookAsLeader() {
   const Duration idleSleep = std::min<Duration>(kIdleSleep, peers_.doorbell->longestNap());
   const auto next = nextIdleLook_.load(std::memory_order_relaxed);
   const auto isDriven = [&] {
-    return isStarting_.load(std::memory_order_relaxed) || drivers_.load(std::memory_order_seq_cst) > 0;
+    return isStarting_.load(std::memory_order_seq_cst) || drivers_.load(std::memory_order_seq_cst) > 0;
   };
   if (isDriven()) {
-    // A caller that ends its turn now sees either how long this thread sleeps, or is seen here.
+    // A waiter that ends its turn now sees either how long this thread sleeps, or is seen here. (A call that starts an
+    // operation may be missed: then a deadline may be noticed up to 100 ms late.)
     nextIdleLook_.store(now + idleSleep, std::memory_order_seq_cst);
     if (isDriven()) {
       return {.nextLook = now + idleSleep};

@@ -69,11 +69,12 @@ Status GroupMemory::quiet(std::optional<Duration> timeout) {
   if (status.isOk()) {
     return status;
   }
+  const bool isDone = all->isDone();        // before the status, which is then final
   if (!isAsked || !all->status().isOk()) {  // the group has failed
     driving_.locked([](GroupState& state) { state.oneSided.forget(); });
     return status;
   }
-  if (all->isDone()) {  // just after the wait had ended alone; an interrupt still belongs to the caller
+  if (isDone) {  // just after the wait had ended alone; an interrupt still belongs to the caller
     return status.code() == StatusCode::kTimeout ? Status::ok() : status;
   }
   const auto reason = driving_.locked([&](const GroupState&) { return all->waitingFor(); });  // the wait ended alone

@@ -63,7 +63,6 @@ struct GroupState final : private RunHost {
   Questions questions;
   const Duration warnAfter;  // Options::warnAfter
   Clock::time_point lastSlowCheck{};
-  Clock::time_point lastFoundGone{};  // when the last peer was found gone by checkSlow()
 
  private:
   bool takeLateLinks();

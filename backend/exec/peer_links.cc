@@ -121,6 +121,7 @@ void PeerLinks::noteGone(Rank peer, Status why) {
   Status& known = whyGone_[static_cast<std::size_t>(peer)];
   if (known.isOk()) {
     gone_.insert(std::ranges::upper_bound(gone_, peer), peer);
+    lastGone_ = Clock::now();
   }
   known = std::move(why);
 }

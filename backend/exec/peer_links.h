@@ -39,6 +39,8 @@ class PeerLinks {
   bool isGone(Rank peer) const { return !whyGone(peer).isOk(); }
   const Status& whyGone(Rank peer) const { return whyGone_[static_cast<std::size_t>(peer)]; }
   const std::vector<Rank>& gone() const { return gone_; }
+  // When the last of these was noticed.
+  Clock::time_point lastGone() const { return lastGone_; }
   std::vector<Rank> goneOf(std::span<const Rank> peers) const;
   // Why the peer is gone, if its connection ended or could not be made; ok where this is not known.
   Status statusOf(Rank peer) const;
@@ -68,6 +70,7 @@ class PeerLinks {
   std::vector<Rank> joined_;
   std::vector<Status> whyGone_;  // by peer; ok: the peer is not gone
   std::vector<Rank> gone_;       // in order
+  Clock::time_point lastGone_{};
   Clock::time_point learnsUntil_{};
   bool fetchesStopped_ = false;
   bool isClosed_ = false;

@@ -143,10 +143,9 @@ void checkSlow(GroupState& group, bool quiet) {
     const std::vector<Rank> found = group.links.takeGone();
     std::ranges::for_each(found, [&](Rank peer) { group.oneSided.gone(peer); });
     if (!found.empty()) {
-      group.lastFoundGone = now;
       return;
     }
-    if (quiet || now - group.lastFoundGone >= kMovesWithin) {
+    if (quiet || now - group.links.lastGone() >= kMovesWithin) {
       failIfGoneIsNeeded(group, now);
     }
   }

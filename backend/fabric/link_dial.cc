@@ -55,6 +55,7 @@ struct LinkDial::Attempt {
   Status failure;
   bool isRefused = false;     // no process listens there, or none for this group
   bool isUnanswered = false;  // no host answers there
+  bool isOfThisHost = false;  // this host could not start the connection, which says nothing of the peer
   bool isCrowdedOut = false;  // too many callers dialed there
 
   bool isUnderWay() const { return stage != Stage::kWaiting && stage != Stage::kFailed && stage != Stage::kWelcome; }
@@ -101,6 +102,7 @@ void LinkDial::startNext() {
   if (!socket.isOk()) {
     next->isRefused = error == ECONNREFUSED;
     next->isUnanswered = isSilence(error);
+    next->isOfThisHost = !next->isRefused && !next->isUnanswered;
     next->fail(socket.status());
     return;
   }
@@ -235,7 +237,8 @@ bool LinkDial::wasRefused() const {
 }
 
 bool LinkDial::wasUnanswered() const {
-  return !attempts_.empty() && std::ranges::all_of(attempts_, &Attempt::isUnanswered);
+  return std::ranges::any_of(attempts_, &Attempt::isUnanswered) &&
+         std::ranges::all_of(attempts_, [](const Attempt& each) { return each.isUnanswered || each.isOfThisHost; });
 }
 
 bool LinkDial::wasCrowdedOut() const {

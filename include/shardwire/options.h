@@ -83,7 +83,7 @@ struct Options {
   // else TORCH_NCCL_DEBUG_INFO_TEMP_FILE
   std::string recordFile;
   // Whether this process reports its state to `python -m shardwire.status`, over a socket that only the process's user
-  // can open. SHARDWIRE_STATUS=0|1
+  // and root can open. SHARDWIRE_STATUS=0|1
   bool serveStatus = false;
   // Says whether the storages named by TensorView::storage are alive; outlives the groups. Null: not known. Not from
   // the environment.
