@@ -240,7 +240,7 @@ def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
         "deep.safetensors": (header(b"[" * 100000), "header is not JSON"),
         "no-entry.safetensors": (header({"w": 3}), "lacks dtype"),
         "no-dtype.safetensors": (header({"w": {"shape": [4], "data_offsets": [0, 16]}}), "lacks dtype"),
-        "dtype.safetensors": (one(dtype="F31"), "'F31', which is not known"),
+        "dtype.safetensors": (one(dtype="F31"), "has the dtype F31, which cannot be read"),
         "shape.safetensors": (one(shape=[-4]), "no list of up to 16 natural numbers"),
         "shape-float.safetensors": (one(shape=[4.0]), "no list of up to 16 natural numbers"),
         "size.safetensors": (one(shape=[5]), "needs 20 bytes, its data_offsets give 16"),

@@ -19,7 +19,7 @@ from test_reshape import check_misuse, random_distribution, take
 
 import shardwire
 import shardwire.distributed as swd
-from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, ProcessGrid, Slab
+from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, Placements, ProcessGrid, Slab
 from shardwire.distributed.linalg import (DirectSolver, DirectSolverOptions, InvalidDirectSolverState, _factors,
                                           _system, direct_solver)
 
@@ -332,6 +332,12 @@ def dtensors(rank: int) -> None:
             assert x.placements == tuple(placements[1]) and (x is of_b) == (not options)
             check(x.full_tensor(), torch.linalg.solve(a, b), f"{placements}")
         check(of_a.full_tensor(), packed(a, "lu"), f"factors {placements}")
+    of_a, of_b = (dt.distribute_tensor(whole.clone(), mesh, [dt.Replicate(), dt.Shard(0)]) for whole in (a, b))
+    kept = {"inplace_a": False, "inplace_b": False}
+    turned = DeviceMesh("cpu", torch.tensor([[0, 2], [1, 3]]))
+    x = direct_solver(of_a, of_b, distributions=[None, Placements([dt.Shard(0), dt.Replicate()], turned)], options=kept)
+    assert x.device_mesh == turned and x.placements == (dt.Shard(0), dt.Replicate())
+    check(x.full_tensor(), torch.linalg.solve(a, b), "on another mesh")
     kind, text = error_of(lambda: direct_solver(of_a, of_b, distributions=[None, Slab.X]))
     assert kind == "TypeError" and "give placements" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import numpy as np
@@ -80,6 +81,9 @@ def groups_body(rank, _):
     for op, expected in ((ReductionOp.SUM, [1, 10]), (ReductionOp.MAX, [1, 10]), (ReductionOp.MIN, [1, 10])):
         wrapped.allreduce_buffer(array, op=op)
         assert array.tolist() == expected
+    # Old torches have no default device
+    with torch.device("meta") if hasattr(torch.device, "__enter__") else contextlib.nullcontext():
+        assert wrapped.allreduce_object([rank], op=lambda a, b: a + b) == [0, 1]
     assert wrapped.allreduce_object("ab"[rank] * (1 + 3000 * rank), op=lambda a, b: a + b) == "a" + "b" * 3001
     assert wrapped.allreduce_obj_buffer_size > 3000
     wrapped.allreduce_obj_buffer_size = 128

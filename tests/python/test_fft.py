@@ -842,6 +842,13 @@ def on_a_turned_mesh(rank: int) -> None:
         back = f.execute(direction="inverse")
     check(back.to_local() / 24, whole, rows, rank, 2, "swapped")
     assert back.device_mesh == turned
+    for first in (Placements([dt.Shard(0)], [1, 0]), Boxes([Box((2, 0), (4, 6)), Box((0, 0), (2, 6))])):
+        with FFT(tensor, distribution=[first, columns]) as f:
+            f.plan()
+            f.reset_operand(f.execute(), distribution=columns)
+            back = f.execute(direction="inverse")
+        check(back.to_local() / 24, whole, rows, rank, 2, f"swapped from {first}")
+        assert back.device_mesh == turned and back.placements == tensor.placements
     kind, text = error_of(lambda: fft(tensor, distribution=Placements([dt.Shard(0)], [1, 0])))
     assert kind == "TypeError" and "give a DeviceMesh" in text
 

@@ -493,13 +493,14 @@ def load_beside_unknown(rank: int, path: str) -> tuple[str, str]:
     return raised(lambda: shardwire.load(path, {"w": torch.zeros(4), "packed": torch.zeros(4)}, group()))
 
 
-def test_a_dtype_that_the_format_did_not_have_bars_one_tensor_only(tmp_path: Path) -> None:
-    header = json.dumps({"packed": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]},
+@pytest.mark.parametrize("dtype", ["F6_E2M3", "PRIVATE_OPS"])  # torch has an attribute PRIVATE_OPS
+def test_a_dtype_that_the_format_did_not_have_bars_one_tensor_only(dtype: str, tmp_path: Path) -> None:
+    header = json.dumps({"packed": {"dtype": dtype, "shape": [4], "data_offsets": [0, 3]},
                          "w": {"dtype": "F32", "shape": [4], "data_offsets": [3, 19]}}).encode()
     path = tmp_path / "m.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(3) + raw(torch.arange(4.0)))
     same_on_all(run_ranks(2, load_beside_unknown, str(path)), "UnsupportedError",
-                "'packed' F6_E2M3 in the source, 'packed' torch.float32 in the target")
+                f"'packed' {dtype} in the source, 'packed' torch.float32 in the target")
 
 
 def load_into_bfloat16(rank: int, path: str) -> bool:
@@ -780,7 +781,7 @@ def test_wrong_saves(tmp_path: Path) -> None:
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
-        return True
+        return not super().isatty()  # ValueError where the terminal is closed
 
 
 class EndsWithTheLook:
@@ -821,6 +822,12 @@ def test_a_terminal_that_is_gone_ends_no_call(monkeypatch: pytest.MonkeyPatch) -
             shown.begin("reads", 5)
             terminal.close()  # of a Terminal a write raises ValueError from now on
             shown.add(5)
+    with progress.Progress("load", None, 0) as shown:  # of the closed terminal isatty() raises
+        shown.begin("reads", 5)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.Progress("load", None, 0) as shown:
+        monkeypatch.setattr(sys, "stderr", None)
+        shown.begin("reads", 5)
 
 
 def with_progress(rank: int, folder: str) -> list[tuple[str, str]]:

@@ -560,6 +560,13 @@ def dtensors(rank: int) -> None:
     for side, part in ((Slab.X, "give placements"), (Placements([dt.Shard(0)], range(4)), "give a DeviceMesh")):
         kind, text = error_of(lambda: matmul(of_a, of_b, distributions=[None, None, side]))
         assert kind == "TypeError" and part in text, text
+    of_c = dt.distribute_tensor(torch.zeros_like(a @ b), flat, [dt.Shard(0)])
+    inplace = {"distributions": [None, None, Placements([dt.Shard(0)], range(4))], "beta": 1,
+               "options": {"inplace": True}}
+    of_a, of_b = of_a.detach(), of_b.detach()
+    assert matmul(of_a, of_b, of_c, **inplace) is of_c
+    check(of_c.full_tensor(), a @ b, "inplace")
+    assert "give a DeviceMesh" in error_of(lambda: matmul(of_a, of_b, of_c, epilog=MatmulEpilog.RELU_AUX, **inplace))[1]
     turned = DeviceMesh("cpu", [3, 1, 0, 2])
     of_a, of_b = (dtensor_of(value, turned, [dt.Shard(0)], rank) for value in (a, b))
     got = matmul(of_a, of_b, distributions=[None, None, Placements([dt.Shard(1)])])

@@ -17,7 +17,8 @@ from fork_ranks import meet
 from ranks import group, run_ranks
 
 import shardwire
-from shardwire import Queue
+from shardwire import Queue, _C
+from shardwire.queues.hub import hub_of
 from shardwire.queues.use_link import UseLink
 
 pytestmark = pytest.mark.any_torch
@@ -88,6 +89,33 @@ def loop_ends(rank):
 
 def test_a_get_that_ends_with_its_event_loop_takes_nothing():
     assert run_ranks(2, loop_ends)[0] == 1 << 18
+
+
+def stops_while_a_link_is_made(rank):
+    entries = Queue(group(), 0, "entries")
+    if rank == 0:
+        meet("stopped")
+        return entries.qsize()
+    hub = hub_of(group())[1]
+    request_link = hub._request_link
+    made = []
+
+    def stop(holder, limit):
+        made.append(request_link(holder, limit))
+        hub.stop()
+        return made[0]
+
+    hub._request_link = stop
+    with pytest.raises(shardwire.ShardwireError, match="were ended on rank 1"):
+        entries.put("late", timeout=20)
+    with pytest.raises(shardwire.ShardwireError):  # the backend of the link was shut down
+        _C.revocation(made[0])
+    meet("stopped")
+    return 0
+
+
+def test_a_link_that_is_made_while_the_queues_end_is_ended_too():
+    assert run_ranks(2, stops_while_a_link_is_made) == [0, 0]
 
 
 def uses_again(rank):

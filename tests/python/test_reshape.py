@@ -423,6 +423,10 @@ def dtensors(rank: int) -> None:
     for side, part in ((Slab.X, "give placements"), (Placements([dt.Shard(1)], [0, 1]), "give a DeviceMesh")):
         kind, text = error_of(lambda: reshape(tensor, None, side))
         assert kind == "TypeError" and part in text, text
+    out = dt.distribute_tensor(torch.zeros(5, 6), mesh, [dt.Shard(1)])
+    assert reshape(tensor, None, Placements([dt.Shard(1)], [0, 1]), out=out) is out
+    assert torch.equal(out.full_tensor(), whole)
+    assert "give placements" in error_of(lambda: reshape(tensor, None, Slab.Y, out=out))[1]
     turned = DeviceMesh("cpu", [1, 0])
     tensor = dtensor_of(whole, turned, [dt.Shard(0)], rank)
     for columns in (Placements([dt.Shard(1)]), [dt.Shard(1)]):

@@ -217,6 +217,23 @@ def wrapped_modules(rank: int) -> None:
                        wrap(other(target)) if rank == 1 else None, group()).run().wait()
         if rank == 1:
             assert torch.equal(target[0].weight, value_of("0.weight", (3, 2)))
+    own = type("OptimizedModule", (torch.nn.Linear,), {})(2, 3)  # a class of the user by this name
+    shardwire.sync({"weight": torch.ones(3, 2), "bias": torch.ones(3)}, own, group()).run().wait()
+    assert torch.equal(own.weight, torch.ones(3, 2))
+
+
+def layouts_under_a_default_device(rank: int) -> None:
+    layout = Layout([0, 1], [Shard(0)], (4, 2), F32)
+    source = {"w": torch.arange(8.0).reshape(4, 2)}
+    with torch.device("meta"):
+        sync = shardwire.sync(source, {"w": layout}, group())
+        sync.run().wait()
+    assert torch.equal(sync.target["w"], source["w"][2 * rank:2 * rank + 2])
+
+
+@pytest.mark.skipif(not hasattr(torch.device, "__enter__"), reason="this torch has no default device")
+def test_tensors_for_layouts_lie_on_the_cpu_under_another_default_device() -> None:
+    run_ranks(2, layouts_under_a_default_device)
 
 
 def test_wrappers_enclose_each_other_in_any_order() -> None:

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from shardwire.plain.tensor_bytes import item_bytes
+
 from . import report as reports_module
 from . import today
 from .checkpoint import CheckpointError, load_checkpoint
@@ -222,8 +224,8 @@ def _work(settings: Settings, source: Source) -> int:
     training, inference, _ = layouts_of(source, settings)
 
     def local_bytes(layouts: dict[str, Any], ranks: list[int]) -> int:
-        return sum(math.prod(layout.local_shape(rank)) * torch.empty((), dtype=layout.dtype).element_size()
-                   for layout in layouts.values() for rank in ranks)
+        return sum(math.prod(layout.local_shape(rank)) * item_bytes(layout.dtype) for layout in layouts.values()
+                   for rank in ranks)
 
     received = local_bytes(inference, settings.inference)
     full = sum(today.layout_bytes(layout) for layout in training.values())

@@ -130,10 +130,13 @@ def _join_shards(files: Iterable[Path]) -> dict[str, torch.Tensor]:
 
 def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     file = OpenFile(path)
-    tensors = {name: file.tensor(stored, stored.dtype or _SAME_WIDTH.get(DTYPES.get(stored.dtype_name, (0, ""))[0]))
-               for name, stored in file.tensors.items()}
-    file.close()
-    return tensors
+    try:
+        return {name: file.tensor(stored, stored.dtype or _SAME_WIDTH.get(DTYPES.get(stored.dtype_name, (0, ""))[0]))
+                for name, stored in file.tensors.items()}
+    except UnsupportedError as error:
+        raise CheckpointError(str(error)) from None
+    finally:
+        file.close()
 
 
 # torch files.

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shardwire.compiler.layout import Layout, Replicate
+from shardwire.plain.tensor_bytes import item_bytes
 
 if TYPE_CHECKING:
     from .job import Settings, Source
@@ -73,7 +74,7 @@ def measure(rank: int, settings: Settings, held: Source, wanted: Source, trainin
 
 def layout_bytes(layout: Layout) -> int:
     """Bytes of the whole tensor."""
-    return math.prod(layout.shape) * torch.empty((), dtype=layout.dtype).element_size()
+    return math.prod(layout.shape) * item_bytes(layout.dtype)
 
 
 def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: Any,
@@ -86,7 +87,7 @@ def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: L
     if len(settings.training) == 1 or isinstance(layout.placements[0], Replicate):
         return mine if rank == 0 else None
     shares = [layout.share(trainer) for trainer in settings.training]
-    element = torch.empty((), dtype=layout.dtype).element_size()
+    element = item_bytes(layout.dtype)
     sizes = [element * math.prod(share.local_shape) for share in shares if share is not None]
     if max(sizes) == 0:
         return mine if rank == 0 else None

@@ -41,11 +41,12 @@ def read_distribution(value: Any, what: str, group_ranks: Sequence[int], mesh: A
     return value.grouped(group_ranks)
 
 
-def result_mesh(side: Distribution) -> Any:
-    """The mesh of a result that is a DTensor. TypeError for a distribution that a DTensor cannot have."""
+def result_mesh(side: Distribution, is_made: bool = True) -> Any:
+    """The mesh of a result that is a DTensor. TypeError for a distribution that a DTensor cannot have. is_made: the
+    DTensor is made, which needs a DeviceMesh; False: the result is written to a DTensor of the caller."""
     if not isinstance(side, Placements):
         raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {side}")
-    if not is_device_mesh(side.mesh):
+    if is_made and not is_device_mesh(side.mesh):
         raise TypeError(f"the operand is a DTensor, and its result one too, but the mesh of {side} is "
                         f"{kind_of(side.mesh)}; give a DeviceMesh")
     return side.mesh
@@ -164,6 +165,11 @@ def said_pieces(pieces: Sequence[Any]) -> str:
     """Pieces, given as plain values, as text: the place of each piece in the global array."""
     regions = [_region(Piece(*(tuple(field) for field in piece))) for piece in pieces[:4]]
     return " and ".join(regions) + (" and more" if len(pieces) > 4 else "") if regions else "nothing"
+
+
+def is_exact(end: End) -> bool:
+    """Whether every element lies on one rank only; at least one rank has each element."""
+    return sum(math.prod(share.local_shape) for share in end.shares) == math.prod(end.global_shape)
 
 
 def check_cover(what: str, shares: Sequence[Share], global_shape: Dims, overlaps: bool) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Union
 
-from ._ends import End
+from ._ends import End, is_exact
 from .distribution import Box, Boxes, Dims, Distribution, Pencil, Share, Slab, _OnGrid
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def find_route(problem: Problem, source: End, target: End | None) -> Route:
 def _local_step(problem: Problem, state: _State) -> Local | None:
     """The transform that ``state`` allows, of as many axes as possible; None where ``state`` allows none."""
     whole = {axis for axis in problem.axes if axis not in state.done and _is_whole(state.end, axis)}
-    if not whole or not _is_exact(state.end):
+    if not whole or not is_exact(state.end):
         return None
     real = problem.axes[-1]
     if problem.kind == "R2C" and not state.is_complex:
@@ -238,7 +238,7 @@ def _cuts(dims: Dims, size: int, target: End | None) -> list[End]:
     found: list[End] = []
     seen = set()
     if target is not None and (isinstance(target.distribution, _OnGrid)
-                               or (dims == target.global_shape and _is_exact(target))):
+                               or (dims == target.global_shape and is_exact(target))):
         distribution = target.distribution
         found.append(End(distribution, dims, tuple(distribution.share(rank, dims, size) for rank in range(size))))
         seen.add(found[0].shares)
@@ -248,11 +248,6 @@ def _cuts(dims: Dims, size: int, target: End | None) -> list[End]:
             seen.add(end.shares)
             found.append(end)
     return found
-
-
-def _is_exact(end: End) -> bool:
-    """Whether every element lies on one rank only; at least one rank has each element."""
-    return sum(math.prod(share.local_shape) for share in end.shares) == math.prod(end.global_shape)
 
 
 def _distributions(dims: Dims, size: int) -> Iterator[Distribution]:

@@ -426,7 +426,8 @@ class Placements(Distribution):
     StridedShard).
 
     mesh: a DeviceMesh or nested lists of global ranks; None: the mesh of the operand where the operand is a DTensor,
-        else all ranks of the group in one dimension. Partial is refused: a Partial placement holds addends.
+        else all ranks of the group in one dimension. A result that is a DTensor needs a DeviceMesh. Partial is refused:
+        a Partial placement holds addends.
     """
 
     def __init__(self, placements: Sequence[Any], mesh: Any = None) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..compiler.agree import Attempt
-from ..compiler.layout import kind_of, as_dims
+from ..compiler.layout import kind_of, as_dims, is_device_mesh
 from . import _ends, _engines, _fft_chirp, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
 from ._fft_chirp import AnyPlan
@@ -26,7 +26,7 @@ from ._memory import dtype_in
 from ._operand import Operand, unwrap, wrap
 from ._planned import Planned
 from .distribution import Boxes, Dims, Distribution, Placements, Slab
-from .reshape import _dtype_of, read_options
+from .reshape import read_options
 
 __all__ = ["FFT", "FFTDirection", "FFTOptions", "InvalidFFTState", "allocate_operand", "dispatch_dtensors", "fft",
            "ifft", "irfft", "rfft"]
@@ -133,7 +133,8 @@ class FFT(Planned):
         self._plans: dict[bool, AnyPlan] = {}
         self._swapped = False
         self._operand: Operand | None = None
-        self._meshes: tuple[Any, Any] = (None, None)  # of DTensors at the two ends
+        # How DTensors are placed at the two ends
+        self._placed: tuple[Placements | None, Placements | None] = (None, None)
         # The values that every execute needs, found by the first: for small transforms the search takes about as long
         # as the transform.
         self._usual: Settings | None = None
@@ -192,7 +193,12 @@ class FFT(Planned):
                                                 self._ranks, own_mesh))
         sides: list[Distribution | None] = list(read)
         if dtensor is not None:
-            self._meshes = getattr(read[0], "mesh", own_mesh), _ends.result_mesh(read[1])
+            first, last = read
+            _ends.result_mesh(last)
+            assert isinstance(last, Placements)
+            if not isinstance(first, Placements) or not is_device_mesh(first.mesh):
+                first = Placements(dtensor.placements, own_mesh)  # gives each rank the same parts (_settle checks)
+            self._placed = first, last
         elif not is_pair and not options.returns:
             sides[1] = None
         if not is_pair and dtensor is None and sides[0] is not None and sides[0].describe()[0] == "Box":
@@ -279,7 +285,7 @@ class FFT(Planned):
     def _make_plan(self, swapped: bool) -> AnyPlan:
         source, target = (self._target, self._source) if swapped else (self._source, self._target)
         assert source is not None
-        compute = _dtype_of("torch." + _WIDTHS[self._facts["dtype"].partition(".")[2]][0])
+        compute = getattr(torch, _WIDTHS[self._facts["dtype"].partition(".")[2]][0])
         made = _fft_chirp.plan(self._group, self._rank, self._problem, source, target, compute, self._call,
                                measure=self._facts["measure"], chunking=self._chunking)
         if self._operand is not None:
@@ -308,7 +314,8 @@ class FFT(Planned):
         result = _Transform.apply(local, self, plan, settings) if tracked else self._run(local.detach(), plan, settings)
         if release_workspace:
             plan.release()
-        return unwrap(result, operand.package, self._meshes[not self._swapped], plan.target.distribution,
+        placed = self._placed[not self._swapped]
+        return unwrap(result, operand.package, None if placed is None else placed.mesh, placed,
                       plan.target.global_shape, len(self._ranks))
 
     def _settings_of(self, direction: Any) -> Settings:
@@ -324,7 +331,7 @@ class FFT(Planned):
             if self._facts["package"] == "numpy":
                 out_complex = wide_complex  # numpy has no complex32
             self._dtypes = (plan.operand_dtype,
-                            _dtype_of("torch." + (out_real if self._problem.kind == "C2R" else out_complex)))
+                            getattr(torch, out_real if self._problem.kind == "C2R" else out_complex))
         taken, given = self._dtypes
         local = local.resolve_conj().resolve_neg()
         result = plan.run(local if local.dtype == taken else local.to(taken), settings)

@@ -159,7 +159,7 @@ class TorchProcessGroup(ProcessGroup):
             self._buffer_bytes = size
         if self._logger is not None:
             self._logger.debug("allreduce_object: %d bytes of this rank, %d of the longest", len(written), size)
-        mine = torch.zeros(size, dtype=torch.uint8)
+        mine = torch.zeros(size, dtype=torch.uint8, device="cpu")
         mine[:len(written)] = torch.frombuffer(bytearray(written), dtype=torch.uint8)
         all_of_them = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(self.nranks)]
         self._group.allgather([all_of_them], [mine.to(self._device)]).wait()

@@ -125,7 +125,7 @@ class Reshape(Planned):
             global_shape = tuple(dtensor.shape) if global_shape is None else global_shape
         sides = [_ends.read_distribution(input_box, "input_box", self._ranks, own_mesh),
                  _ends.read_distribution(output_box, "output_box", self._ranks, own_mesh)]
-        self._mesh = None if own_mesh is None else _ends.result_mesh(sides[1])
+        self._mesh = None if own_mesh is None else _ends.result_mesh(sides[1], is_made=out is None)
         requires_grad = self._operand.requires_grad
         facts: dict[str, Any] = {**self._operand.facts(), "input_box": sides[0].describe(),
                                  "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,

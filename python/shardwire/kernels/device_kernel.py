@@ -177,8 +177,8 @@ class DeviceKernel:
 
     def allocate_output_tensors(self) -> list[DeviceTensor]:
         """A tensor of zeros for each output, with the output's name."""
-        return [DeviceTensor(torch.zeros(form.shape, dtype=_dtype_of(form)), form.shape, _dtype_of(form), form.name)
-                for form in self.outputs]
+        return [DeviceTensor(torch.zeros(form.shape, dtype=_dtype_of(form), device="cpu"), form.shape, _dtype_of(form),
+                             form.name) for form in self.outputs]
 
     @other_order(1, Mapping, ("inputs", "outputs", "warmup_iter", "benchmark_iter", "mode"), fixed=1)
     def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, Any] | None = None, mode: str = "host",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor  # in the class `torch` and `numpy` are methods
 
+from ..plain.tensor_bytes import item_bytes
+
 if TYPE_CHECKING:
     from numpy import ndarray
 
@@ -28,7 +30,7 @@ class DeviceTensor:
         self.shape: tuple[int, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
         self.dtype = _numpy_dtype(kind)
         self.name = name
-        size = math.prod(self.shape) * torch.empty(0, dtype=kind, device="cpu").element_size()
+        size = math.prod(self.shape) * item_bytes(kind)
         flat = tensor_ref.detach().view(-1).view(torch.uint8)
         if flat.numel() < size:
             raise ValueError(f"tensor_ref has {flat.numel()} bytes; shape {list(self.shape)} of {kind} takes {size}")

@@ -39,7 +39,7 @@ def value_digest(value: Any) -> str:
         return f"[{', '.join(map(value_digest, value))}]"
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    plain = value.detach().cpu().resolve_conj().resolve_neg()
     data = bytes_of(plain).numpy() if plain.numel() else b""
     return f"{_meta(value)} {hashlib.blake2b(data, digest_size=20).hexdigest()}"
 

@@ -71,8 +71,8 @@ def register_plain(cls: _Class, name: str | None = None) -> _Class:
         different programs. A new class with the same module and qualified name replaces the class before.
 
     Returns ``cls``, so the function serves as a decorator, above ``@dataclass``. Raises TypeError for another kind of
-    class and for a field behind a descriptor such as a property, ValueError where another class has the name. Usable
-    from any thread.
+    class and for a field behind a property or another descriptor that sets the field, ValueError where another class
+    has the name. Usable from any thread.
     """
     if not isinstance(cls, type):
         raise TypeError(f"cls is {cls!r}; give a class")

@@ -252,10 +252,23 @@ class Hub:
             link = self._users.get(holder)
             if link is None or link.broken is not None:
                 link = self._users[holder] = UseLink(self, self._request_link(holder, limit), holder)
-            self.check_process()
+            try:
+                self.check_process()
+            except ShardwireError:
+                self._end_late(link)
+                raise
             return link
         finally:
             meeting.release()
+
+    def _end_late(self, link: UseLink) -> None:
+        """Ends a link that may have been stored after stop() or revoke() had read the links."""
+        if not self._stopped.is_set():
+            link.revoke()
+            return
+        link.leave()
+        with suppress(Exception):  # the backend has ended already
+            link.backend.shutdown()
 
     def link_if_made(self, holder: int) -> UseLink | None:
         link = self._users.get(holder)

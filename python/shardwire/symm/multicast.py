@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import _C, errors
+from ..plain.tensor_bytes import item_bytes
 from .teams import Team
 
 # The names of the instructions, and torch's names.
@@ -166,7 +167,7 @@ def _check_accumulator(dtype: torch.dtype, accumulate: torch.dtype | None) -> No
         return
     if not isinstance(accumulate, torch.dtype):
         raise TypeError(f"accumulate is a {type(accumulate).__name__}; give a torch.dtype or None")
-    is_narrow = dtype.is_floating_point and torch.empty(0, dtype=dtype, device="cpu").element_size() <= 2
+    is_narrow = dtype.is_floating_point and item_bytes(dtype) <= 2
     if not is_narrow or accumulate not in (torch.float32, torch.float16):
         raise errors.UnsupportedError(f"{dtype} is accumulated in {'float32' if is_narrow else dtype}, not in "
                                       f"{accumulate}")

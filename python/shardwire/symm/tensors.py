@@ -12,6 +12,7 @@ from .. import _C
 from ..compiler.future import as_seconds
 from ..compiler.layout import MAX_DIMS
 from ..groups.lookup import resolve_backend
+from ..plain.tensor_bytes import item_bytes
 
 _MOST_BYTES = 1 << 60
 
@@ -77,7 +78,7 @@ def _what_is_wrong(shape: Any, dtype: Any) -> str:
         extents = list(shape)
     except TypeError:
         return f"shape is a {type(shape).__name__}; give integers"
-    count = torch.empty(0, dtype=dtype, device="cpu").element_size()
+    count = item_bytes(dtype)
     for extent in extents:
         if isinstance(extent, bool) or not isinstance(extent, int):
             return f"shape has a {type(extent).__name__} in it; give integers"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
+from ..plain.tensor_bytes import item_bytes
 from .descriptions import Weight
 from .simple_layouts import Chunks
 from .matching import Match
@@ -159,7 +160,7 @@ class DcpFolder:
             raise CheckpointError(f"{where}: the file is missing") from None
         try:
             begin, count, strides = find_elements(descriptor, chunk, dtype_name, where)
-            item = torch.empty((), dtype=dtype, device="cpu").element_size()
+            item = item_bytes(dtype)
             storage = torch.empty(count // item, dtype=dtype, device="cpu")
             if count:
                 read_into(descriptor, memoryview(storage.view(torch.uint8).numpy()), begin, where)

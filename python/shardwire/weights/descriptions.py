@@ -99,8 +99,9 @@ def collect(descriptions: Sequence[bytes], side: str, problems: Problems) -> dic
         layouts, tensors = json.loads(zlib.decompress(description))
         decoded: dict[Any, Any] = {}
         for name, dims, dtype_name, which, alias, optional, absent, where in tensors:
-            # A dtype's name where this torch lacks the dtype
-            shape, dtype = tuple(dims), getattr(torch, dtype_name.removeprefix("torch."), dtype_name)
+            shape, dtype = tuple(dims), getattr(torch, dtype_name.removeprefix("torch."), None)
+            if not isinstance(dtype, torch.dtype):
+                dtype = dtype_name  # this torch lacks the dtype; a file may choose any name
             key = (which, shape, dtype)
             if key not in decoded:
                 decoded[key] = decode_layout(None if which < 0 else json.loads(layouts[which]), shape, dtype)

@@ -99,7 +99,9 @@ class Holdings:
         return whole
 
     def allocate(self, names: frozenset[str], device: Any) -> None:
-        """Allocates storage for the absent names among ``names``, uninitialised. Tied names stay tied."""
+        """Allocates storage for the absent names among ``names``, uninitialised, on ``device`` (None: the CPU). Tied
+        names stay tied."""
+        device = "cpu" if device is None else device
         wanted = {name for name, holding in self.entries.items() if holding.absent and name in names}
         if not wanted:
             return
@@ -198,10 +200,10 @@ def _module_items(module: torch.nn.Module) -> Iterator[tuple[str, Any, bool]]:
 def _unwrapped(module: Any) -> torch.nn.Module:
     """The module below torch.compile's wrapper and DistributedDataParallel, which may enclose each other."""
     while True:
-        kind = type(module).__name__
-        if kind == "DistributedDataParallel":
+        kind = type(module).__name__  # a class of the user may have the name, and lack the attribute
+        if kind == "DistributedDataParallel" and hasattr(module, "module"):
             module = module.module
-        elif kind == "OptimizedModule":
+        elif kind == "OptimizedModule" and hasattr(module, "_orig_mod"):
             module = module._orig_mod
         else:
             return module
@@ -247,9 +249,7 @@ def _allocate_in_module(module: torch.nn.Module, wanted: list[tuple[torch.Tensor
 
 
 def _device_for(item: Any, device: Any) -> Any:
-    if is_dtensor(item):
-        return item.device_mesh.device_type
-    return "cpu" if device is None else device
+    return item.device_mesh.device_type if is_dtensor(item) else device
 
 
 def _allocated(item: Any, rank: int, device: Any) -> Any:

@@ -32,7 +32,7 @@ class Progress:
         self._what = what if len(what) <= 120 else f"{what[:117]}..."
         self._call = given if callable(given) else None
         self._shows = given is True or given is None and rank == 0
-        self._is_bar = self._shows and sys.stderr is not None and sys.stderr.isatty()
+        self._is_bar = self._shows and _is_terminal()
         self._begun = time.monotonic()
         self._next = self._begun + (_CALL_EVERY_S if self._call else _BAR_FROM_S if self._is_bar else _LINE_EVERY_S)
         self._step, self.done, self.total = "", 0, 0
@@ -86,7 +86,7 @@ class Progress:
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
-        except (OSError, ValueError):
+        except (AttributeError, OSError, ValueError):  # AttributeError: sys.stderr is None
             self._is_bar = self._shows = False
 
     def _text(self, now: float) -> str:
@@ -104,6 +104,13 @@ class Progress:
             self.look(is_end=True)
         if self._is_bar and self._was_shown:
             self._draw("\n")
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except (OSError, ValueError):  # stderr is closed
+        return False
 
 
 SILENT = Progress("", False, 0)

@@ -105,12 +105,12 @@ class OpenFile:
 
     def tensor(self, stored: Stored, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The bytes of one tensor as ``dtype`` (None: the stored dtype), in place; a write to the tensor ends the
-        process. UnsupportedError where this torch lacks the dtype.
+        process. UnsupportedError where this torch or the table lacks the dtype.
         """
         dtype = dtype or stored.dtype
         if dtype is None:
-            raise UnsupportedError(f"{self.path}: {stored.name!r} has the dtype {stored.dtype_name}, which torch "
-                                   f"{torch.__version__} does not have")
+            raise UnsupportedError(f"{self.path}: {stored.name!r} has the dtype {stored.dtype_name}, which cannot be "
+                                   f"read with torch {torch.__version__}")
         if stored.begin == stored.end:
             return torch.empty(stored.shape, dtype=dtype, device="cpu")
         if stored.begin % DTYPES[stored.dtype_name][0]:

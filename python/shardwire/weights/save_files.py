@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError
-from ..plain.tensor_bytes import bytes_of
+from ..plain.tensor_bytes import bytes_of, item_bytes
 from .checkpoint_folder import INDEX, SINGLE, read_index
 from .simple_layouts import Rows
 from .progress import SILENT, Progress
@@ -80,7 +80,7 @@ class Draft:
         shape = (rows[1] - rows[0], *stored.shape[1:]) if stored.shape else ()
         if stored.begin == stored.end:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        count = (rows[1] - rows[0]) * stored.row_bytes // torch.empty((), dtype=dtype, device="cpu").element_size()
+        count = (rows[1] - rows[0]) * stored.row_bytes // item_bytes(dtype)
         return torch.frombuffer(self._map(number), dtype=dtype, count=count,
                                 offset=stored.begin + rows[0] * stored.row_bytes).reshape(shape)
 

@@ -13,11 +13,10 @@ import torch
 
 from ...compiler.compile_op import CustomOp
 from .. import _runtime
-from .._ends import End
+from .._ends import End, is_exact
 from ..distribution import Piece, Share
 from ..reshape import move
 from ._product import Product, Types, exact_end
-from ._tiling import is_exact
 
 
 def transposed(end: End) -> End:

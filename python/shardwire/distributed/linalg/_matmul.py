@@ -194,7 +194,8 @@ class Matmul(Planned):
                                                  own.device_mesh if is_dtensor else None))
         if is_dtensor:
             target = sides[2]
-            self._mesh = operands[0].given.device_mesh if target is None else _ends.result_mesh(target)
+            self._mesh = (operands[0].given.device_mesh if target is None
+                          else _ends.result_mesh(target, is_made=not self._is_inplace))
         return sides
 
     def _read_epilog(self, kind: Any, inputs: Any, preferences: Any, dtype: torch.dtype, result: torch.dtype,
@@ -207,6 +208,9 @@ class Matmul(Planned):
             wants_amax=chosen.aux_amax)
         check_aux(self._wanted, result, bool(self._quantities))
         self._check_gradient_of_c(self._wanted, self._operands)
+        target = self._sides[2]
+        if package == "DTensor" and target is not None and self._is_inplace and "AUX" in self._wanted.kind.name:
+            _ends.result_mesh(target)  # the auxiliary output is a DTensor, also where the result is c
         return self._wanted.facts
 
     @staticmethod

@@ -18,6 +18,7 @@ import torch
 from ...compiler.compile_op import CustomOp, compile_op
 from ...compiler.future import Future
 from ...compiler.spec import Pieces
+from ...plain.tensor_bytes import item_bytes
 from .. import _runtime
 from .._ends import End
 from .._fft_chunks import leave_all, wait_for_all
@@ -108,7 +109,7 @@ class Product:
         self.panels = 1
         if self._is_zero:
             return
-        items = [torch.empty(0, dtype=dtype, device="cpu").element_size() for dtype in types]
+        items = [item_bytes(dtype) for dtype in types]
         sides = Sides(a, b, c, (items[0], items[1], items[2]))
         tiling = choose(sides, settings.grid)
         moves_a, moves_b, self._moves_c = moved(sides, tiling)

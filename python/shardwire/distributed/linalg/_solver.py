@@ -91,6 +91,7 @@ class DirectSolver(Planned):
                  stream: Any = None, group: Any = None) -> None:
         self._join(group)
         self._operands: list[Operand | None] = []
+        self._mesh: Any = None  # of a solution that is a new DTensor
         self._system: System | None = None
         self._factored: Factored | None = None
         facts: dict[str, Any] = {}
@@ -161,6 +162,8 @@ class DirectSolver(Planned):
             if own_mesh is not None and not isinstance(side, Placements):
                 raise TypeError(f"the operands are DTensors, and the solution one too: give placements, not {side}")
             sides.append(side)
+        if operands[1].package == "DTensor" and not self._options.inplace_b:
+            self._mesh = _ends.result_mesh(sides[1])
         return sides
 
     # Settling: pure, so an error is raised on all ranks alike.
@@ -222,8 +225,7 @@ class DirectSolver(Planned):
             return operand.given
         x = _runtime.empty(local.shape, local.dtype, local.device, order_of(local))
         system.solve(self._group, self._factored, local, x)
-        mesh = operand.given.device_mesh if operand.package == "DTensor" else None
-        return unwrap(x, operand.package, mesh, system.b.distribution, system.b.global_shape, len(self._ranks))
+        return unwrap(x, operand.package, self._mesh, system.b.distribution, system.b.global_shape, len(self._ranks))
 
     def _local(self, index: int) -> torch.Tensor:
         operand = self._operands[index]
@@ -289,7 +291,6 @@ class DirectSolver(Planned):
         if self._system is None:
             raise InvalidDirectSolverState("this comes after plan()")
         return self._system
-
 
 
 class _Once(DirectSolver):

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Tuple
 
-from .._ends import End
+from .._ends import End, is_exact
 from ..distribution import Piece, Share
 
 # Ranges (begin, end) of indices along one dimension, in the order of the local array.
@@ -127,11 +127,6 @@ def common(first: Indices, second: Indices) -> int:
         else:
             j += 1
     return count
-
-
-def is_exact(end: End) -> bool:
-    """Whether every element lies on one rank only; at least one rank has each element."""
-    return sum(math.prod(share.local_shape) for share in end.shares) == math.prod(end.global_shape)
 
 
 def choose(sides: Sides, grid: tuple[int, int, int] | None = None) -> Tiling:

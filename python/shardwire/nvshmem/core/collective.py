@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...plain.tensor_bytes import reach
+from ...plain.tensor_bytes import item_bytes, reach
 from .all_pes import NvshmemInvalid, world
 from .memory import as_tensor, bytes_of
 from .team_table import Teams
@@ -131,5 +131,5 @@ def collective_on_buffer(coll: str, team: Any, dest: torch.Tensor, src: torch.Te
 def _elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The buffer as elements of ``dtype``, without a last element that is cut."""
     flat = bytes_of(as_tensor(buffer))
-    size = torch.empty(0, dtype=dtype, device="cpu").element_size()
+    size = item_bytes(dtype)
     return flat[:flat.numel() // size * size].view(dtype)
