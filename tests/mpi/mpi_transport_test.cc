@@ -96,7 +96,7 @@ TEST(MpiTransport, AnyLookMovesAFewMessagesOnly) {
             most = std::max(most, arrived - before);
           }
           EXPECT_EQ(count.pending, 0U) << connection.health().message();
-          EXPECT_LE(most, kSize / 4);
+          EXPECT_LE(most, kSize / 8);
         });
     ownPeers = nullptr;
   });

@@ -262,7 +262,7 @@ void MpiConnection::onDone(const MpiDone& done) {
     }
     sendNoticeIfDue();
   } else if (kind == MpiFetches::kReceiveKind) {
-    if (const Status received = done.error.empty() ? fetches_.received(done) : Status::ok(); !received.isOk()) {
+    if (const Status received = fetches_.received(done); !received.isOk()) {
       fail(received);
     }
   } else {

@@ -1,14 +1,15 @@
 // Owner: serve() checks a request and cuts the runs into messages; startSends() sends long runs from the tensor and
 // packs short runs, as far as the limit of bytes in flight permits; sent() counts finished messages, confirms requests
-// in order, and starts the next messages. Asker: fetch() posts the receives and encodes the requests; received() and
-// confirmedByPeer() end a fetch when all bytes have arrived and the owner has confirmed all requests. stop() ends both
-// sides.
+// in order, and starts the next messages. Asker: fetch() cuts its runs into the same messages and encodes the requests;
+// startReceives() posts the first receives; received() posts the next, and with confirmedByPeer() ends a fetch when all
+// bytes have arrived and the owner has confirmed all requests. stop() ends both sides.
 #include "backend/transport/mpi/mpi_fetches.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace shardwire::internal {
@@ -19,6 +20,11 @@ constexpr std::uint16_t kNotPacked = 0xffff;  // value of a cookie's lane; other
 template <typename Run>
 bool hasLongRun(std::span<const Run> runs) {
   return std::ranges::any_of(runs, [](const Run& run) { return run.bytes >= kMpiLongRun; });
+}
+
+std::size_t totalBytes(std::span<const MpiRun> message) {
+  return std::accumulate(message.begin(), message.end(), std::size_t{0},
+                         [](std::size_t bytes, const MpiRun& run) { return bytes + run.size; });
 }
 
 }  // namespace
@@ -82,8 +88,7 @@ Status MpiFetches::startSends() {
     if (!exposed_.find(next.space).isOk()) {
       return {StatusCode::kPeerFailed, "acknowledged a tensor while more bytes of this tensor were requested"};
     }
-    std::size_t bytes = 0;
-    std::for_each(next.runs.begin(), next.runs.end(), [&](const MpiRun& run) { bytes += run.size; });
+    const std::size_t bytes = totalBytes(next.runs);
     if (numSends_ > 0 && bytesInFlight_ + bytes > kMostBytesInFlight) {
       return Status::ok();  // continues when a message was sent
     }
@@ -137,7 +142,7 @@ Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, F
   ++numFetches_;
   numAskedRuns_ += runs.size();
   ++count->pending;
-  const MpiCookie cookie{owner_, kReceiveKind, 0, static_cast<std::uint32_t>(place - fetches_.begin())};
+  const auto index = static_cast<std::uint32_t>(place - fetches_.begin());
   while (!runs.empty()) {
     const auto asked = runs.first(encodeRequest(space, runs, &requests->emplace_back()));
     if (hasLongRun(asked)) {
@@ -148,23 +153,37 @@ Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, F
       runs_.push_back({run.local, run.bytes});
       place->bytes += run.bytes;
     }
-    SW_RETURN_IF_ERROR(
-        forEachMessage(runs_, kMpiLongestMessage, &message_, [&](std::span<const MpiRun> message) -> Status {
-          SW_RETURN_IF_ERROR(wire_->operations().receive(*pair_, tag_, message, cookie));
-          ++place->numMessages;
-          ++numReceives_;
-          return Status::ok();
-        }));
+    SW_RETURN_IF_ERROR(forEachMessage(runs_, kMpiLongestMessage, &message_, [&](std::span<const MpiRun> message) {
+      incoming_.push_back({index, {message.begin(), message.end()}});
+      ++place->numMessages;
+      return Status::ok();
+    }));
     runs = runs.subspan(asked.size());
+  }
+  return startReceives();
+}
+
+Status MpiFetches::startReceives() {
+  for (; !incoming_.empty(); incoming_.pop_front()) {
+    const Incoming& next = incoming_.front();
+    const std::size_t bytes = totalBytes(next.runs);
+    if (numReceives_ > 0 && bytesPosted_ + bytes > kMostBytesPosted) {
+      return Status::ok();  // continues when a message has arrived
+    }
+    const MpiCookie cookie{owner_, kReceiveKind, 0, next.fetch};
+    SW_RETURN_IF_ERROR(wire_->operations().receive(*pair_, tag_, next.runs, cookie));
+    ++numReceives_;
+    bytesPosted_ += bytes;
   }
   return Status::ok();
 }
 
 Status MpiFetches::received(const MpiDone& done) {
   --numReceives_;
-  if (done.isCancelled) {
+  if (done.isCancelled || !done.error.empty()) {
     return Status::ok();  // the fetch stays pending
   }
+  bytesPosted_ -= done.bytes;
   Fetch& fetch = fetches_[done.cookie.index];
   --fetch.numMessages;
   if (done.bytes > fetch.bytes || (fetch.numMessages == 0 && done.bytes != fetch.bytes)) {
@@ -172,7 +191,7 @@ Status MpiFetches::received(const MpiDone& done) {
   }
   fetch.bytes -= done.bytes;
   endIfOver(fetch);
-  return Status::ok();
+  return startReceives();
 }
 
 void MpiFetches::endIfOver(Fetch& fetch) {
@@ -205,6 +224,7 @@ bool MpiFetches::confirmedByPeer(std::uint32_t total) {
 
 bool MpiFetches::stop() {
   outgoing_.clear();
+  incoming_.clear();
   exposed_.concealAll();
   if (!std::exchange(isStopped_, true) && numReceives_ > 0) {
     wire_->operations().cancelReceives(owner_, kReceiveKind);

@@ -50,7 +50,7 @@ class MpiFetches {
   bool hasRoom(std::size_t numRuns) const {
     return numFetches_ < kMostFetches && !isStopped_ && (numFetches_ == 0 || numAskedRuns_ + numRuns <= kMostAskedRuns);
   }
-  // Posts the receives; appends the requests to be sent, in order. Precondition: hasRoom(runs.size()), and as
+  // Posts the first receives; appends the requests to be sent, in order. Precondition: hasRoom(runs.size()), and as
   // PeerFetches::fetch().
   Status fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
                std::vector<std::string>* requests);
@@ -71,13 +71,20 @@ class MpiFetches {
   // Limit of requested runs that are not sent yet, in pieces of one message at most. The limit bounds this rank's
   // memory. Honest peers stay below: a fetch has 4 MiB where it has runs of one byte (kCopySegment).
   static constexpr std::size_t kMostServedRuns = 2 * kMostAskedRuns;
-  // Most bytes in flight. With more bytes, one poll of the asker could continue for very long inside of MPI, since the
-  // owner's MPI answers while the asker's MPI copies.
+  // Most bytes of the sends in flight.
   static constexpr std::size_t kMostBytesInFlight = kMpiLongestMessage;
+  // Most bytes of the posted receives, and so of the bytes that one poll of the asker receives: the owner's MPI sends
+  // while the asker's MPI copies, and a poll that has a receive for each message may take all of them.
+  static constexpr std::size_t kMostBytesPosted = 2 * kMostBytesInFlight;
   // A requested message that was not started yet.
   struct Outgoing {
     std::uint32_t space = 0;
     std::uint64_t request = 0;  // number of the request among the requests for long runs; unused for a packed message
+    std::vector<MpiRun> runs;
+  };
+  // A message of a fetch that has no receive yet.
+  struct Incoming {
+    std::uint32_t fetch = 0;  // index
     std::vector<MpiRun> runs;
   };
   struct Packed {
@@ -87,13 +94,14 @@ class MpiFetches {
   struct Fetch {
     FetchCount* count = nullptr;  // null: the place is free
     std::size_t numRuns = 0;
-    std::uint32_t numMessages = 0;
+    std::uint32_t numMessages = 0;  // that have not arrived
     std::uint64_t bytes = 0;
     std::uint64_t confirmedAt = 0;  // the owner's count that ends the fetch; 0: there are no long runs
   };
 
   Status takeRuns(const FetchRequest& request);
   Status startSends();
+  Status startReceives();
   void endIfOver(Fetch& fetch);
   // A buffer for a packed message; null when all buffers are in flight.
   Packed* freePacked();
@@ -117,7 +125,9 @@ class MpiFetches {
   std::uint64_t numConfirmedByPeer_ = 0;
   std::size_t numSends_ = 0;
   std::size_t bytesInFlight_ = 0;  // bytes of these sends
+  std::deque<Incoming> incoming_;
   std::size_t numReceives_ = 0;
+  std::size_t bytesPosted_ = 0;  // bytes of these receives
   // Scratch, kept to reuse the memory.
   std::vector<MpiRun> runs_;
   std::vector<MpiRun> message_;

@@ -121,6 +121,42 @@ TEST(MpiFetches, ALongRunHasArrivedOnceTheOwnerConfirmsIt) {
   EXPECT_EQ(count.pending, 0U);
 }
 
+// However much the owner's MPI can send, one poll of the asker receives no more than it has receives for.
+TEST(MpiFetches, TheAskerPostsReceivesForAFewMessagesOnly) {
+  TwoSides two;
+  std::vector<std::byte> from(9 * kMpiLongestMessage, std::byte{1});
+  std::vector<std::byte> to(from.size());
+  const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
+  FetchCount counts[2];
+  const MemoryRun long1 = runOf(to, from, 0, 8 * kMpiLongestMessage);
+  const MemoryRun long2 = runOf(to, from, 8 * kMpiLongestMessage, kMpiLongestMessage);
+  two.ask(address.space, {&long1, 1}, &counts[0]);
+  two.ask(address.space, {&long2, 1}, &counts[1]);
+  for (int delivered = 0; delivered < 9; ++delivered) {
+    EXPECT_EQ(two.asker.messages->receives.size(), static_cast<std::size_t>(std::min(2, 9 - delivered)));
+    two.deliver();
+  }
+  two.exchange();
+  EXPECT_EQ(counts[0].pending + counts[1].pending, 0U);
+  EXPECT_EQ(to, from);
+}
+
+TEST(MpiFetches, NoReceiveIsPostedOnceTheAskerStops) {
+  TwoSides two;
+  std::vector<std::byte> from(4 * kMpiLongestMessage, std::byte{1});
+  std::vector<std::byte> to(from.size());
+  const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
+  FetchCount count;
+  const MemoryRun all = runOf(to, from, 0, from.size());
+  two.ask(address.space, {&all, 1}, &count);
+  EXPECT_FALSE(two.asker.fetches.stop());
+  two.deliver();
+  two.deliver();
+  EXPECT_TRUE(two.asker.fetches.stop());
+  EXPECT_EQ(two.asker.messages->receives.size(), 0U);
+  EXPECT_EQ(count.pending, 1U);
+}
+
 TEST(MpiFetches, ShortRunsAreCopiedWhenTheyAreServedAndNeedNoConfirmation) {
   TwoSides two;
   std::vector<std::byte> from(kMpiLongRun, std::byte{1});
