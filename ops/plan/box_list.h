@@ -143,8 +143,8 @@ inline void cutOut(const BoxList& rest, const std::int64_t* hole, BoxList& kept)
   }
 }
 
-// Finds the boxes of a list that overlap a box. The boxes are sorted by their begin along one dimension, with the
-// largest end so far.
+// Finds the boxes of a list that overlap a box. The boxes are sorted by their begin along one dimension. A box refers
+// to the nearest earlier box with a larger end. A query passes over the boxes between these two if they end too early.
 class BoxSearch {
  public:
   // `boxes` must outlive the search; `members` are rows of `boxes`. Precondition: dim < numDims, or numDims == 0.
@@ -154,7 +154,8 @@ class BoxSearch {
     entries_.clear();
     entries_.reserve(members.size());
     for (const std::uint32_t member : members) {
-      entries_.push_back({dim_ < 0 ? 0 : boxes[member][dim_], 0, member});
+      const std::int64_t* const row = boxes[member];
+      entries_.push_back({dim_ < 0 ? 0 : row[dim_], dim_ < 0 ? 1 : row[boxes.numDims() + dim_], member, kNone});
     }
     const auto byBegin = [](const Entry& a, const Entry& b) {
       return a.begin != b.begin ? a.begin < b.begin : a.member < b.member;
@@ -162,10 +163,12 @@ class BoxSearch {
     if (!std::is_sorted(entries_.begin(), entries_.end(), byBegin)) {
       std::sort(entries_.begin(), entries_.end(), byBegin);
     }
-    std::int64_t maxEnd = INT64_MIN;
-    for (Entry& entry : entries_) {
-      maxEnd = std::max(maxEnd, dim_ < 0 ? 1 : boxes[entry.member][boxes.numDims() + dim_]);
-      entry.maxEnd = maxEnd;
+    for (std::uint32_t i = 1; i < entries_.size(); ++i) {
+      std::uint32_t longer = i - 1;
+      while (longer != kNone && entries_[longer].end <= entries_[i].end) {
+        longer = entries_[longer].longer;
+      }
+      entries_[i].longer = longer;
     }
   }
   bool empty() const { return entries_.empty(); }
@@ -178,20 +181,28 @@ class BoxSearch {
     const int numDims = boxes_->numDims();
     const std::int64_t begin = dim_ < 0 ? 0 : row[dim_];
     const std::int64_t end = dim_ < 0 ? 1 : row[numDims + dim_];
-    auto at =
+    const auto after =
         std::partition_point(entries_.begin(), entries_.end(), [end](const Entry& entry) { return entry.begin < end; });
-    while (at != entries_.begin() && (--at)->maxEnd > begin) {
-      if (rowsOverlap(numDims, row, (*boxes_)[at->member])) {
-        visit(at->member);
+    for (auto at = static_cast<std::uint32_t>(after - entries_.begin()) - 1; at != kNone;) {
+      const Entry& entry = entries_[at];
+      if (entry.end <= begin) {
+        at = entry.longer;
+        continue;
       }
+      if (rowsOverlap(numDims, row, (*boxes_)[entry.member])) {
+        visit(entry.member);
+      }
+      --at;
     }
   }
 
  private:
+  static constexpr std::uint32_t kNone = 0U - 1;  // the place before the first
   struct Entry {
     std::int64_t begin;
-    std::int64_t maxEnd;  // of this entry and all entries before
+    std::int64_t end;
     std::uint32_t member;
+    std::uint32_t longer;  // place of the nearest earlier entry with a larger end, or kNone
   };
   const BoxList* boxes_ = nullptr;
   int dim_ = -1;
