@@ -2,12 +2,15 @@
 // and the error texts outside an MPI job.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "backend/transport/endpoint.h"
+#include "backend/transport/mpi/module/mpi_calls.h"
 #include "backend/transport/mpi/mpi_lane.h"
 #include "backend/transport/mpi/mpi_launch.h"
 #include "backend/transport/mpi/mpi_message.h"
@@ -25,6 +28,37 @@ std::optional<MpiLaunch> launchOf(const std::map<std::string, std::string>& vari
         return found == variables.end() ? nullptr : found->second.c_str();
       },
       whyNot);
+}
+
+TEST(MpiCalls, NoCallIsUnderWayOnceTheyAreClosed) {
+  for (int round = 0; round < 50; ++round) {
+    MpiCalls calls;
+    std::atomic<int> inside{0};
+    std::atomic<int> made{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        for (bool mayRun = true; mayRun;) {
+          const MpiCall call(&calls);
+          mayRun = call.mayRun();
+          inside += mayRun ? 1 : 0;
+          made += mayRun ? 1 : 0;
+          inside -= mayRun ? 1 : 0;
+        }
+      });
+    }
+    while (made.load() < 100) {
+      std::this_thread::yield();
+    }
+    calls.close();
+    EXPECT_EQ(inside.load(), 0);
+    const int before = made.load();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    EXPECT_EQ(made.load(), before);
+    EXPECT_TRUE(calls.isClosed());
+  }
 }
 
 TEST(MpiLaunch, ReadsWhatLaunchersSay) {

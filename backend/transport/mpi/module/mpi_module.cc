@@ -11,11 +11,11 @@
 namespace shardwire::internal {
 namespace {
 
-// Set when MPI_Finalize begins, by any caller: MPI_Finalize first deletes the attributes of MPI_COMM_SELF.
-std::atomic<bool> isEnding{false};
+// Closed when MPI_Finalize begins, by any caller: MPI_Finalize first deletes the attributes of MPI_COMM_SELF.
+MpiCalls calls;
 
 int noteFinalise(MPI_Comm, int, void*, void*) {
-  isEnding.store(true);
+  calls.close();
   return MPI_SUCCESS;
 }
 
@@ -50,7 +50,7 @@ class Api final : public MpiApi {
     MPI_Initialized(&flag);
     state.isInitialised = flag != 0;
     MPI_Finalized(&flag);
-    state.isFinalised = flag != 0 || isEnding.load();
+    state.isFinalised = flag != 0 || calls.isClosed();
     if (state.isInitialised && !state.isFinalised) {
       int level = MPI_THREAD_SINGLE;
       MPI_Query_thread(&level);
@@ -98,7 +98,7 @@ class Api final : public MpiApi {
     return new CommunicatorPair(communicator, worldRank > self ? 1 : 0);  // never freed: lives as long as MPI
   }
 
-  std::unique_ptr<MpiOperations> makeOperations() override { return internal::makeOperations(&isEnding); }
+  std::unique_ptr<MpiOperations> makeOperations() override { return internal::makeOperations(&calls); }
 
   Status broadcast(std::string* bytes) override {
     unsigned long long size = bytes->size();

@@ -40,7 +40,7 @@ bool isRegular(const std::vector<MpiRun>& runs) {
 
 class Operations final : public MpiOperations {
  public:
-  explicit Operations(const std::atomic<bool>* isEnding) : isEnding_(isEnding) {}
+  explicit Operations(MpiCalls* calls) : calls_(calls) {}
 
   Status send(MpiPair& pair, int tag, const MpiRun& run, const MpiCookie& cookie) override {
     return start(pair, tag, {&run, 1}, cookie, true);
@@ -50,8 +50,12 @@ class Operations final : public MpiOperations {
   }
 
   Status poll(std::vector<MpiDone>* done) override {
-    if (requests_.empty() || isEnding_->load(std::memory_order_relaxed)) {
-      return checkNotEnding();
+    if (requests_.empty()) {
+      return calls_->isClosed() ? finalised() : Status::ok();
+    }
+    const MpiCall call(calls_);
+    if (!call.mayRun()) {
+      return finalised();
     }
     int count = 0;
     const int code =
@@ -75,7 +79,8 @@ class Operations final : public MpiOperations {
   }
 
   void cancelReceives(const void* owner, std::uint16_t kind) override {
-    for (std::size_t i = 0; i < slots_.size() && !isEnding_->load(); ++i) {
+    const MpiCall call(calls_);
+    for (std::size_t i = 0; i < slots_.size() && call.mayRun(); ++i) {
       if (slots_[i].isReceive && slots_[i].cookie.owner == owner && slots_[i].cookie.kind == kind) {
         MPI_Cancel(&requests_[i]);
       }
@@ -97,13 +102,13 @@ class Operations final : public MpiOperations {
     std::size_t bytes;
   };
 
-  Status checkNotEnding() const {
-    return isEnding_->load() ? Status{StatusCode::kAborted, "MPI was finalised while a group still used it"}
-                             : Status::ok();
-  }
+  static Status finalised() { return {StatusCode::kAborted, "MPI was finalised while a group still used it"}; }
 
   Status start(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie, bool isSend) {
-    SW_RETURN_IF_ERROR(checkNotEnding());
+    const MpiCall call(calls_);
+    if (!call.mayRun()) {
+      return finalised();
+    }
     const auto& to = static_cast<const CommunicatorPair&>(pair);
     Layout layout;
     SW_RETURN_IF_ERROR(lay(runs, &layout));
@@ -179,7 +184,7 @@ class Operations final : public MpiOperations {
     slots_.pop_back();
   }
 
-  const std::atomic<bool>* isEnding_;
+  MpiCalls* const calls_;
   // All equally long. requests_ is separate, because MPI takes an array of requests.
   std::vector<MPI_Request> requests_;
   std::vector<Slot> slots_;
@@ -193,8 +198,8 @@ class Operations final : public MpiOperations {
 
 }  // namespace
 
-std::unique_ptr<MpiOperations> makeOperations(const std::atomic<bool>* isEnding) {
-  return std::make_unique<Operations>(isEnding);
+std::unique_ptr<MpiOperations> makeOperations(MpiCalls* calls) {
+  return std::make_unique<Operations>(calls);
 }
 
 }  // namespace shardwire::internal

@@ -3,10 +3,10 @@
 
 #include <mpi.h>
 
-#include <atomic>
 #include <memory>
 #include <string>
 
+#include "backend/transport/mpi/module/mpi_calls.h"
 #include "backend/transport/mpi/mpi_api.h"
 
 namespace shardwire::internal {
@@ -22,7 +22,7 @@ struct CommunicatorPair final : MpiPair {
   const int peer;
 };
 
-// isEnding: MPI is being finalised, and no further MPI call may be made.
-std::unique_ptr<MpiOperations> makeOperations(const std::atomic<bool>* isEnding);
+// `calls` must outlive the operations.
+std::unique_ptr<MpiOperations> makeOperations(MpiCalls* calls);
 
 }  // namespace shardwire::internal
