@@ -570,6 +570,7 @@ def test_a_publisher_that_died_before_the_subscriber_came_is_named(tmp_path: Pat
         ((kind, text),) = start(1, late).results()
         assert (kind == "TimeoutError" and "rank 1 (pid" in text
                 and "rank 0 (" not in text.split("does not answer", 1)[1]), text
+        assert not list(tmp_path.rglob("*.answer.*"))  # the subscriber takes its note back
 
 
 @pytest.mark.parametrize("victim", [0, 1])

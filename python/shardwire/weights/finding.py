@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import MismatchError, ShardwireError, SystemFailure
 from ..errors import TimeoutError as GroupTimeoutError
-from .meeting_place import Address, Place, signed, verified
+from .meeting_place import Address, Place, signed, tidy, verified
 from .progress import SILENT, Progress
 
 _LOOK_S = 0.01
@@ -71,6 +71,7 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
             trouble = ""
         except (RuntimeError, OSError) as error:
             if isinstance(error, ShardwireError):
+                _take_back(place, seen, note)
                 raise
             if address.is_folder and isinstance(error, OSError) and error.errno in _STAYING:
                 raise SystemFailure(f"{address.text} cannot be used: {error}") from error
@@ -79,7 +80,14 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
             place, seen, record = None, "", {}
             time.sleep(_LOOK_S)
         if time.monotonic() > deadline:
+            _take_back(place, seen, note)
             raise _nobody(address, record, missing, trouble)
+
+
+def _take_back(place: Place | None, publication: str, note: str) -> None:
+    """No publisher's rank removes a note that it refused, or a note of a subscriber that stopped waiting."""
+    if place is not None and publication:
+        tidy(place, f"{publication}/{note}")
 
 
 def _record(place: Place, address: Address) -> tuple[dict[str, Any] | None, MismatchError | None]:
