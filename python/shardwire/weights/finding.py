@@ -85,7 +85,7 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
 
 
 def _take_back(place: Place | None, publication: str, note: str) -> None:
-    """No publisher's rank removes a note that it refused, or a note of a subscriber that stopped waiting."""
+    """Ranks of a publisher remove served notes only, not refused notes or notes of a subscriber that stops waiting."""
     if place is not None and publication:
         tidy(place, f"{publication}/{note}")
 
