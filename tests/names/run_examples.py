@@ -27,36 +27,10 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from stand_ins import Nothing, cuda_on_the_cpu, module, tree_of
+
 MPIEXEC = "/usr/bin/mpiexec"
 FAILED = "this rank failed: "
-
-
-class Nothing:
-    """A stream, an event or a device context: each call does nothing."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Nothing()
-
-    def __call__(self, *_: Any, **__: Any) -> Nothing:
-        return Nothing()
-
-    def __enter__(self) -> Nothing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def module(name: str, **members: Any) -> types.ModuleType:
-    made = types.ModuleType(name)
-    made.__dict__.update(members)
-    sys.modules[name] = made
-    return made
 
 
 def stand_in_for_nvmath() -> None:
@@ -91,32 +65,6 @@ def stand_in_for_cupy() -> None:
     module("cuda", core=module("cuda.core", system=system, Device=Nothing))
 
 
-def cuda_on_the_cpu() -> contextlib.AbstractContextManager[Any]:
-    """Calls of torch inside this context take "cuda" for "cpu"."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    def on_cpu(given: Any) -> Any:
-        is_cuda = str(given).startswith("cuda") if isinstance(given, (str, torch.device)) else False
-        return torch.device("cpu") if is_cuda else given
-
-    class OnCpu(TorchFunctionMode):
-        def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = {name: torch.device("cpu") if name == "device" and value is not None else on_cpu(value)
-                     for name, value in (kwargs or {}).items()}
-            return function(*map(on_cpu, args), **given)
-
-    def copied(tensor: torch.Tensor, *_: Any, memory_format: Any = torch.preserve_format, **__: Any) -> torch.Tensor:
-        return tensor.clone(memory_format=memory_format)
-
-    torch.Tensor.cuda = copied  # type: ignore[assignment]
-    torch.cuda.device_count = lambda: 1  # type: ignore[assignment]
-    for name in ("Stream", "Event", "device", "stream", "current_stream", "default_stream", "set_device",
-                 "synchronize"):
-        setattr(torch.cuda, name, Nothing)
-    return OnCpu()
-
-
 def be_rank(script: str) -> None:
     """Runs the script as one rank of MPI. A failed rank ends the job: other ranks may wait for this rank."""
     from mpi4py import MPI
@@ -127,7 +75,7 @@ def be_rank(script: str) -> None:
         # numpy has the address of an array elsewhere.
         source = pathlib.Path(script).read_text().replace(".data.ptr", ".ctypes.data")
         with cuda_on_the_cpu():
-            exec(compile(source, script, "exec"), {"__name__": "__main__", "__file__": script})
+            exec(compile(source, script, "exec", dont_inherit=True), {"__name__": "__main__", "__file__": script})
     except BaseException as error:  # pylint: disable=broad-except
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__} at `{place.line}`: {error}".replace("\n", " ")
@@ -139,15 +87,9 @@ def be_rank(script: str) -> None:
 @contextlib.contextmanager
 def scripts_of(repository: pathlib.Path) -> Iterator[pathlib.Path]:
     """The folder that has the scripts."""
-    if (repository / "HEAD").exists():
-        with tempfile.TemporaryDirectory() as folder:
-            packed = subprocess.run(["git", "--git-dir", str(repository), "archive", "HEAD", "examples/distributed"],
-                                    stdout=subprocess.PIPE, check=True).stdout
-            subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
-            yield pathlib.Path(folder, "examples", "distributed")
-    else:
-        inner = repository / "examples" / "distributed"
-        yield inner if inner.is_dir() else repository
+    with tree_of(repository, "examples/distributed") as tree:
+        inner = tree / "examples" / "distributed"
+        yield inner if inner.is_dir() else tree
 
 
 def ranks_of(script: pathlib.Path) -> int:
@@ -155,7 +97,7 @@ def ranks_of(script: pathlib.Path) -> int:
 
 
 def reason_of(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
+    lines = [line for line in output.splitlines() if line.strip("- ")] or ["no output"]
     reasons = [line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)]
     return reasons[0] if reasons else lines[-1]
 

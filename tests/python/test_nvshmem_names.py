@@ -47,7 +47,22 @@ def arrays_body(rank, _):
     assert b.dtype == np.uint8 and b.shape == (16,)
     with pytest.raises(ValueError, match="rank 0: morder is 'A'"):
         core.array((3,), morder="A" if rank == 0 else "C")
+    # Unsigned integers, which torch does not have before 2.3: NVSHMEM4Py's programs have their signals in such arrays
+    signals, box = core.array((2, 2), "uint64"), core.array((3,), "uint16")
+    signals[:], box[:] = 0, 40000 + rank
     core.barrier_all()
+    core.put_signal(box[:2], np.array([50000 + rank, 65535], np.uint16), core.array_get_buffer(signals)[0], 2,
+                    core.SignalOp.SIGNAL_SET, other)
+    core.signal_op(signals[1:, 1], 5, core.SignalOp.SIGNAL_ADD, other)
+    core.signal_wait(signals[1, 1:], 5, core.ComparisonType.CMP_EQ)
+    assert box.tolist() == [50000 + other, 65535, 40000 + rank] and signals.tolist() == [[2, 0], [0, 5]]
+    theirs = core.get_peer_array(signals.T, other)
+    assert theirs.dtype == np.uint64 and theirs.tolist() == [[2, 0], [0, 5]]
+    gathered = np.zeros(6, np.uint16)
+    core.fcollect(core.Teams.TEAM_WORLD, gathered, box)
+    assert gathered.reshape(2, 3)[:, 2].tolist() == [40000, 40001]
+    for each in (signals, box):
+        core.free_array(each)
     empty = core.array((0, 3))
     core.put(a[0:0], a[0:0], other)
     for each in (a, f, b, empty):
@@ -178,6 +193,15 @@ def collective_body(rank, _):
     assert swapped.view(torch.int64).tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
     core.collective_on_buffer("broadcast", world, dest, made(torch.tensor([7, 8]) + rank, torch.int32), "int32", root=1)
     assert dest.view(torch.int32).tolist() == [8, 9]
+    # The shorter buffer counts, as NVSHMEM4Py's tests and perftests have buffers of two lengths
+    five = made(torch.tensor([1, 2, 3, 4, 5]) + rank, torch.int16)
+    for coll, length, wanted in (("reduce", 7, [3, 5, 7, 9, 11, -1, -1]), ("reduce", 2, [3, 5]),
+                                 ("reducescatter", 7, [3 + 4 * rank, 5 + 4 * rank] + [-1] * 5),
+                                 ("alltoall", 5, [1 + 2 * rank, 2 + 2 * rank, 2 + 2 * rank, 3 + 2 * rank, -1]),
+                                 ("fcollect", 5, [1, 2, 2, 3, -1]), ("broadcast", 7, [1, 2, 3, 4, 5, -1, -1])):
+        other_length = made(torch.full((length,), -1), torch.int16)
+        core.collective_on_buffer(coll, world, other_length, five, "short", "sum")
+        assert other_length.view(torch.int16).tolist() == wanted, coll
     for wrong in ({"coll": "gather"}, {"dtype": "quad"}, {"op": None}):
         with pytest.raises(core.NvshmemInvalid):
             core.collective_on_buffer(**{"coll": "reduce", "team": world, "dest": dest, "src": src, "dtype": "int32",
@@ -207,6 +231,45 @@ def collective_body(rank, _):
     assert "SAME" not in core.Teams
     assert core.get_team_unique_id().value != core.get_team_unique_id().value
     core.finalize()
+
+
+def again_body(rank, _):
+    core.init()
+    core.init()
+    kept = core.buffer(np.int64(4))
+    core.init(uid=core.get_unique_id(empty=True), rank=rank, nranks=2, initializer_method="uid")
+    with pytest.raises(core.NvshmemInvalid, match=f"this is PE {rank} of 2 already, and not 0 of 1"):
+        core.init(uid=core.get_unique_id(empty=True), rank=0, nranks=1, initializer_method="uid")
+    with pytest.raises(core.NvshmemInvalid, match="initializer_method is 'nccl'"):
+        core.init(initializer_method="nccl")
+    for _ in range(2):
+        core.finalize()
+        assert core.init_status() is core.InitStatus.STATUS_IS_INITIALIZED
+    kept.fill_(rank)
+    core.barrier_all()
+    assert core.get_peer_buffer(kept, 1 - rank).tolist() == [1 - rank] * 4
+    core.finalize()
+    assert core.init_status() is core.InitStatus.STATUS_NOT_INITIALIZED
+    with pytest.raises(core.NvshmemInvalid, match="not initialized"):
+        core.finalize()
+    core.init()
+    assert core.buffer(8.0).numel() == 8  # as the perftests of NVSHMEM4Py ask for memory
+    for wrong in (8.5, float("inf"), True):
+        with pytest.raises(ValueError, match="rank 0: shape has a (float|bool) in it"):
+            core.buffer(wrong if rank == 0 else 8)
+    core.finalize()
+
+
+def test_init_counts_its_calls():
+    run_ranks(2, again_body, None, default_group=True)
+
+
+def test_sizes():
+    assert core.utils.get_size((2, 3), "bfloat16") == core.utils.get_size([np.int64(2), 3], torch.float16) == 12
+    assert core.utils.get_size(5, "half") == 10 and core.utils.get_size((), np.float64) == 8
+    assert [core.utils.dtype_nbytes(name) for name in ("half", "float", "size", "uint32_t")] == [2, 4, 8, 4]
+    with pytest.raises(ValueError, match="'quad'; give one of bf16, bfloat16, char"):
+        core.utils.dtype_nbytes("quad")
 
 
 def unequal_body(rank, _):

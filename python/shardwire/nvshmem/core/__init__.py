@@ -12,6 +12,7 @@ Not here, since they need a device: module_init, library_init and their ends, de
 
 from __future__ import annotations
 
+from . import utils
 from .all_pes import NvshmemError, NvshmemInvalid
 from .amo import (atomic_add, atomic_and, atomic_compare_swap, atomic_fetch, atomic_fetch_add, atomic_fetch_and,
                   atomic_fetch_inc, atomic_fetch_or, atomic_fetch_xor, atomic_inc, atomic_or, atomic_set, atomic_swap,
@@ -44,5 +45,5 @@ __all__ = [
     "reducescatter", "register_external_buffer", "register_external_tensor", "signal_fetch", "signal_op", "signal_wait",
     "sync", "sync_all", "team_destroy", "team_get_config", "team_get_uniqueid", "team_init", "team_my_pe",
     "team_n_pes", "team_split_2d", "team_split_strided", "team_translate_pe", "tensor", "tensor_get_buffer", "type_of",
-    "unregister_external_buffer", "unregister_external_tensor",
+    "unregister_external_buffer", "unregister_external_tensor", "utils",
 ]

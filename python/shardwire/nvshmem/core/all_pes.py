@@ -26,6 +26,7 @@ class NvshmemError(RuntimeError):
 class Job:
     world: symm.Team | None = None
     own_group: Any = None  # made by init(), ended by finalize()
+    num_inits = 0  # without a finalize()
 
 
 job = Job()

@@ -14,7 +14,7 @@ from ... import symm
 from ...compiler.layout import kind_of
 from ...symm.tensors import make_tensor
 from .all_pes import NvshmemInvalid, world
-from .memory import as_tensor, free_tensor, get_multicast_tensor, get_peer_tensor, tensor_get_buffer
+from .memory import as_moved, as_tensor, free_tensor, get_multicast_tensor, get_peer_tensor, tensor_get_buffer
 
 if TYPE_CHECKING:
     import numpy
@@ -57,7 +57,7 @@ def array_get_buffer(array: numpy.ndarray[Any, Any]) -> tuple[torch.Tensor, int,
 
 def get_peer_array(array: numpy.ndarray[Any, Any], peer_pe: int | None = None) -> numpy.ndarray[Any, Any]:
     """:func:`get_peer_tensor` of an array: views, offsets and strides are kept."""
-    return get_peer_tensor(as_tensor(array), peer_pe).numpy()
+    return get_peer_tensor(as_moved(array), peer_pe).numpy().view(array.dtype)
 
 
 def get_multicast_array(team: Any, array: numpy.ndarray[Any, Any]) -> symm.MulticastTensor:
@@ -67,4 +67,4 @@ def get_multicast_array(team: Any, array: numpy.ndarray[Any, Any]) -> symm.Multi
 
 def free_array(array: numpy.ndarray[Any, Any]) -> None:
     """:func:`free_tensor` of an array."""
-    free_tensor(as_tensor(array))
+    free_tensor(as_moved(array))

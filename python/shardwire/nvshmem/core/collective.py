@@ -9,15 +9,17 @@ import torch
 
 from ...plain.tensor_bytes import item_bytes, reach
 from .all_pes import NvshmemInvalid, world
-from .memory import as_tensor, bytes_of
+from .memory import as_moved, as_tensor, bytes_of
 from .team_table import Teams
 
 # NVSHMEM's names of types, for buffers of bytes.
 _DTYPES = {"half": torch.float16, "fp16": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32,
            "double": torch.float64, "uint8": torch.uint8, "int8": torch.int8, "char": torch.int8, "schar": torch.int8,
-           "int16": torch.int16, "int": torch.int32, "int32": torch.int32, "int32_t": torch.int32,
+           "int16": torch.int16, "short": torch.int16, "int": torch.int32, "int32": torch.int32, "int32_t": torch.int32,
            "int64": torch.int64, "int64_t": torch.int64, "long": torch.int64, "longlong": torch.int64,
            "ptrdiff": torch.int64}
+if hasattr(torch, "uint64"):  # from torch 2.3 on
+    _DTYPES |= {"uint16": torch.uint16, "uint32": torch.uint32, "uint64": torch.uint64, "size": torch.uint64}
 
 
 def barrier(team: Any, stream: Any = None) -> None:
@@ -57,22 +59,22 @@ def reducescatter(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, o
 
 def alltoall(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream: Any = None) -> None:
     """Sends part r of ``src_array`` to PE r."""
-    Teams.team_of(team).all_to_all(as_tensor(dst_array), as_tensor(src_array))
+    Teams.team_of(team).all_to_all(as_moved(dst_array), as_moved(src_array))
 
 
 def fcollect(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream: Any = None) -> None:
     """All PEs' ``src_array``, one behind the other."""
-    Teams.team_of(team).all_gather(as_tensor(dst_array), as_tensor(src_array))
+    Teams.team_of(team).all_gather(as_moved(dst_array), as_moved(src_array))
 
 
 def broadcast(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, root: int = 0, stream: Any = None) -> None:
     """Copies ``src_array`` of ``root`` into ``dst_array`` of all. Both of ``root`` have one shape and dtype: as
     :func:`reduce`."""
-    found, dst = Teams.team_of(team), as_tensor(dst_array)
+    found, dst = Teams.team_of(team), as_moved(dst_array)
     if found.rank != root:
         found.broadcast(dst, root)
         return
-    src = as_tensor(src_array)
+    src = as_moved(src_array)
     found.broadcast(_begun(dst, src), root)
     _require_alike(dst, src)
 
@@ -100,8 +102,8 @@ def collective_on_buffer(coll: str, team: Any, dest: torch.Tensor, src: torch.Te
     """A collective over buffers of bytes, whose elements are of ``dtype``, one of NVSHMEM's names ("float", "int64",
     ...). coll: "reduce", "reducescatter", "alltoall", "fcollect" or "broadcast".
 
-    The source's size counts in "fcollect" and "alltoall", the destination's in the others; a longer buffer keeps its
-    rest. Returns the duration in milliseconds; 0 without enable_timing.
+    The shorter buffer counts, as in :func:`put`; a longer buffer keeps its rest. Returns the duration in milliseconds;
+    0 without enable_timing.
     """
     if coll not in ("reduce", "reducescatter", "alltoall", "fcollect", "broadcast"):
         raise NvshmemInvalid(f"coll is {coll!r}; give 'reduce', 'reducescatter', 'alltoall', 'fcollect' or 'broadcast'")
@@ -111,9 +113,10 @@ def collective_on_buffer(coll: str, team: Any, dest: torch.Tensor, src: torch.Te
         raise NvshmemInvalid(f"coll is {coll!r}, which takes op")
     size = Teams.team_of(team).size
     to, given = (_elements(buffer, _DTYPES[dtype]) for buffer in (dest, src))
-    count = given.numel() if coll in ("fcollect", "alltoall") else to.numel()
-    to = to[:count * (size if coll == "fcollect" else 1)]
-    given = given[:count * (size if coll == "reducescatter" else 1)]
+    to_parts = size if coll in ("alltoall", "fcollect") else 1
+    given_parts = size if coll in ("alltoall", "reducescatter") else 1
+    count = min(to.numel() // to_parts, given.numel() // given_parts)
+    to, given = to[:count * to_parts], given[:count * given_parts]
     begin = time.perf_counter()
     if coll == "reduce":
         reduce(team, to, given, op or "")

@@ -102,7 +102,8 @@ def _meet(uid: UniqueID) -> Any:
 
 def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = None, nranks: int | None = None,
          mpi_comm: Any = None, initializer_method: str = "") -> None:
-    """Begins. Collective, blocking.
+    """Begins. Collective, blocking. A call after another call of init() only counts, as in NVSHMEM: the PEs, the memory
+    and the teams stay, and the last of equally many calls of :func:`finalize` ends.
 
     initializer_method: "uid": ``rank`` and ``nranks`` meet by ``uid``, which one of the ranks made; "mpi" and
         "emulated_mpi": the ranks of the MPI job of this process, or of ``mpi_comm``, a communicator of mpi4py; "": the
@@ -110,27 +111,31 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
 
     Raises NvshmemInvalid for arguments that contradict each other, shardwire's errors when the ranks do not meet.
     """
-    if job.world is not None:
-        raise NvshmemInvalid("nvshmem is initialized already; call finalize() first")
-    if initializer_method == "uid":
-        if uid is None or rank is None or nranks is None or mpi_comm is not None:
-            raise NvshmemInvalid("initializer_method 'uid' takes uid, rank and nranks, and no mpi_comm")
-        job.own_group = _own_group(_meet(uid), rank, nranks)
-    elif initializer_method in ("mpi", "emulated_mpi"):
-        if mpi_comm is not None:
-            job.own_group = mpi.create_process_group_from_mpi(mpi_comm)
-        else:
-            job.own_group = _own_group(*next(mpi.rendezvous("mpi://")))
-    elif initializer_method == "":
-        if not dist.is_initialized():
-            raise NvshmemInvalid("give initializer_method 'uid' or 'mpi', or make the default process group first: "
-                                 "init_process_group('shardwire')")
-    else:
+    if initializer_method not in ("", "uid", "mpi", "emulated_mpi"):
         raise NvshmemInvalid(f"initializer_method is {initializer_method!r}; give 'uid', 'mpi', 'emulated_mpi', or "
                              "none with a default process group of shardwire")
+    is_by_uid = initializer_method == "uid"
+    if is_by_uid and (uid is None or rank is None or nranks is None or mpi_comm is not None):
+        raise NvshmemInvalid("initializer_method 'uid' takes uid, rank and nranks, and no mpi_comm")
+    if job.world is not None:
+        if is_by_uid and (rank, nranks) != (job.world.rank, job.world.size):
+            raise NvshmemInvalid(f"this is PE {job.world.rank} of {job.world.size} already, and not {rank} of {nranks}")
+        job.num_inits += 1
+        return
+    if is_by_uid:
+        assert uid is not None and rank is not None and nranks is not None
+        job.own_group = _own_group(_meet(uid), rank, nranks)
+    elif initializer_method and mpi_comm is not None:
+        job.own_group = mpi.create_process_group_from_mpi(mpi_comm)
+    elif initializer_method:
+        job.own_group = _own_group(*next(mpi.rendezvous("mpi://")))
+    elif not dist.is_initialized():
+        raise NvshmemInvalid("give initializer_method 'uid' or 'mpi', or make the default process group first: "
+                             "init_process_group('shardwire')")
     try:
         job.world = symm.team(job.own_group)
         Teams.begin(job.world)
+        job.num_inits = 1
     except BaseException:  # a PE died meanwhile: init() can begin anew
         _end()
         raise
@@ -143,8 +148,12 @@ def _own_group(store: Any, rank: int, size: int) -> Any:
 
 def finalize() -> None:
     """Ends. Collective, blocking: returns after all PEs have called. A group made by :func:`init` ends too; tensors
-    stay readable until the program drops them."""
+    stay readable until the program drops them. After several calls of :func:`init` all calls but the last only count.
+    """
     team = world()
+    if job.num_inits > 1:
+        job.num_inits -= 1
+        return
     try:
         team.barrier()
     finally:  # after the death of a PE, too: init() can begin anew
@@ -153,7 +162,7 @@ def finalize() -> None:
 
 def _end() -> None:
     Teams.end()
-    job.world = None
+    job.world, job.num_inits = None, 0
     if job.own_group is not None:
         lookup.end_process_group(job.own_group)
         job.own_group = None

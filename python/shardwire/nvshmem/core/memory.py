@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -58,6 +59,14 @@ def as_tensor(value: Any) -> torch.Tensor:
     return whole[:whole.numel() // size * size].view(plain.dtype).as_strided(plain.shape, plain.stride(), begin // size)
 
 
+def as_moved(value: Any) -> torch.Tensor:
+    """:func:`as_tensor` for calls that only move elements: unsigned integers that torch does not have (before 2.3)
+    become signed integers of the same size."""
+    if type(value).__module__ == "numpy" and value.dtype.kind == "u" and not hasattr(torch, str(value.dtype)):
+        value = value.view(f"int{8 * value.itemsize}")
+    return as_tensor(value)
+
+
 def type_of(tensor: Any) -> BufferTypes:
     """The type of a piece of symmetric memory. NvshmemInvalid for other memory."""
     if isinstance(tensor, symm.MulticastTensor):
@@ -93,7 +102,10 @@ def bytetensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, 
 
 
 def buffer(size: int, release: bool = False, except_on_del: bool = True) -> torch.Tensor:
-    """``size`` bytes: a tensor of uint8. Collective."""
+    """``size`` bytes: a tensor of uint8. Collective. ``size`` may also be an integer of numpy, or a float without a
+    fraction, as in NVSHMEM4Py."""
+    if isinstance(size, (float, numbers.Integral)) and not isinstance(size, bool) and size % 1 == 0:
+        size = int(size)
     return tensor((size,), torch.uint8)
 
 

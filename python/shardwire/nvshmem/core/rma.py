@@ -13,7 +13,7 @@ import torch
 from ... import _C, symm
 from ...symm.access import put_then_signal
 from .all_pes import NvshmemInvalid, world
-from .memory import _pe, as_tensor
+from .memory import _pe, as_moved
 
 
 class SignalOp(IntEnum):
@@ -111,7 +111,7 @@ def flush(stream: Any = None) -> None:
 
 def _alike(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     world()
-    dst, src = as_tensor(dst), as_tensor(src)
+    dst, src = as_moved(dst), as_moved(src)
     if dst.shape == src.shape or dst.dtype != src.dtype or not (dst.is_contiguous() and src.is_contiguous()):
         return dst, src  # symm raises for unsuitable tensors
     count = min(dst.numel(), src.numel())
@@ -120,7 +120,7 @@ def _alike(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 def _word(signal: torch.Tensor) -> torch.Tensor:
     """The signal's element: a buffer of bytes holds a signal of 64 bits."""
-    signal = as_tensor(signal)
+    signal = as_moved(signal)
     if _C.symm_place(signal) is None or not signal.is_contiguous() or signal.numel() * signal.element_size() < 4:
         raise NvshmemInvalid("a signal is a symmetric tensor that begins with an integer, made by nvshmem.core")
     flat = signal.view(-1)
