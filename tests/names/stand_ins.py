@@ -71,7 +71,7 @@ def cuda_on_the_cpu() -> contextlib.AbstractContextManager[Any]:
     torch.cuda.device_count = lambda: 1  # type: ignore[assignment]
     for name in ("Stream", "Event", "device", "stream", "current_stream", "default_stream", "set_device",
                  "synchronize"):
-        setattr(torch.cuda, name, Nothing)
+        setattr(torch.cuda, name, type(name, (Nothing,), {}))  # torch._dynamo keeps a rule for each object
     return OnCpu()
 
 

@@ -32,6 +32,8 @@ def store_body(rank, port):
         store.set(f"{rank} {number}", f"value {number}")
     assert [store.get(f"{1 - rank} {number}") for number in range(8)] == [b"value %d" % number for number in range(8)]
     assert not again.check([f"{rank} 0"]) and not other.check([f"{rank} 0"])
+    store.set(f"{rank}" * 10000, "long")
+    assert store.get(f"{1 - rank}" * 10000) == b"long" and not store.check([f"{rank}" * 10001])
     served = [store._served_by(each).num_keys() for each in range(2)]
     assert min(served) > 0 and store.num_keys() == sum(served)
     # A thread that waits does not hold up this thread, which sets the key.

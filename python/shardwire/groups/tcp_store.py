@@ -8,6 +8,7 @@ no rank serves all keys, and the end of a rank takes only the rank's own keys.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import socket
 import threading
@@ -25,6 +26,8 @@ from .timeouts import as_timeout
 from .mpi import tcp_store
 
 _lock = threading.Lock()
+# torch's TCPStore takes keys of at most 8 KiB. The hash of a longer key stands for the key.
+_LONGEST_KEY = 4096
 # The servers of this process, where ranks meet, by port. Several stores may meet at one server.
 _meetings: dict[int, Any] = {}
 # torch keeps only the C++ half of a store, and the C++ half calls the Python half: stores stay until the process ends.
@@ -71,9 +74,11 @@ class TcpStore(dist.Store):
             self._connections[place] = tcp_store(host, int(port), None, False, self._limit)
         return self._connections[place]
 
-    def _of(self, key: str) -> Any:
-        """The store with this key."""
-        return self._served_by(zlib.crc32(key.encode()) % len(self._addresses))
+    def _of(self, key: str) -> tuple[Any, str]:
+        """The store with this key, and the key there."""
+        text = key.encode()
+        there = key if len(text) <= _LONGEST_KEY else f"sha256 {hashlib.sha256(text).hexdigest()}"
+        return self._served_by(zlib.crc32(text) % len(self._addresses)), there
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._limit = as_timeout(timeout)
@@ -83,29 +88,35 @@ class TcpStore(dist.Store):
         return self._limit
 
     def set(self, key: str, value: Any) -> None:
-        self._of(key).set(key, value)
+        store, there = self._of(key)
+        store.set(there, value)
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self._of(key).get(key)
+        store, there = self._of(key)
+        return store.get(there)
 
     def add(self, key: str, value: int) -> int:
-        return self._of(key).add(key, value)
+        store, there = self._of(key)
+        return store.add(there, value)
 
     def check(self, keys: list[str]) -> bool:
-        return all(_C.store_has(self._of(key), key) for key in keys)
+        return all(_C.store_has(*self._of(key)) for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Waits until all keys are there. An error of torch's stores after the timeout."""
         end = time.monotonic() + (self._limit if timeout is None else timeout).total_seconds()
         for key in keys:
-            self._of(key).wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))
+            store, there = self._of(key)
+            store.wait([there], timedelta(seconds=max(0.001, end - time.monotonic())))
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> Any:
-        return self._of(key).compare_set(key, expected, desired)
+        store, there = self._of(key)
+        return store.compare_set(there, expected, desired)
 
     def delete_key(self, key: str) -> bool:
-        return self._of(key).delete_key(key)
+        store, there = self._of(key)
+        return store.delete_key(there)
 
     def num_keys(self) -> int:
         """The number of keys at all ranks. torch's TCPStore may count a key of its own at each rank."""
