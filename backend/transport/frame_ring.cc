@@ -188,15 +188,17 @@ std::span<const std::byte> RingReader::peek() {
     }
     const auto header = std::bit_cast<RingHeader>(word);
     const std::size_t total = spanOf(header.bytes, alignment_);
-    const bool fits = total <= capacity_ - position && (by_ == Publish::kHeader || total <= written_ - released_);
-    const bool isFrame = header.kind == kFrame && header.bytes > 0;
-    if (!fits || (!isFrame && header.kind != kSkip)) {
-      broken_ = true;
-      break;
-    }
-    if (isFrame) {
+    const std::size_t toEnd = capacity_ - position;
+    const bool arrived = by_ == Publish::kHeader || total <= written_ - released_;
+    if (arrived && header.kind == kFrame && header.bytes > 0 && total <= toEnd) {
       frameBytes_ = total;
       return {data_ + position + kHeaderBytes, header.bytes};
+    }
+    // A skip covers all up to the end, and none begins the ring: a foreign writer's skips would follow one another for
+    // ever.
+    if (!arrived || header.kind != kSkip || total != toEnd || position == 0) {
+      broken_ = true;
+      break;
     }
     released_ += total;
   }

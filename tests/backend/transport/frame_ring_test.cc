@@ -233,8 +233,10 @@ TEST_P(FrameRing, NoticesReleasesThatCannotBe) {
 }
 
 TEST_P(FrameRing, NoticesHeadersThatCannotBe) {
-  std::vector<RingHeader> bad = {{2000, kFrame},      {16, 0},    {16, 12345}, {0xffffffff, kFrame},
-                                 {0xfffffff8, kSkip}, {0, kFrame}};
+  std::vector<RingHeader> bad = {
+      {2000, kFrame},      {16, 0},     {16, 12345},   {0xffffffff, kFrame},
+      {0xfffffff8, kSkip}, {0, kFrame}, {1016, kSkip},  // a reader that skips the whole ring would skip it for ever
+      {16, kSkip}};                                     // not up to the end
   if (GetParam() == Publish::kCount) {
     bad.push_back({64, kFrame});  // more than was written
     bad.push_back({0, 0});
