@@ -74,6 +74,12 @@ CollectiveCase::CollectiveCase(Communicator& group, std::string name, std::size_
     ordinaryOut_.resize(room);
     heapOut_ = newInHeap(room);
   }
+  if (isList(name_)) {
+    for (const By by : {By::kHeap, By::kOrdinary}) {
+      inputs_[static_cast<std::size_t>(by)] = views(input(by));
+      outputs_[static_cast<std::size_t>(by)] = views(output(by));
+    }
+  }
 }
 
 CollectiveCase::~CollectiveCase() {
@@ -114,14 +120,17 @@ void CollectiveCase::run(By by) {
   by == By::kMpi ? runMpi() : runShardwire(by);
 }
 
+std::vector<TensorView> CollectiveCase::views(float* first) const {
+  std::vector<TensorView> parts;
+  for (int r = 0; r < numRanks_; ++r) {
+    parts.push_back(TensorView::contiguous(first + r * chunk_, DType::kFloat32, {chunk_}));
+  }
+  return parts;
+}
+
 void CollectiveCase::runShardwire(By by) {
-  const auto views = [&](float* first) {
-    std::vector<TensorView> parts;
-    for (int r = 0; r < numRanks_; ++r) {
-      parts.push_back(TensorView::contiguous(first + r * chunk_, DType::kFloat32, {chunk_}));
-    }
-    return parts;
-  };
+  const auto& inputs = inputs_[static_cast<std::size_t>(by)];
+  const auto& outputs = outputs_[static_cast<std::size_t>(by)];
   const TensorView in = TensorView::contiguous(input(by), DType::kFloat32, {chunk_});
   if (name_ == "barrier") {
     wait(group_.barrier());
@@ -132,12 +141,11 @@ void CollectiveCase::runShardwire(By by) {
   } else if (name_ == "broadcast") {
     wait(group_.broadcast(in, 0));
   } else if (name_ == "all_gather") {
-    wait(group_.allGather(in, views(output(by))));
+    wait(group_.allGather(in, outputs));
   } else if (name_ == "reduce_scatter") {
-    wait(group_.reduceScatter(TensorView::contiguous(output(by), DType::kFloat32, {chunk_}), views(input(by)),
-                              ReduceOp::kSum));
+    wait(group_.reduceScatter(TensorView::contiguous(output(by), DType::kFloat32, {chunk_}), inputs, ReduceOp::kSum));
   } else if (name_ == "all_to_all") {
-    wait(group_.allToAll(views(output(by)), views(input(by))));
+    wait(group_.allToAll(outputs, inputs));
   } else if (rank_ < 2) {
     const TensorView out = TensorView::contiguous(output(by), DType::kFloat32, {chunk_});
     if (rank_ == 0) {

@@ -1,6 +1,7 @@
 // The collectives of collectives_bench: each through a Communicator and through MPI, on the same number of bytes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,6 +43,8 @@ class CollectiveCase {
  private:
   void runShardwire(By by);
   void runMpi();
+  // One tensor per rank; made once, since an MPI program makes none either.
+  std::vector<TensorView> views(float* first) const;
   float* input(By by) const;
   float* output(By by) const;
   bool hasOutput() const;
@@ -53,6 +56,7 @@ class CollectiveCase {
   std::vector<float> ordinaryIn_, ordinaryOut_;
   float* heapIn_ = nullptr;
   float* heapOut_ = nullptr;
+  std::array<std::vector<TensorView>, 2> inputs_, outputs_;  // of a list, by By
 };
 
 }  // namespace shardwire::bench

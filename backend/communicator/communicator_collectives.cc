@@ -11,6 +11,7 @@
 #include "backend/communicator/flat_tensor.h"
 #include "backend/communicator/list_memory.h"
 #include "backend/exec/argument_check.h"
+#include "backend/exec/over_in_call.h"
 #include "backend/exec/run.h"
 
 namespace shardwire::internal {
@@ -101,10 +102,15 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   const bool isAlone = inFlight_->isEmpty();
   if (isAlone && call.options.staging == nullptr && !call.flat.hasCopies() && call.flat.status().isOk() &&
       !engine_->facts().options.checkAll) {
-    if (std::shared_ptr<Activity> run = programs_.prepareShort(collective, inputs, outputs)) {
-      return startShort(call, collective, std::move(run), inputs, outputs);
+    if (Activity* const run = programs_.prepareShort(collective, inputs, outputs)) {
+      return startShort(call, collective, *run, inputs, outputs);
     }
   }
+  return startLong(call, collective, isAlone, inputs, outputs);
+}
+
+Result<WorkPtr> CommunicatorImpl::startLong(Call& call, const CollectiveCall& collective, bool isAlone,
+                                            std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
   std::unique_ptr<MemoryUse> use;
   std::vector<std::shared_ptr<Activity>> earlier;
   if (!isAlone) {
@@ -165,20 +171,22 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   return WorkPtr(std::move(last));
 }
 
-Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& collective,
-                                             std::shared_ptr<Activity> run, std::span<const TensorView> inputs,
-                                             std::span<const TensorView> outputs) {
-  run->timeout = timeoutOf(call.options.timeout);
-  run->keepAlive = std::move(call.options.keepAlive);
-  SW_RETURN_IF_ERROR(engine_->submit(std::span(&run, 1), kShortSpin, call.record(collective)));
-  if (!run->isDone()) {
+Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& collective, Activity& run,
+                                             std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
+  run.timeout = timeoutOf(call.options.timeout);
+  std::shared_ptr<Activity> late;
+  SW_RETURN_IF_ERROR(engine_->submitShort(run, call.options.keepAlive, call.record(collective), &late));
+  if (late == nullptr) {
+    return overInCall();
+  }
+  if (!late->isDone()) {
     std::unique_ptr<MemoryUse> use = call.newUse(*inFlight_, inputs, outputs);
     if (!use->isEmpty()) {
-      inFlight_->add(run, std::move(use));
+      inFlight_->add(late, std::move(use));
     }
     inFlight_->giveBack(std::move(use));
   }
-  return WorkPtr(std::move(run));
+  return WorkPtr(std::move(late));
 }
 
 Result<WorkPtr> CommunicatorImpl::barrier(CallOptions options) {

@@ -88,9 +88,12 @@ class CommunicatorImpl final : public Communicator {
   // `inputs` and `outputs` are row-major without gaps, and as `collective` says.
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
+  // start() of any other call than the following. `isAlone`: nothing else is in flight.
+  Result<WorkPtr> startLong(Call& call, const CollectiveCall& collective, bool isAlone,
+                            std::span<const TensorView> inputs, std::span<const TensorView> outputs);
   // start() of a call that is one short stage, over tensors without copies, while nothing else is in flight: mostly
   // over before the return.
-  Result<WorkPtr> startShort(Call& call, const CollectiveCall& collective, std::shared_ptr<Activity> run,
+  Result<WorkPtr> startShort(Call& call, const CollectiveCall& collective, Activity& run,
                              std::span<const TensorView> inputs, std::span<const TensorView> outputs);
   // One tensor to many, and many to one; the tensors are checked.
   Result<WorkPtr> startGathering(CollectiveCall collective, const TensorView& input,

@@ -116,16 +116,29 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
   }
   auto made = make(call);
   if (kept_.size() >= kMaxPrograms || (kept_.size() >= kFewPrograms && bytes_ + made->bytes > kMaxBytes)) {
-    last_ = nullptr;
-    kept_.clear();  // shapes that never repeat; runs in flight hold their own plan
-    bytes_ = 0;
+    forget();
   }
   last_ = kept_.emplace(hash, std::move(made))->second.get();
   bytes_ += last_->bytes;
   return *last_;
 }
 
-std::shared_ptr<Run> ProgramCache::takeRun(const Kept& kept, KeptStage& stage) {
+// Shapes may never repeat. A run in flight holds its own plan, and stays; but a short run inside its call has no other
+// holder (prepareShort), so its program stays.
+void ProgramCache::forget() {
+  last_ = nullptr;
+  std::erase_if(kept_, [&](const auto& entry) {
+    const Kept& kept = *entry.second;
+    bool isInCall = false;
+    if (kept.isShort) {
+      kept.stages[0].pool.forEach([&](const Run& run) { isInCall |= !run.isDone(); });
+    }
+    bytes_ -= isInCall ? 0 : kept.bytes;
+    return !isInCall;
+  });
+}
+
+const std::shared_ptr<Run>& ProgramCache::takeRun(const Kept& kept, KeptStage& stage) {
   return stage.pool.take([&] {
     auto made = stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan))
                               : std::make_shared<PlanRun>(stage.plan);
@@ -134,23 +147,23 @@ std::shared_ptr<Run> ProgramCache::takeRun(const Kept& kept, KeptStage& stage) {
   });
 }
 
-std::shared_ptr<Activity> ProgramCache::prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
-                                                     std::span<const TensorView> outputs) {
+Activity* ProgramCache::prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
+                                     std::span<const TensorView> outputs) {
   const MutexLock lock(mutex_);
   Kept& kept = keptFor(call);
   if (!kept.isShort) {
     return nullptr;
   }
   KeptStage& stage = kept.stages[0];
-  std::shared_ptr<Run> run = takeRun(kept, stage);
-  const ShortRun::Addresses addresses = static_cast<ShortRun&>(*run).restart();
+  auto& run = static_cast<ShortRun&>(*takeRun(kept, stage));
+  const ShortRun::Addresses addresses = run.restart();
   const std::size_t elemBytes = elementBytes(call.dtype);
   const auto addressIn = [&](const StageTensor& tensor) {
     return addressOf(tensor, wholeOf(tensor, inputs, outputs)->bytes, elemBytes);
   };
   std::ranges::transform(stage.inputs, addresses.inputs.begin(), addressIn);
   std::ranges::transform(stage.outputs, addresses.outputs.begin(), addressIn);
-  return run;
+  return &run;
 }
 
 Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs,

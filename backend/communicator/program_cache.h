@@ -67,9 +67,10 @@ class ProgramCache {
   // without memory for scratch: the runs exist nevertheless, and must not start.
   Status prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                  Runs* runs);
-  // prepare() for a program of one short stage, in a third of the time; null for all other programs.
-  std::shared_ptr<Activity> prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
-                                         std::span<const TensorView> outputs);
+  // prepare() for a program of one short stage, in a third of the time; null for all other programs. The run is the
+  // caller's, and stays in place, until the run is done.
+  Activity* prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
+                         std::span<const TensorView> outputs);
   const Selection& selection() const { return selection_; }
   // Of all kept programs, roughly; at most kMaxBytes, or a few programs.
   std::size_t keptBytes() {
@@ -100,7 +101,8 @@ class ProgramCache {
   };
 
   Kept& keptFor(const CollectiveCall& call) SW_REQUIRES(mutex_);
-  static std::shared_ptr<Run> takeRun(const Kept& kept, KeptStage& stage);
+  static const std::shared_ptr<Run>& takeRun(const Kept& kept, KeptStage& stage);
+  void forget() SW_REQUIRES(mutex_);
   std::unique_ptr<Kept> make(const CollectiveCall& call) const;
 
   const Rank rank_;

@@ -108,7 +108,7 @@ Activity::Completion Activity::complete(std::shared_ptr<Activity> activity, Stat
 }
 
 bool Activity::endInCall(Status& status) {
-  if (callbacks_.load(std::memory_order_relaxed) != nullptr) {
+  if (!mayEndInCall()) {
     return false;
   }
   callbacks_.store(kCalled, std::memory_order_relaxed);

@@ -144,6 +144,7 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // waits for it, and keepAlive, which stays, is the call's to release. False, with no effect, when a callback was set
   // before the call.
   bool endInCall(Status& status);
+  bool mayEndInCall() const { return callbacks_.load(std::memory_order_relaxed) == nullptr; }
   // Closes the list of callbacks for runCallbacks(): a later callback runs at once, on the thread that adds the
   // callback. True: a callback of the list may wait for another operation. The activity is done.
   bool closeCallbacks();

@@ -66,10 +66,11 @@ class Driving {
   // Whether a group that has failed refuses the start, or takes the operations, which fail at once. The latter is for a
   // call that began before the failure: its error is the operation's.
   enum class IfFailed : bool { kRefuse, kTake };
-  // Starts operations by begin(state). Polls until `last` is done, for `spinInline` at most; polls once if `last` is
-  // null. Then sets the deadlines of the operations that are left. After an error nothing of them is in flight.
+  // Starts operations by begin(state), which returns the last one, or null. Polls until this one is done, for
+  // `spinInline` at most; polls once for null. Then sets the deadlines of the operations that are left. After an error
+  // nothing of them is in flight.
   template <typename Begin>
-  Status start(Begin&& begin, const Activity* last, Duration spinInline, IfFailed ifFailed = IfFailed::kRefuse) {
+  Status start(Begin&& begin, Duration spinInline, IfFailed ifFailed = IfFailed::kRefuse) {
     Completions done;
     Status status;
     {
@@ -81,21 +82,20 @@ class Driving {
       // over in a moment, or every frame costs the peer a wake-up. Relaxed: the progress thread arms under the lock.
       isStarting_.store(true, std::memory_order_relaxed);
       try {
-        begin(state_);
+        const Activity* const last = begin(state_);
         // Mostly the mark is set already, and a store that all threads must see at once is not free. Only a holder of
         // the lock clears the mark.
         if (!hasWork_.load(std::memory_order_relaxed)) {
           hasWork_.store(true, std::memory_order_seq_cst);
         }
-        // The frames leave first. Mostly spinFor() polls.
-        state_.operations.step();
-        if (last == nullptr || last->isDone() || spinInline == Duration::zero()) {
-          state_.poll();
+        if (last != nullptr) {
+          state_.operations.step();  // the frames leave first
         }
-        if (last == nullptr) {
-          state_.operations.startClocks();
-        } else if (!state_.operations.inFlight().empty()) {
-          spinFor(*last, spinInline);
+        if (last == nullptr || last->isDone() || spinInline == Duration::zero()) {
+          state_.poll();  // else spinFor() does
+        }
+        if (!state_.operations.inFlight().empty()) {
+          last == nullptr ? static_cast<void>(state_.operations.startClocks()) : spinFor(*last, spinInline);
         }
         isStarting_.store(false, std::memory_order_relaxed);
         leaveRest();

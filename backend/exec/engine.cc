@@ -15,6 +15,7 @@
 #include "backend/base/interruptible_wait.h"
 #include "backend/exec/control_frames.h"
 #include "backend/exec/process_engines.h"
+#include "backend/exec/run.h"
 
 namespace shardwire::internal {
 
@@ -134,8 +135,9 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
       activity->isInCall = true;
       deliverEarly(state, *activity);
     }
+    return activities.back().get();
   };
-  Status status = driving_.start(begin, activities.back().get(), spinInline);
+  Status status = driving_.start(begin, spinInline);
   for (const auto& activity : activities) {
     if (!status.isOk()) {
       activity->abandon();
@@ -143,6 +145,33 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
     if (activity->isDone()) {
       activity->keepAlive = nullptr;  // see endInCall(); null already after complete()
     }
+  }
+  return status;
+}
+
+Status Engine::submitShort(Activity& activity, std::shared_ptr<void>& keepAlive, const CallRecord& record,
+                           std::shared_ptr<Activity>* late) {
+  bool isOver = false;
+  const auto begin = [&](GroupState& state) -> const Activity* {
+    state.operations.number(activity, state.operations.nextCall());
+    state.operations.record(activity, record);
+    isOver = state.moveNow(activity, driving_.mostPolls(true));
+    if (isOver) {
+      return nullptr;
+    }
+    *late = activity.shared_from_this();
+    activity.keepAlive = std::move(keepAlive);
+    state.take(*late);
+    activity.isInCall = true;
+    deliverEarly(state, activity);
+    return &activity;
+  };
+  Status status = driving_.start(begin, kShortSpin);
+  if (!status.isOk() && !isOver) {
+    activity.abandon();
+  }
+  if (*late != nullptr && activity.isDone()) {
+    activity.keepAlive = nullptr;  // see endInCall(); null already after complete()
   }
   return status;
 }
@@ -155,8 +184,9 @@ Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std:
     if (state.operations.failure().isOk()) {  // else the group has ended meanwhile, perhaps with its connections
       start(state.points);
     }
+    return activity.get();
   };
-  return driving_.start(begin, activity.get(), spinInline, ifFailed);
+  return driving_.start(begin, spinInline, ifFailed);
 }
 
 Result<WorkPtr> Engine::sendNow(std::span<const std::byte> bytes, const CallRecord& record, Duration timeout) {

@@ -42,6 +42,10 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   // failed. `spinInline`: the longest time of polling before the return, since most short operations end meanwhile.
   Status submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline,
                 const CallRecord& record = {});
+  // submit() of one short operation of a pool. Sets `late` when the operation was not over inside the call. Else the
+  // pool may already use the activity again. `keepAlive` is for the time after the call.
+  Status submitShort(Activity& activity, std::shared_ptr<void>& keepAlive, const CallRecord& record,
+                     std::shared_ptr<Activity>* late);
   // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock. `spinInline` as in submit().
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                      Duration spinInline = {}, const CallRecord& record = {},

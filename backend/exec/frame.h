@@ -304,16 +304,17 @@ struct Received : F {
 // Returns nothing when the frame is no sound F.
 template <typename F>
 std::optional<Received<F>> readFrame(std::span<const std::byte> frame) {
+  std::optional<Received<F>> received;  // the one object returned, so that no caller copies it
   if (frame.size() < kHeadBytes<F>) {
-    return std::nullopt;
+    return received;
   }
   FrameStart start;
   std::memcpy(&start, frame.data(), sizeof start);
   if (start.version != kFrameVersion || start.kind != F::kKind || start.reserved != 0 ||
       start.payloadBytes != frame.size() - kHeadBytes<F>) {
-    return std::nullopt;
+    return received;
   }
-  std::optional<Received<F>> received(std::in_place);
+  received.emplace();
   if constexpr (kFieldBytes<F> != 0) {
     std::memcpy(static_cast<F*>(&*received), frame.data() + sizeof start, sizeof(F));
   }

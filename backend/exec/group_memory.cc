@@ -40,15 +40,16 @@ Rank GroupMemory::firstAhead(std::span<const Rank> peers, std::span<const std::u
 
 Status GroupMemory::request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers) {
   SW_RETURN_IF_ERROR(facts_.owner.check(facts_.label));
-  const auto begin = [&](GroupState& state) {
+  const auto begin = [&](GroupState& state) -> const Activity* {
     state.take(request);
     if (const std::vector<Rank> gone = state.links.goneOf(peers); !gone.empty()) {
       state.failure.fail(goneError(state, gone));  // the request fails with the group
-      return;
+    } else {
+      state.oneSided.start(request, peers);
     }
-    state.oneSided.start(request, peers);
+    return nullptr;
   };
-  return driving_.start(begin, nullptr, Duration::zero());
+  return driving_.start(begin, Duration::zero());
 }
 
 Status GroupMemory::quiet(std::optional<Duration> timeout) {

@@ -63,15 +63,12 @@ void Operations::record(Activity& activity, const CallRecord& record) {
 
 bool Operations::moveNow(Activity& activity, int polls) {
   // A frame that came before the call may be a peer's question about this operation.
-  if (!inFlight_.empty() || !early_.empty() || !activity.moveNow(polls)) {
+  if (!inFlight_.empty() || !early_.empty() || !activity.mayEndInCall() || !activity.moveNow(polls)) {
     return false;
   }
   Status ended;
-  if (!activity.endInCall(ended)) {
-    return false;
-  }
   recordEnd(activity, ended);
-  return true;
+  return activity.endInCall(ended);
 }
 
 void Operations::recordOver(const CallRecord& record, Duration timeout, std::size_t bytes) {

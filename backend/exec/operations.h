@@ -32,7 +32,7 @@ class Operations {
   void take(const std::shared_ptr<Activity>& activity);
   void record(Activity& activity, const CallRecord& record);
   // Moves a numbered operation inside its call, as Activity::moveNow(), instead of taking it. True: the operation is
-  // over.
+  // over, and its pool may already use the activity again.
   bool moveNow(Activity& activity, int polls);
   // Records a message that was over inside its call; `record` has the one tensor.
   void recordOver(const CallRecord& record, Duration timeout, std::size_t bytes);

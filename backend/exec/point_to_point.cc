@@ -11,6 +11,8 @@
 
 #include <algorithm>
 
+#include "backend/exec/over_in_call.h"
+
 namespace shardwire::internal {
 
 namespace {
@@ -27,27 +29,6 @@ constexpr std::size_t kCachedPart = std::size_t{16} << 10;
 // and the answer to the offer shows that the peer takes messages. So a peer that takes none keeps at most this much of
 // these messages; shorter messages have no limit (docs/limits.md).
 constexpr std::size_t kMostEager = std::size_t{1} << 20;
-
-// Stands for messages that were over inside their call.
-class MessageOver final : public Activity {
- public:
-  explicit MessageOver(Rank source) : source_(source) {}
-  static std::shared_ptr<Activity> make(Rank source) {
-    auto over = std::make_shared<MessageOver>(source);
-    complete(over, Status::ok());
-    over->runCallbacks();  // from here on a callback runs when it is added
-    return over;
-  }
-  bool step(std::vector<bool>&) override { return false; }
-  bool finished() const override { return true; }
-  bool needs(Rank) const override { return false; }
-  std::string waitingFor() const override { return ""; }
-  bool ordered() const override { return false; }
-  Rank sourceRank() const override { return source_; }
-
- private:
-  const Rank source_;
-};
 
 }  // namespace
 
@@ -143,7 +124,7 @@ std::shared_ptr<Activity> PointToPoint::sendNow(Rank to, int tag, std::span<cons
   ++peer.nextMessage;
   noteEager(to, bytes.size());
   if (sent_ == nullptr) {
-    sent_ = MessageOver::make(-1);
+    sent_ = OverInCall::make(-1);
   }
   return sent_;
 }
@@ -164,7 +145,7 @@ bool PointToPoint::takeNow(Rank from, const Received<EagerFrame>& frame) {
   std::copy_n(frame.payload.begin(), now_->bytes_.size(), now_->bytes_.begin());
   std::shared_ptr<Activity>& received = peer(from).received;
   if (received == nullptr) {
-    received = MessageOver::make(from);
+    received = OverInCall::make(from);
   }
   now_->done_ = received;
   return true;

@@ -116,9 +116,9 @@ template <typename T>
 class RunPool {
  public:
   // A run without another holder; a new run, and true in `isNew`, when all runs are in flight or still held by a
-  // caller.
+  // caller. The reference holds until the next call.
   template <typename Make>
-  std::shared_ptr<T> take(Make&& make, bool* isNew = nullptr) {
+  const std::shared_ptr<T>& take(Make&& make, bool* isNew = nullptr) {
     for (const std::shared_ptr<T>& run : runs_) {
       if (run.use_count() == 1 && run->isDone()) {
         return run;

@@ -56,6 +56,7 @@ bool RingWriter::readReleased() {
   const std::uint64_t released = words_->released.load(std::memory_order_seq_cst);
   if (released < released_ || released > written_ || released % alignment_ != 0) {
     broken_ = true;
+    roomUntil_ = 0;
   } else {
     released_ = released;
   }
@@ -88,7 +89,19 @@ std::size_t RingWriter::room() const {
   return capacity_ - (written_ - released_) - (by_ == Publish::kHeader ? kLine : 0);
 }
 
+// Most short frames need no look at the reader's count, and no skip.
 std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBytes) {
+  const std::uint64_t frameEnd = written_ + spanOf(maxBytes, alignment_);
+  if (frameEnd > roomUntil_ || maxBytes > kShortFrame || minBytes < 1 || minBytes > maxBytes) {
+    return reserveSlowly(minBytes, maxBytes);
+  }
+  skip_ = 0;
+  reserved_ = maxBytes;
+  emptyHeaderBehind(frameEnd);
+  return {data_ + (written_ & (capacity_ - 1)) + kHeaderBytes, maxBytes};
+}
+
+std::span<std::byte> RingWriter::reserveSlowly(std::size_t minBytes, std::size_t maxBytes) {
   const std::size_t largest = maxLaneFrameBytes(capacity_);
   SW_CHECK(minBytes >= 1 && minBytes <= largest && minBytes <= maxBytes);
   const std::size_t wanted = std::min(maxBytes, largest);
@@ -122,6 +135,10 @@ void RingWriter::commit(std::size_t bytes) {
   isAnswered_ = isAnswered_ && skip_ == 0;
   const std::size_t total = spanOf(bytes, alignment_);
   written_ += skip_ + total;
+  if (written_ > roomUntil_ && capacity_ >= kPage) {
+    const std::uint64_t pageEnd = (written_ + kPage - 1) / kPage * kPage;  // the first frame of a page may rewind
+    roomUntil_ = std::min(pageEnd, written_ + room());
+  }
   publish(position, bytes);
   if (rewindFrom_ != 0 && total <= (isAnswered_ ? kFetchedInExchange : kFetchedFrame)) {
     fetchLinesOfNext(total);

@@ -87,6 +87,7 @@ class RingWriter {
   void publish(std::size_t position, std::size_t bytes);
   void fetchLinesOfNext(std::size_t frameBytes) const;
   std::size_t room() const;
+  std::span<std::byte> reserveSlowly(std::size_t minBytes, std::size_t maxBytes);
 
   RingWords* words_ = nullptr;
   std::byte* data_ = nullptr;
@@ -96,8 +97,10 @@ class RingWriter {
   std::uint64_t written_ = 0;   // as published
   std::uint64_t released_ = 0;  // the reader's count as last read
   std::uint64_t emptied_ = 0;   // the latest empty header, as a count of bytes
-  std::size_t skip_ = 0;        // bytes before the reservation covered by the skip marker
-  std::size_t reserved_ = 0;    // payload bytes of the reservation; 0: none
+  // A short frame that ends at or before this count has room behind the frame before, in the same page.
+  std::uint64_t roomUntil_ = 0;
+  std::size_t skip_ = 0;      // bytes before the reservation covered by the skip marker
+  std::size_t reserved_ = 0;  // payload bytes of the reservation; 0: none
   Publish by_ = Publish::kCount;
   bool isAnswered_ = false;  // since the ring began anew
   bool broken_ = false;

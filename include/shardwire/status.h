@@ -2,6 +2,7 @@
 // invariants of our own. Any thread; copyable.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,20 +32,35 @@ enum class StatusCode : unsigned char {
 inline constexpr int kNumStatusCodes = 15;
 SHARDWIRE_EXPORT std::string_view statusCodeName(StatusCode code);
 
+// One word, which is null when ok: nearly every call returns a Status, and nearly every Status is ok.
 class [[nodiscard]] SHARDWIRE_EXPORT Status {
  public:
   Status() = default;
-  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  // Ok, without the message, for kOk.
+  Status(StatusCode code, std::string message)
+      : error_(code == StatusCode::kOk ? nullptr : new Error{code, std::move(message)}) {}
+  Status(const Status& other) : error_(other.isOk() ? nullptr : new Error(*other.error_)) {}
+  Status(Status&&) noexcept = default;
+  Status& operator=(const Status& other) { return *this = Status(other); }
+  Status& operator=(Status&&) noexcept = default;
+  ~Status() = default;
   static Status ok() { return {}; }
 
-  bool isOk() const { return code_ == StatusCode::kOk; }
-  StatusCode code() const { return code_; }
-  const std::string& message() const { return message_; }
-  friend bool operator==(const Status&, const Status&) = default;
+  bool isOk() const { return error_ == nullptr; }
+  StatusCode code() const { return isOk() ? StatusCode::kOk : error_->code; }
+  const std::string& message() const { return isOk() ? noMessage() : error_->message; }
+  friend bool operator==(const Status& a, const Status& b) {
+    return a.code() == b.code() && a.message() == b.message();
+  }
 
  private:
-  StatusCode code_ = StatusCode::kOk;
-  std::string message_;
+  struct Error {
+    StatusCode code;
+    std::string message;
+  };
+  static const std::string& noMessage();
+
+  std::unique_ptr<const Error> error_;
 };
 
 // A T, or the Status (never ok) with the reason for having no T.

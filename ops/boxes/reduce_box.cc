@@ -313,21 +313,12 @@ void reduceBox(const StridedBox& dst, std::span<const StridedBox> sources, const
   reduceBox(dst, dtype, sources, shape, dtype, op, hint);
 }
 
-void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems, DType dtype,
-                      ReduceOp op, StoreHint hint) {
-  const std::int64_t elemBytes = static_cast<std::int64_t>(elementBytes(dtype));
-  if (numElems == 0) {
-    return;
-  }
+namespace {
+
+__attribute__((noinline)) void reduceBlocks(std::byte* dst, std::span<const std::byte* const> sources,
+                                            std::size_t numElems, DType dtype, ReduceOp op, StoreHint hint) {
   const PlainFloats plain;
-  const std::size_t bytes = numElems * elementBytes(dtype);
-  const ReduceKernel& kernel = kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
-  if (sources.size() > 1 && bytes <= kBlockBytes && canReduceRuns(kernel, sources.size())) {
-    // Setting up the loops over a box costs more than the reduction of some elements.
-    static constexpr std::int64_t kNoAheads[kMostRuns] = {};
-    kernel.reduceRuns(dst, sources.data(), sources.size(), kNoAheads, bytes, false);
-    return;
-  }
+  const std::int64_t elemBytes = static_cast<std::int64_t>(elementBytes(dtype));
   const StridedBox to{dst, {elemBytes}};
   const Dims shape{static_cast<std::int64_t>(numElems)};
   if (sources.size() == 1) {
@@ -335,6 +326,25 @@ void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources,
     return;
   }
   BoxReducer(to, dtype, SourceList(sources, elemBytes), shape, dtype, op, hint).run();
+}
+
+}  // namespace
+
+void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems, DType dtype,
+                      ReduceOp op, StoreHint hint) {
+  if (numElems == 0) {
+    return;
+  }
+  const std::size_t bytes = numElems * elementBytes(dtype);
+  const ReduceKernel& kernel = kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+  if (sources.size() > 1 && bytes <= kBlockBytes && canReduceRuns(kernel, sources.size())) {
+    // The loops over a box, and the stack that they need, cost more than the reduction of some elements.
+    static constexpr std::int64_t kNoAheads[kMostRuns] = {};
+    const PlainFloats plain;
+    kernel.reduceRuns(dst, sources.data(), sources.size(), kNoAheads, bytes, false);
+    return;
+  }
+  reduceBlocks(dst, sources, numElems, dtype, op, hint);
 }
 
 }  // namespace shardwire::internal

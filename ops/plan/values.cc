@@ -147,6 +147,11 @@ std::string_view statusCodeName(StatusCode code) {
   return rowOf(kNames, code);
 }
 
+const std::string& Status::noMessage() {
+  static const std::string kNone;
+  return kNone;
+}
+
 // Anchors the exception's type information in this library, so that every catch clause sees one type.
 StatusError::~StatusError() = default;
 
