@@ -147,7 +147,21 @@ bool JoinSchedule::mayFail(std::size_t group) const {
   return std::ranges::any_of(faults, [&](const JoinFault& fault) { return isLost(fault, group); });
 }
 
-JoinSchedule drawJoins(std::uint64_t seed) {
+// The rest stays as drawn.
+void leaveOut(JoinSchedule& schedule, const Without& without) {
+  const auto isIn = [](const std::vector<int>& numbers) {
+    return [&](const auto& each) { return std::ranges::find(numbers, each.number) != numbers.end(); };
+  };
+  for (int number = 0; JoinFault & fault : schedule.faults) {
+    fault.number = number++;
+  }
+  std::erase_if(schedule.faults, isIn(without.faults));
+  for (std::vector<Operation>& operations : schedule.operations) {
+    std::erase_if(operations, isIn(without.operations));
+  }
+}
+
+JoinSchedule drawJoins(std::uint64_t seed, const Without& without) {
   Random random(testing::mix64(seed ^ 0x6a6f696e73));
   JoinSchedule schedule{.seed = seed};
   schedule.numRanks = static_cast<int>(random.between(2, random.chance(30) ? kMostRanks : 5));
@@ -183,6 +197,7 @@ JoinSchedule drawJoins(std::uint64_t seed) {
   drawDeathInHandshake(schedule);
   drawTransport(schedule);
   drawFetches(schedule);
+  leaveOut(schedule, without);
   return schedule;
 }
 

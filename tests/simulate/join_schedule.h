@@ -29,6 +29,7 @@ inline constexpr Time kHarmlessPartition = 2 * kSecond;
 
 struct JoinFault {
   JoinFaultKind kind = JoinFaultKind::kKill;
+  int number = 0;  // in the schedule as drawn
   Rank process = 0;
   std::size_t group = 0;  // kAbsent, kWrongSize, kCannotStart
   Time after = 0;         // since the begin
@@ -90,7 +91,7 @@ struct JoinSchedule {
   std::string labelOf(std::size_t group) const { return "g" + std::to_string(group); }
 };
 
-JoinSchedule drawJoins(std::uint64_t seed);
+JoinSchedule drawJoins(std::uint64_t seed, const Without& without = {});
 // Draws the behaviour of the wires, where there are wires (join_transport.cc).
 void drawTransport(JoinSchedule& schedule);
 // Draws operations that fetch over the wires (join_fetches.cc).

@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <iterator>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -20,13 +23,12 @@ namespace shardwire::simulate {
 namespace {
 
 constexpr const char* kHelp =
-    "simulate [--seed S] [--seeds N] [--seconds T] [--trace] [--view FILE] [--shrink] [--without-operations A,B] "
-    "[--without-faults "
-    "A]\n"
+    "simulate [--joins] [--seed S] [--seeds N] [--seconds T] [--trace] [--view FILE] [--shrink] "
+    "[--without-operations A,B] [--without-faults A]\n"
     "  --seed S      the first seed (1)\n"
     "  --seeds N     so many seeds (1 with --seed, else 1000); --seconds T: until T seconds are over\n"
     "  --trace       prints who did what when, in simulated time\n"
-    "  --view FILE   writes an HTML page that plays the run of one seed, or of a seed that fails\n"
+    "  --view FILE   writes an HTML page that plays the run of one seed, or of a seed that fails; not with --joins\n"
     "  --shrink      removes operations and faults from a failing seed as long as it fails\n"
     "  --without-... numbers of operations and faults to leave out, as --shrink prints them\n"
     "  --joins       the seeds draw processes that join groups\n"
@@ -87,38 +89,62 @@ bool read(int argc, char** argv, Arguments* arguments) {
   if (arguments->numSeeds == 0) {
     arguments->numSeeds = arguments->seconds > 0 ? ~std::uint64_t{0} : arguments->hasSeed ? 1 : 1000;
   }
-  return true;
+  return !arguments->joins || arguments->page.empty();
 }
 
-bool fails(std::uint64_t seed, const Without& without) {
-  return !simulate(drawSchedule(seed, without), false).faults.empty();
+Outcome outcomeOf(std::uint64_t seed, const Without& without, bool joins, bool isTraced) {
+  return joins ? simulateJoins(drawJoins(seed, without), isTraced) : simulate(drawSchedule(seed, without), isTraced);
+}
+
+std::string describeRun(std::uint64_t seed, const Without& without, bool joins) {
+  return joins ? describe(drawJoins(seed, without)) : describe(drawSchedule(seed, without));
+}
+
+// The numbers of all operations and faults of the seed that `without` does not leave out.
+Without partsOf(std::uint64_t seed, const Without& without, bool joins) {
+  Without parts;
+  const auto add = [](std::vector<int>& numbers, const auto& each) {
+    std::ranges::transform(each, std::back_inserter(numbers), [](const auto& part) { return part.number; });
+  };
+  if (joins) {
+    const JoinSchedule schedule = drawJoins(seed, without);
+    std::ranges::for_each(schedule.operations, [&](const auto& each) { add(parts.operations, each); });
+    add(parts.faults, schedule.faults);
+    std::ranges::sort(parts.operations);  // each group has the same numbers
+    parts.operations.erase(std::ranges::unique(parts.operations).begin(), parts.operations.end());
+  } else {
+    const Schedule schedule = drawSchedule(seed, without);
+    add(parts.operations, schedule.operations);
+    add(parts.faults, schedule.faults);
+  }
+  return parts;
 }
 
 // Leaves out one operation or fault after the other as long as the seed still fails.
-Without shrink(std::uint64_t seed, Without without) {
+Without shrink(std::uint64_t seed, Without without, bool joins) {
   for (bool hasShrunk = true; hasShrunk;) {
     hasShrunk = false;
-    const Schedule schedule = drawSchedule(seed, without);
+    const Without parts = partsOf(seed, without, joins);
     const auto leaveOut = [&](std::vector<int> Without::*kind, int number) {
       Without fewer = without;
       (fewer.*kind).push_back(number);
-      if (fails(seed, fewer)) {
+      if (!outcomeOf(seed, fewer, joins, false).faults.empty()) {
         without = fewer;
         hasShrunk = true;
       }
     };
-    for (auto it = schedule.operations.rbegin(); it != schedule.operations.rend(); ++it) {
-      leaveOut(&Without::operations, it->number);
+    for (const int number : parts.operations | std::views::reverse) {
+      leaveOut(&Without::operations, number);
     }
-    for (const Fault& fault : schedule.faults) {
-      leaveOut(&Without::faults, fault.number);
+    for (const int number : parts.faults) {
+      leaveOut(&Without::faults, number);
     }
   }
   return without;
 }
 
-std::string commandOf(std::uint64_t seed, const Without& without) {
-  std::string text = fmt::format("./run simulate --seed {}", seed);
+std::string commandOf(std::uint64_t seed, const Without& without, bool joins) {
+  std::string text = fmt::format("./run simulate {}--seed {}", joins ? "--joins " : "", seed);
   if (!without.operations.empty()) {
     text += fmt::format(" --without-operations {}", fmt::join(without.operations, ","));
   }
@@ -128,12 +154,12 @@ std::string commandOf(std::uint64_t seed, const Without& without) {
   return text;
 }
 
-void print(std::uint64_t seed, const Without& without, const Outcome& outcome) {
+void print(std::uint64_t seed, const Without& without, bool joins, const Outcome& outcome) {
   fmt::print("seed {} FAILS:\n", seed);
   for (const std::string& fault : outcome.faults) {
     fmt::print("  {}\n", fault);
   }
-  fmt::print("{}{}{} --trace\n", describe(drawSchedule(seed, without)), outcome.summary, commandOf(seed, without));
+  fmt::print("{}{}{} --trace\n", describeRun(seed, without, joins), outcome.summary, commandOf(seed, without, joins));
   std::fflush(stdout);
 }
 
@@ -144,34 +170,21 @@ void view(std::uint64_t seed, const Without& without, const std::string& path) {
   }
 }
 
-bool runJoins(std::uint64_t seed, const Arguments& arguments, Outcome* outcome) {
-  const JoinSchedule schedule = drawJoins(seed);
-  *outcome = simulateJoins(schedule, arguments.isTraced);
-  const bool hasFailed = !outcome->faults.empty();
-  if (hasFailed) {
-    fmt::print("seed {} FAILS:\n  {}\n", seed, fmt::join(outcome->faults, "\n  "));
-  }
-  if (hasFailed || arguments.isTraced) {
-    fmt::print("{}{}{}./run simulate --joins --seed {} --trace\n", describe(schedule), outcome->trace, outcome->summary,
-               seed);
-  }
-  return hasFailed;
-}
-
 // Whether the seed fails.
 bool runSeed(std::uint64_t seed, const Arguments& arguments, Outcome* outcome) {
   Without without = arguments.without;
-  *outcome = simulate(drawSchedule(seed, without), arguments.isTraced);
+  const bool joins = arguments.joins;
+  *outcome = outcomeOf(seed, without, joins, arguments.isTraced);
   if (arguments.isTraced) {
-    fmt::print("{}{}{}", describe(drawSchedule(seed, without)), outcome->trace, outcome->summary);
+    fmt::print("{}{}{}", describeRun(seed, without, joins), outcome->trace, outcome->summary);
   }
   const bool hasFailed = !outcome->faults.empty();
   if (hasFailed && arguments.shrinks) {
-    without = shrink(seed, without);
-    *outcome = simulate(drawSchedule(seed, without), false);
+    without = shrink(seed, without, joins);
+    *outcome = outcomeOf(seed, without, joins, false);
   }
   if (hasFailed) {
-    print(seed, without, *outcome);
+    print(seed, without, joins, *outcome);
   }
   if (!arguments.page.empty() && (hasFailed || arguments.numSeeds == 1)) {
     view(seed, without, arguments.page);
@@ -189,7 +202,7 @@ int run(const Arguments& arguments) {
   std::uint64_t numFrames = 0;
   Time simulated = 0;
   for (std::uint64_t i = 0; i < arguments.numSeeds && (arguments.seconds == 0 || spent() < arguments.seconds); ++i) {
-    const bool hasFailed = (arguments.joins ? runJoins : runSeed)(arguments.seed + i, arguments, &outcome);
+    const bool hasFailed = runSeed(arguments.seed + i, arguments, &outcome);
     ++numRun;
     numFailing += hasFailed ? 1 : 0;
     numWithError += outcome.numFailed > 0 ? 1 : 0;
