@@ -1,11 +1,12 @@
 // A cable between two network namespaces, which treats packets badly on demand.
 //
-// Usage: cable NAMESPACE NAMESPACE
-// In each namespace the program makes a tun device of the name "cable", and carries IP packets from one device to the
-// other. The caller gives the devices their addresses. Each line on standard input replaces the treatment:
+// Usage: cable NAMESPACE NAMESPACE NAMESPACE
+// In each namespace the program makes a tun device of the name "cable", and carries IP packets between the devices of
+// the first two namespaces. The caller gives the devices their addresses. Each line on standard input replaces the
+// treatment:
 //
 //   loss=0.05 delay=20 jitter=10 reorder=0.25 duplicate=0.1 corrupt=0.01 repair=1 shortest=1000 longest=600
-//   rate=4 cut=both|ab|ba
+//   rate=4 cut=both|ab|ba rebooted=1
 //
 // A line begins from the clean cable. Probabilities hold for each packet. Times are milliseconds. A reordered packet
 // waits for 2 ms, and later packets pass the packet. A corrupted packet has one flipped bit in the TCP payload or, in a
@@ -13,6 +14,8 @@
 // checksum is made right again: broken memory of a router or of a network card does the same. Packets shorter than
 // `shortest` bytes are not corrupted. Packets longer than `longest` bytes are swallowed. `rate` is in Mbit/s for each
 // direction (0: no limit): packets wait in a queue of at most 100 ms, and packets that find the queue full are lost.
+// With rebooted=1 the third namespace takes the place of the second one: the kernel of the second host has lost all of
+// its connections. Packets of the namespace without a cable are swallowed.
 // The answer to each line is a line with the number of packets carried, lost, and corrupted so far. The end of standard
 // input ends the program.
 //
@@ -48,7 +51,7 @@ using Packet = std::vector<uint8_t>;
 
 struct Treatment {
   double loss = 0, delay = 0, jitter = 0, reorder = 0, duplicate = 0, corrupt = 0, rate = 0;
-  bool repair = false;
+  bool repair = false, rebooted = false;
   size_t shortest = 0, longest = 65536;
   bool cut[2] = {false, false};
 };
@@ -111,6 +114,8 @@ std::optional<Treatment> parse(const std::string& line) {
       made.longest = static_cast<size_t>(number);
     else if (name == "rate")
       made.rate = number;
+    else if (name == "rebooted")
+      made.rebooted = number != 0;
     else if (name == "cut") {
       made.cut[0] = value != "ba";
       made.cut[1] = value != "ab";
@@ -136,16 +141,17 @@ uint16_t tcpChecksum(const Packet& packet, size_t head) {
 
 class Cable {
  public:
-  Cable(int a, int b) : devices_{a, b} {}
+  Cable(int a, int b, int rebooted) : devices_{a, b, rebooted} {}
 
   void run() {
     std::string typed;
     for (;;) {
-      pollfd sets[3] = {{devices_[0], POLLIN, 0}, {devices_[1], POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
+      pollfd sets[4] = {
+          {devices_[0], POLLIN, 0}, {devices_[1], POLLIN, 0}, {devices_[2], POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
       const timespec wait = untilNext();
-      if (ppoll(sets, 3, waiting_.empty() ? nullptr : &wait, nullptr) < 0 && errno != EINTR)
+      if (ppoll(sets, 4, waiting_.empty() ? nullptr : &wait, nullptr) < 0 && errno != EINTR)
         fail("ppoll");
-      if (sets[2].revents != 0) {
+      if (sets[3].revents != 0) {
         char bytes[4096];
         const ssize_t got = read(STDIN_FILENO, bytes, sizeof bytes);
         if (got <= 0)
@@ -154,9 +160,9 @@ class Cable {
         for (size_t end; (end = typed.find('\n')) != std::string::npos; typed.erase(0, end + 1))
           obey(typed.substr(0, end));
       }
-      for (int from : {0, 1})
-        if (sets[from].revents & POLLIN)
-          take(from);
+      for (int device : {0, 1, 2})
+        if (sets[device].revents & POLLIN)
+          take(device);
       deliver();
     }
   }
@@ -182,16 +188,21 @@ class Cable {
 
   bool happens(double probability) { return probability > 0 && chance_(random_) < probability; }
 
-  void take(int from) {
+  void take(int device) {
+    const int from = device == 0 ? 0 : 1;
     for (int i = 0; i < 64; ++i) {
       Packet packet(65536);
-      const ssize_t got = read(devices_[from], packet.data(), packet.size());
+      const ssize_t got = read(devices_[device], packet.data(), packet.size());
       if (got <= 0)
         return;
       packet.resize(static_cast<size_t>(got));
-      treat(from, std::move(packet));
+      if (device == deviceOf(from))
+        treat(from, std::move(packet));
     }
   }
+
+  // The device of the first or of the second host.
+  int deviceOf(int host) const { return host == 1 && treatment_.rebooted ? 2 : host; }
 
   void treat(int from, Packet packet) {
     if (treatment_.cut[from] || packet.size() > treatment_.longest || happens(treatment_.loss)) {
@@ -251,12 +262,12 @@ class Cable {
     for (const auto now = Clock::now(); !waiting_.empty() && waiting_.top().when <= now; waiting_.pop()) {
       const Due& due = waiting_.top();
       const bool arrives =
-          !treatment_.cut[1 - due.to] && write(devices_[due.to], due.packet.data(), due.packet.size()) >= 0;
+          !treatment_.cut[1 - due.to] && write(devices_[deviceOf(due.to)], due.packet.data(), due.packet.size()) >= 0;
       ++(arrives ? carried_ : lost_);
     }
   }
 
-  int devices_[2];
+  int devices_[3];  // of the two hosts, and of the second host after its reboot
   Treatment treatment_;
   Clock::time_point isFree_[2];  // when each direction has sent all packets of its queue
   std::priority_queue<Due> waiting_;
@@ -268,12 +279,12 @@ class Cable {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::cerr << "usage: cable NAMESPACE NAMESPACE\n";
+  if (argc != 4) {
+    std::cerr << "usage: cable NAMESPACE NAMESPACE NAMESPACE\n";
     return 2;
   }
-  const int a = openDevice(argv[1]);
-  Cable cable(a, openDevice(argv[2]));
+  const int a = openDevice(argv[1]), b = openDevice(argv[2]);
+  Cable cable(a, b, openDevice(argv[3]));
   std::cout << "ready" << std::endl;
   cable.run();
 }

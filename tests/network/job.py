@@ -36,7 +36,7 @@ def check(what, got, wanted):
         raise WrongBytes(f"{what}: {int((got != wanted).sum())} of {got.numel()} values are wrong")
 
 
-def one_round(rank, number, op, queue):
+def one_round(rank, number, op, queue, check):
     for elems in (1, 1000, 1 << 17):
         base = torch.arange(elems, dtype=torch.float32) % 1000 + number
         values = base + rank
@@ -59,14 +59,15 @@ def one_round(rank, number, op, queue):
     # every rank puts one entry at rank 0 and takes one; together the ranks take all entries
     queue.put(torch.full((3000,), float(rank + number)))
     taken = queue.get_tensor()
-    check("queue", taken, taken[:1].expand(3000))
-    total = taken[:1].clone()
+    total = torch.full((1,), float(taken.flatten()[0]) if taken.numel() > 0 else -1.0)
+    check("queue", taken, total.expand(3000))
     dist.all_reduce(total)
     check("queue", total, torch.tensor([float(sum(range(SIZE)) + SIZE * number)]))
 
 
 def collectives(rank, pipe, port, options):
-    """Rounds of operations until the runner stops rank 0."""
+    """Rounds of operations until the runner stops rank 0. With options["rounds"] each rank counts this many rounds and
+    its wrong results instead, so that received bytes decide nothing here."""
     timeout = timedelta(seconds=options["timeout"])
     store = dist.TCPStore(ADDRESSES[0], port, SIZE, rank == 0, timeout=timeout, wait_for_workers=False)
     pipe.send("store")
@@ -80,10 +81,15 @@ def collectives(rank, pipe, port, options):
     op = shardwire.compile_op(None, (n, n), torch.float32, [{"offset": (rank * rows, 0), "shape": (rows, n)}],
                               [{"offset": (0, rank * rows), "shape": (n, rows)}])
     queue = shardwire.Queue(location=0, name="work", capacity=64)
-    number, longest, stop = 0, 0.0, torch.zeros(1)
-    while not stop.item():
+    number, longest, stop, wrong = 0, 0.0, torch.zeros(1), []
+
+    def count(what, got, wanted):
+        if got.shape != wanted.shape or got.dtype != wanted.dtype or not torch.equal(got, wanted):
+            wrong.append(what)
+
+    while not stop.item() and (options["rounds"] == 0 or number < options["rounds"]):
         begun = time.monotonic()
-        one_round(rank, number, op, queue)
+        one_round(rank, number, op, queue, count if options["rounds"] > 0 else check)
         number += 1
         longest = max(longest, time.monotonic() - begun if number > 1 else 0)  # the first round makes links
         if number == 1:
@@ -91,9 +97,10 @@ def collectives(rank, pipe, port, options):
         if rank == 0 and pipe.poll():
             pipe.recv()
             stop.fill_(1)
-        dist.broadcast(stop, src=0)
+        if options["rounds"] == 0:
+            dist.broadcast(stop, src=0)
     dist.barrier()
-    return f"{number} rounds, the longest {1000 * longest:.0f} ms"
+    return f"{number} rounds, the longest {1000 * longest:.0f} ms" + (f", {len(wrong)} wrong results" if wrong else "")
 
 
 def weights(rank, pipe, port, options):
@@ -157,7 +164,26 @@ def leaving(rank, pipe, port, options):
     return 1
 
 
-JOBS = {"collectives": collectives, "weights": weights, "leaving": leaving}
+def idle(rank, pipe, port, options):
+    """Ranks 0 and 1 wait for messages of ranks 2 and 3, which send none: no bytes are under way."""
+    timeout = timedelta(seconds=options["timeout"])
+    store = dist.TCPStore(ADDRESSES[0], port, SIZE, rank == 0, timeout=timeout, wait_for_workers=False)
+    pipe.send("store")
+    pipe.recv()
+    dist.init_process_group("shardwire", store=store, rank=rank, world_size=SIZE, timeout=timeout)
+    values = torch.full((1000,), float(rank))
+    dist.all_reduce(values)
+    check("all_reduce", values, torch.full((1000,), float(sum(range(SIZE)))))
+    awaited = dist.irecv(values, src=rank + PER_HOST) if rank < PER_HOST else None
+    time.sleep(0.5)  # the last acknowledgements of the all_reduce arrive meanwhile
+    pipe.send("working")
+    if awaited is not None:
+        awaited.wait()
+    pipe.recv()
+    return 1
+
+
+JOBS = {"collectives": collectives, "weights": weights, "leaving": leaving, "idle": idle}
 KEPT = []  # stores: rank 0 serves the others to the end
 
 
@@ -175,7 +201,9 @@ def main(rank, pipe, namespace, port, options):
         outcome = (type(error).__name__, str(error))
     pipe.send((*outcome, time.monotonic()))
     # The store and its server live on until all ranks have an outcome, as in a job where a trainer goes on.
-    pipe.recv()
+    # After an error the word "stop" may still lie in the pipe.
+    while pipe.recv() != "end":
+        pass
     ending = threading.Timer(20, os._exit, (9,))  # an end that hangs is a failure, too
     ending.start()
     if dist.is_initialized():
