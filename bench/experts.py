@@ -1,15 +1,19 @@
 """Expert dispatch and combine: shardwire.distributed.experts beside index + all_to_all_single, in turns.
 
     ./run bench experts [--tokens 128,512,1024,4096] [--ranks 2,4] [--hidden 1024] [--top-k 2] [--experts 8]
-        [--dtypes float32,bfloat16] [--rounds 3] [--repeats 15] [--only experts,shardwire,gloo] [--json FILE]
+        [--dtypes float32,bfloat16,float8_e4m3fn] [--rounds 3] [--repeats 15] [--only experts,shardwire,gloo]
+        [--json FILE]
 
 Every rank has the same number of tokens with random experts, and the experts return the rows that they receive. The
 contestants "shardwire" and "gloo" are an ordinary program over this backend's all_to_all_single: the choices are
 sorted, the counts exchanged, the rows indexed, exchanged and grouped by expert, and back the same way, with a bmm as
-the sum over the top-k; gloo with float32 only. All contestants run in the same processes, one call each in turns. A
-call takes as long as its slowest rank. Medians over rounds * repeats are printed, in milliseconds; the least in
-brackets; and how many times longer than "experts" each takes, by medians and by the least. Results are compared before
-the times are taken.
+the sum over the top-k; gloo with float32 only. Tokens of float8_e4m3fn (torch 2.1 and later, not by default) travel
+with a scale of each row, for which the ordinary program needs a second all_to_all_single. All contestants make bfloat16
+of them when they arrive, which counts as dispatch, and send bfloat16 back.
+
+All contestants run in the same processes, one call each in turns. A call takes as long as its slowest rank. Medians
+over rounds * repeats are printed, in milliseconds; the least in brackets; and how many times longer than "experts" each
+takes, by medians and by the least. Results are compared before the times are taken.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class IndexAndAllToAll:
     def __init__(self, options, group, size):
         self.options, self.group, self.size = options, group, size
 
-    def dispatch(self, tokens, ids):
+    def dispatch(self, tokens, ids, scales):
         import torch
         import torch.distributed as dist
         flat = ids.view(-1)
@@ -67,11 +71,18 @@ class IndexAndAllToAll:
         dist.all_to_all_single(arriving, counts, group=self.group)
         sent = counts.view(self.size, -1).sum(1).tolist()
         got = arriving.view(self.size, -1).sum(1).tolist()
-        rows = tokens.new_empty(sum(got), tokens.shape[1])
-        dist.all_to_all_single(rows, tokens.index_select(0, order // self.options.top_k), got, sent, group=self.group)
         local = torch.arange(self.options.experts // self.size).repeat(self.size)
         regroup = torch.argsort(local.repeat_interleave(arriving), stable=True)
-        return rows.index_select(0, regroup), (order, regroup, sent, got)
+
+        def exchanged(values):
+            rows = values.new_empty(sum(got), values.shape[1])
+            dist.all_to_all_single(rows, values.index_select(0, order // self.options.top_k), got, sent,
+                                   group=self.group)
+            return rows.index_select(0, regroup)
+        handle = order, regroup, sent, got
+        if scales is None:
+            return exchanged(tokens), handle
+        return dequantized(exchanged(tokens.view(torch.uint8)).view(tokens.dtype), exchanged(scales)), handle
 
     def combine(self, outputs, handle, weights):
         import torch
@@ -89,14 +100,32 @@ class IndexAndAllToAll:
 class OurExperts:
     def __init__(self, options, tokens, dtype):
         from shardwire.distributed.experts import Experts
-        self.experts = Experts(options.experts, options.hidden, options.top_k, tokens, dtype)
+        self.experts = Experts(options.experts, options.hidden, options.top_k, tokens, dtype,
+                               scale_width=int(is_narrow(dtype)))
 
-    def dispatch(self, tokens, ids):
-        received = self.experts.dispatch(tokens, ids)
-        return received.tokens, received.handle
+    def dispatch(self, tokens, ids, scales):
+        received = self.experts.dispatch(tokens, ids, None, scales)
+        rows = received.tokens if scales is None else dequantized(received.tokens, received.scales)
+        return rows, received.handle
 
     def combine(self, outputs, handle, weights):
         return self.experts.combine(outputs, handle, weights)
+
+
+def is_narrow(dtype):
+    return str(dtype).startswith("torch.float8")
+
+
+def quantized(tokens, dtype):
+    """The rows divided by a scale of each row, in an 8-bit dtype, and the scales."""
+    import torch
+    scales = tokens.abs().amax(1, keepdim=True) / torch.finfo(dtype).max
+    return (tokens / scales).to(dtype), scales
+
+
+def dequantized(rows, scales):
+    import torch
+    return rows.to(torch.bfloat16).mul_(scales.to(torch.bfloat16))
 
 
 def measure(options, contestants, num_tokens, dtype, rank):
@@ -104,12 +133,13 @@ def measure(options, contestants, num_tokens, dtype, rank):
     import torch
     import torch.distributed as dist
     torch.manual_seed(rank)
-    tokens = torch.randn(num_tokens, options.hidden).to(dtype)
+    wide = torch.randn(num_tokens, options.hidden)
+    tokens, scales = quantized(wide, dtype) if is_narrow(dtype) else (wide.to(dtype), None)
     ids = torch.stack([torch.randperm(options.experts)[:options.top_k] for _ in range(num_tokens)])
     weights = torch.rand(num_tokens, options.top_k)
     results = {}
     for name, contestant in contestants.items():
-        rows, handle = contestant.dispatch(tokens, ids)
+        rows, handle = contestant.dispatch(tokens, ids, scales)
         results[name] = contestant.combine(rows, handle, weights)
     first = next(iter(results.values())).float()
     for name, result in results.items():
@@ -120,7 +150,7 @@ def measure(options, contestants, num_tokens, dtype, rank):
         for name, contestant in contestants.items():
             dist.barrier()
             begin = time.perf_counter()
-            rows, handle = contestant.dispatch(tokens, ids)
+            rows, handle = contestant.dispatch(tokens, ids, scales)
             middle = time.perf_counter()
             result = contestant.combine(rows, handle, weights)
             end = time.perf_counter()
@@ -144,6 +174,8 @@ def child(options):
     gloo = dist.new_group(backend="gloo") if "gloo" in names else None
     numbers = {}
     for dtype in options.dtypes.split(","):
+        if not hasattr(torch, dtype):
+            raise SystemExit(f"experts.py: torch {torch.__version__} has no {dtype}")
         for tokens in map(int, options.tokens.split(",")):
             contestants = {name: OurExperts(options, tokens, getattr(torch, dtype)) if name == "experts" else
                            IndexAndAllToAll(options, gloo if name == "gloo" else None, size) for name in names
@@ -203,7 +235,7 @@ def main():
                     ratio = "" if ours is None or name == "experts" else (
                         f" ({times / statistics.median(ours):.1f} x, {best / min(ours):.1f} x)")
                     cells.append(f"{name} {1e3 * times:.3f} [{1e3 * best:.3f}]{ratio}")
-                print(f"{case:<24}{phase:<10}{'   '.join(cells)}", flush=True)
+                print(f"{case:<28}{phase:<10}{'   '.join(cells)}", flush=True)
         results[f"{ranks} ranks"] = gathered
     if options.json:
         title = f"Medians of the slowest rank, hidden {options.hidden}, top-{options.top_k}, ms"

@@ -14,7 +14,7 @@ PARTS = {
     "queue": "bench queue",
     "symm": "bench symm",
     "kernels": "--torch pip bench kernels",
-    "experts": "bench experts --dtypes float32 --rounds 2",
+    "experts": "--torch pip bench experts --dtypes float32,bfloat16,float8_e4m3fn --rounds 2",
     "fft": "bench fft --shapes 64x64x64,128x128x128,512x512 --rounds 2",
     "matmul": "bench matmul --sizes 2048 --rounds 2",
     "solver": "bench solver --sizes 2048 --rounds 2",

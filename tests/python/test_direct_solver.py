@@ -1,5 +1,5 @@
-"""Systems of linear equations with distributed matrices: against torch.linalg in one process, and every misuse as one
-error on all ranks."""
+"""Systems of linear equations with distributed matrices: against numpy or torch.linalg in one process, and every misuse
+as one error on all ranks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from random_campaign import RANKS_AND_WAYS, Digest, extent_of, run_campaign, wide_numpy
 from ranks import error_of, group, run_ranks
 from test_matmul import ROUNDING, data_of, in_order, wide
 from test_reshape import check_misuse, random_distribution, take
@@ -46,13 +47,22 @@ def check(got: torch.Tensor, wanted: torch.Tensor, said: str) -> None:
 
 def packed(a: torch.Tensor, kind: str) -> torch.Tensor:
     """The factors as LAPACK packs them."""
-    return torch.linalg.lu_factor(wide(a))[0] if kind == "lu" else torch.linalg.cholesky(wide(a))
+    if kind == "cholesky":
+        return torch.from_numpy(numpy.linalg.cholesky(wide_numpy(a)))
+    whole = wide_numpy(a).copy()
+    for matrix in whole.reshape(-1, *a.shape[-2:]):
+        for step in range(len(matrix)):
+            pivot = step + abs(matrix[step:, step]).argmax()
+            matrix[[step, pivot]] = matrix[[pivot, step]]
+            matrix[step + 1:, step] /= matrix[step, step]
+            matrix[step + 1:, step + 1:] -= numpy.outer(matrix[step + 1:, step], matrix[step, step + 1:])
+    return torch.from_numpy(whole)
 
 
-def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
-    rng = random.Random(seed)
+def random_cases(rank: int, ranks: int, seed: int, cases: int) -> str:
+    rng, digest = random.Random(seed), Digest()
     for case in range(cases):
-        n, k, batch = rng.randint(1, 14), rng.randint(1, 6), rng.choice([(), (), (rng.randint(1, 5),)])
+        n, k, batch = extent_of(rng, 14), rng.randint(1, 6), rng.choice([(), (), (rng.randint(1, 5),)])
         columns = rng.choice([(), (k,), (k,)])
         dtype, kind = rng.choice(DTYPES), rng.choice(["lu", "cholesky"])
         a, b = matrix_of((*batch, n, n), dtype, kind, seed + case), data_of((*batch, n, *columns), dtype, case)
@@ -65,8 +75,8 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
         said = (f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {list(a.shape)} {list(b.shape)} {dtype} "
                 f"{cuts} {options} orders {orders}, at once {_factors.AT_ONCE}, step {_factors.STEP}")
         parts = [take(cut, whole, rank, ranks) for cut, whole in zip(cuts, (a, b))]
-        wanted = take(cuts[1], torch.linalg.solve(wide(a), wide(b).reshape(*batch, n, -1)).reshape(b.shape), rank,
-                      ranks)
+        wanted = take(cuts[1], torch.from_numpy(numpy.linalg.solve(
+            wide_numpy(a), wide_numpy(b).reshape(*batch, n, -1)).reshape(b.shape)), rank, ranks)
 
         def solve() -> tuple[torch.Tensor, torch.Tensor]:
             mine = [(in_order(part, fortran) if part.dim() == 2 else part).clone() for part, fortran in
@@ -86,14 +96,16 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
             below = take(cuts[0], (torch.ones(n, n).tril() if kind == "cholesky" else torch.ones(n, n)).expand(
                 *batch, n, n), rank, ranks)
             check(left * below, take(cuts[0], packed(a, kind), rank, ranks) * below, f"factors: {said}")
+            digest.add(left * below)
         assert torch.equal(solve()[0], x), said  # the same bits
-    return cases
+        digest.add(x)
+    return str(digest)
 
 
 @pytest.mark.any_torch
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_random_cases(ranks: int) -> None:
-    assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
+@pytest.mark.parametrize(("ranks", "way"), RANKS_AND_WAYS)
+def test_random_cases(ranks: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_campaign(random_cases, ranks, way, SEED, CASES, monkeypatch)
 
 
 def larger(rank: int, ranks: int) -> None:
@@ -111,6 +123,27 @@ def larger(rank: int, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_larger(ranks: int) -> None:
     run_ranks(ranks, larger, ranks)
+
+
+def wide_panels(rank: int) -> None:
+    """A panel has no more columns than the matrix, so that the memory for panels follows from the matrix."""
+    a, b = matrix_of((9, 9), torch.float64, "lu", 1), data_of((9, 2), torch.float64, 2)
+    for kind in ("lu", "cholesky"):
+        whole = a if kind == "lu" else matrix_of((9, 9), torch.float64, kind, 1)
+        options = {"panel_width": 1 << 40, "factorization": kind, "inplace_a": False, "inplace_b": False}
+        with DirectSolver(take(Slab.X, whole, rank, 2), take(Slab.X, b, rank, 2), distributions=[Slab.X, Slab.X],
+                          group=group(), options=options) as solver:
+            solver.plan()
+            assert "1 panels of 9 columns" in solver.explain()
+            solver.factorize()
+            check(solver.solve(), take(Slab.X, torch.linalg.solve(whole, b), rank, 2), kind)
+    nothing = direct_solver(torch.zeros(0, 0), torch.zeros(0, 1), distributions=[Slab.X, Slab.X], group=group(),
+                            options={"panel_width": 3})
+    assert nothing.shape == (0, 1)
+
+
+def test_panels_wider_than_the_matrix() -> None:
+    run_ranks(2, wide_panels)
 
 
 def in_place(rank: int) -> None:

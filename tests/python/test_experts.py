@@ -1,5 +1,5 @@
-"""Dispatch and combine against a naive model in one process, with random routing: values, gradients, errors; and
-all_gather_v and reduce_scatter_v.
+"""Dispatch and combine against a naive model in one process, with random routing: values (numpy), gradients (torch),
+errors; and all_gather_v and reduce_scatter_v.
 
 The model has all ranks' tokens and looks up the expert of each choice alone.
 """
@@ -11,9 +11,11 @@ import random
 import signal
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from fork_ranks import meet
+from random_campaign import RANKS_AND_WAYS, Digest, extent_of, run_campaign, wide_numpy
 from ranks import error_of, group, outcome, run_ranks
 
 import shardwire
@@ -41,7 +43,7 @@ class Case:
         self.ranks, self.dtype = ranks, dtype
         self.num_experts, self.hidden, self.top_k = rng.randint(1, 9), rng.choice([1, 3, 64, 1500]), rng.randint(1, 4)
         self.shares = random_shares(rng, self.num_experts, ranks)
-        self.max_tokens = rng.randint(1, 40)
+        self.max_tokens = extent_of(rng, 40)
         generator = torch.Generator().manual_seed(rng.randint(0, 1 << 30))
         self.tokens, self.ids, self.weights, self.scales = [], [], [], []
         crowded = rng.random() < 0.2  # all tokens choose one expert
@@ -69,8 +71,9 @@ def expert_of(number: int, rows: torch.Tensor, factors: torch.Tensor) -> torch.T
 
 
 def apply_experts(experts: Experts, received: Dispatched, factors: torch.Tensor) -> torch.Tensor:
-    parts = [expert_of(number, rows, factors) for number, rows in zip(experts.local_experts, received.by_expert())]
-    return torch.cat(parts) if parts else received.tokens.to(experts.out_dtype)
+    """As in docs/experts.md: a rank without experts has no parts."""
+    return torch.cat([received.tokens[:0], *(expert_of(number, rows, factors) for number, rows in
+                                             zip(experts.local_experts, received.by_expert()))])
 
 
 def model(case: Case, tokens: list[torch.Tensor], weights: list[torch.Tensor],
@@ -85,50 +88,65 @@ def model(case: Case, tokens: list[torch.Tensor], weights: list[torch.Tensor],
     return results
 
 
+def numpy_model(case: Case, rank: int) -> Any:
+    """The result of one rank in float64."""
+    tokens, weights, ids = (wide_numpy(each[rank]) for each in (case.tokens, case.weights, case.ids))
+    result = numpy.zeros_like(tokens)
+    for token, row in enumerate(tokens):
+        for weight, expert in zip(weights[token], ids[token]):
+            if expert >= 0:
+                result[token] += weight * (numpy.tanh(row * (1 + expert / 10)) + row)
+    return result
+
+
 def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, said: str) -> None:
     assert got.shape == wanted.shape, said
     limit = ROUNDING[dtype] * (1 + float(wanted.abs().max()) if wanted.numel() else 1)
     assert torch.allclose(got.double(), wanted.double(), rtol=ROUNDING[dtype], atol=limit), said
 
 
-def random_values(rank: int, ranks: int, seed: int, cases: int, direct: bool) -> int:
-    rng = random.Random(seed)
+def check_received(case: Case, experts: Experts, received: Dispatched, said: str) -> None:
+    counts = received.counts.tolist()
+    for expert, rows, scales in zip(experts.local_experts, received.by_expert(), torch.split(received.scales, counts)):
+        wanted = case.received(expert)
+        assert len(rows) == len(wanted), said
+        if wanted:
+            assert torch.equal(rows, torch.stack([case.tokens[source][token] for source, token in wanted])), said
+            assert torch.equal(scales, torch.stack([case.scales[source][token] for source, token in wanted])), said
+
+
+def random_values(rank: int, ranks: int, seed: int, cases: int) -> str:
+    rng, digest = random.Random(seed), Digest()
     for number in range(cases):
         case = Case(rng, ranks, rng.choice(DTYPES))
         said = f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {number}: {vars(case)}"
         experts = case.make(scale_width=2)
-        assert experts._block.is_direct == direct
-        factors = torch.arange(case.num_experts) / 10
+        assert experts._block.is_direct == ("SHARDWIRE_TRANSPORTS" not in os.environ)
+        factors, wanted = torch.arange(case.num_experts) / 10, torch.from_numpy(numpy_model(case, rank))
         for _ in range(3):  # both slots, and one of them again
             received = experts.dispatch(case.tokens[rank], case.ids[rank], case.weights[rank], case.scales[rank])
             assert received.tokens.dtype == case.dtype
-            for expert, count, rows, scales in zip(experts.local_experts, received.counts.tolist(),
-                                                   received.by_expert(),
-                                                   torch.split(received.scales, received.counts.tolist())):
-                wanted = case.received(expert)
-                assert count == len(wanted), said
-                for row, scale, (source, token) in zip(rows, scales, wanted):
-                    assert torch.equal(row, case.tokens[source][token]), said
-                    assert torch.equal(scale, case.scales[source][token]), said
+            check_received(case, experts, received, said)
             outputs = apply_experts(experts, received, factors)
             result = experts.combine(outputs, received.handle)
             assert result.dtype == case.dtype and not result.requires_grad
-            close(result, model(case, case.tokens, case.weights, factors)[rank], case.dtype, said)
+            close(result, wanted, case.dtype, said)
             assert torch.equal(experts.combine(outputs, received.handle, case.weights[rank]), result), said
             plain = experts.combine(received.tokens, received.handle, torch.ones_like(case.weights[rank]))
             times = (case.ids[rank] >= 0).sum(1, keepdim=True)
             close(plain, case.tokens[rank].double() * times, case.dtype, said)
-    return cases
+            digest.add(received.tokens, result)
+    return str(digest)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_random_values(ranks: int) -> None:
-    assert run_ranks(ranks, random_values, ranks, SEED + ranks, CASES, True, timeout=60 + CASES) == [CASES] * ranks
+@pytest.mark.parametrize(("ranks", "way"), RANKS_AND_WAYS)
+def test_random_values(ranks: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_campaign(random_values, ranks, way, SEED, CASES, monkeypatch)
 
 
 def test_random_values_of_ranks_that_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "^shm")
-    assert run_ranks(3, random_values, 3, SEED + 10, CASES // 3, False, timeout=60 + CASES) == [CASES // 3] * 3
+    run_ranks(3, random_values, 3, SEED + 10, max(1, CASES // 3), timeout=60 + CASES)
 
 
 def random_gradients(rank: int, ranks: int, seed: int, cases: int) -> int:
@@ -202,6 +220,27 @@ def float8(rank: int) -> None:
 @pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no 8-bit floats")
 def test_float8_with_scales() -> None:
     run_ranks(3, float8)
+
+
+def float8_gradients(rank: int) -> None:
+    """448 + 448 - 448: the sum of the first two is beyond float8_e4m3fn, so the gradients are summed wider."""
+    experts = Experts(3, 16, 3, 2, torch.float8_e4m3fn, group=group())
+    learns = rank == 0  # the other ranks take part in the backward pass, too
+    x = torch.ones(2, 16, requires_grad=learns)
+    received = experts.dispatch((x / 2).to(torch.float8_e4m3fn), torch.tensor([[0, 1, 2], [2, -1, -1]]))
+    factor = torch.tensor([448.0, 448.0, -448.0])
+    rows = [rows.to(torch.bfloat16) * factor[number].to(torch.bfloat16)
+            for number, rows in zip(experts.local_experts, received.by_expert())]
+    result = experts.combine(torch.cat(rows), received.handle)
+    assert torch.equal(result.detach(), torch.tensor([[224.0], [-224.0]]).expand(2, 16).to(torch.bfloat16))
+    result.sum().backward()
+    if learns:
+        assert torch.equal(x.grad, torch.tensor([[224.0], [-224.0]]).expand(2, 16))
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no 8-bit floats")
+def test_gradients_of_float8() -> None:
+    run_ranks(3, float8_gradients)
 
 
 def lazily_negated(rank: int, direct: bool) -> None:
@@ -408,6 +447,31 @@ def test_lazily_conjugated_parts() -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_parts_of_different_sizes(size: int) -> None:
     run_ranks(size, gathers, size)
+
+
+PARTS = {"all_gather_v": all_gather_v, "reduce_scatter_v": reduce_scatter_v}
+
+
+def gradient_on_one_rank(rank: int, name: str, sizes: list[int] | None) -> Any:
+    """Rank 0 alone would wait for the other rank in its backward pass."""
+    call, mine, both = PARTS[name], torch.ones(2, 3, requires_grad=rank == 0), torch.ones(2, 3, requires_grad=True)
+    with torch.no_grad():
+        assert not call(mine, sizes, group=group()).requires_grad
+    assert not call(mine.detach(), sizes, group=group()).requires_grad
+    call(both, sizes, group=group()).sum().backward()
+    assert both.grad is not None
+    return error_of(call, mine, sizes, group=group())
+
+
+@pytest.mark.parametrize("name, sizes, text", [
+    ("all_gather_v", None, "the gradient differs between ranks: True on rank 0, False on rank 1"),
+    ("all_gather_v", [2, 2], "rank 0 called shardwire.distributed.all_gather_v, but rank 1 called all_gather"),
+    ("reduce_scatter_v", None, "rank 0 called shardwire.distributed.reduce_scatter_v, but rank 1 called reduce_scatter"),
+    ("reduce_scatter_v", [1, 1],
+     "rank 0 called shardwire.distributed.reduce_scatter_v, but rank 1 called reduce_scatter")])
+def test_parts_that_require_gradients_on_one_rank(name: str, sizes: list[int] | None, text: str) -> None:
+    for kind, said in run_ranks(2, gradient_on_one_rank, name, sizes):
+        assert kind == "MismatchError" and text in said, said
 
 
 def wrong_parts(rank: int) -> list[Any]:

@@ -1,5 +1,5 @@
-"""Products of distributed matrices: against torch's product of the whole matrices in one process, and every misuse as
-one error on all ranks."""
+"""Products of distributed matrices: against numpy's or torch's product of the whole matrices in one process, and every
+misuse as one error on all ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from random_campaign import RANKS_AND_WAYS, Digest, extent_of, run_campaign, wide_numpy
 from ranks import error_of, group, run_ranks
 from test_reshape import check_misuse, dtensor_of, random_distribution, take
 
@@ -72,10 +73,10 @@ def random_grid(rng: random.Random, ranks: int) -> list[int] | None:
     return rng.choice([None, *grids])
 
 
-def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
-    rng = random.Random(seed)
+def random_cases(rank: int, ranks: int, seed: int, cases: int) -> str:
+    rng, digest = random.Random(seed), Digest()
     for case in range(cases):
-        m, n, k = (rng.randint(1, 14) for _ in range(3))
+        m, n, k = (extent_of(rng, 14) for _ in range(3))
         dtype = rng.choice(FLOATS + INTEGERS)
         qualifiers = numpy.zeros((3,), dtype=matrix_qualifiers_dtype)
         for index in range(2):
@@ -103,16 +104,18 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
             assert isinstance(result, numpy.ndarray if use_numpy else torch.Tensor), said
             return torch.from_numpy(result) if use_numpy else result
         got = multiply()
-        wanted = wide(a) @ wide(b) * (number if scaled else 1) + (number * wide(c) if has_c else 0)
+        wanted = numpy.matmul(wide_numpy(a), wide_numpy(b)) * (number if scaled else 1)
+        wanted = wanted + number * wide_numpy(c) if has_c else wanted
         assert got.dtype == dtype, said
-        check(got, take(cuts[2], wanted, rank, ranks), said)
+        check(got, take(cuts[2], torch.from_numpy(wanted), rank, ranks), said)
         assert torch.equal(multiply(), got), said  # the same bits
-    return cases
+        digest.add(got)
+    return str(digest)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_random_cases(ranks: int) -> None:
-    assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
+@pytest.mark.parametrize(("ranks", "way"), RANKS_AND_WAYS)
+def test_random_cases(ranks: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_campaign(random_cases, ranks, way, SEED, CASES, monkeypatch)
 
 
 def known_algorithms(rank: int, ranks: int) -> dict[str, str]:
@@ -464,7 +467,15 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         call(a, b, preferences={"epilog": {"aux_amax": True}}), call(a, b, options={"inplace": True}),
         call(a, b, torch.zeros(2, 5), beta=1, options={"inplace": bool(rank)}),
         call(a, b, torch.zeros(4, 5, requires_grad=bool(rank)), beta=1, epilog=MatmulEpilog.ALLREDUCE),
+        call(a, b, torch.zeros(2, 5), beta=1, options={"inplace": True}, epilog=MatmulEpilog.BIAS,
+             epilog_inputs={"bias": torch.zeros(2, requires_grad=bool(rank))}),
+        call(a.int(), b.int(), alpha=float("inf") if rank else 1), call(a.int(), b.int(), alpha=float("nan")),
+        call(a.int(), b.int(), alpha="3"), call(a, b, alpha="3"), call(a.int(), b.int(), alpha=10 ** 400),
+        call(a, b, alpha=torch.ones((), requires_grad=bool(rank))),
+        call(a, b, torch.zeros(2, 5), beta=torch.ones(1, requires_grad=True)),
     ]
+    with torch.set_grad_enabled(rank == 0):  # rank 0 alone would wait in its backward pass
+        errors.append(call(a.clone().requires_grad_(), b))
     assert torch.equal(matmul(a, b, **g), torch.zeros(2, 5))  # the group goes on
     return errors
 
@@ -494,7 +505,13 @@ EXPECTED = [
     ("ValueError", "quantization_scales is given, which is for operands of FP8"),
     ("ValueError", "rank 1: block_scaling is set"), ("ValueError", "aux_amax is set"),
     ("ValueError", "inplace writes the result to c, which is not given"), ("MismatchError", "inplace differs"),
-    ("ValueError", "rank 1: c requires grad"),
+    ("ValueError", "rank 1: c requires grad"), ("ValueError", "rank 1: epilog_inputs['bias'] requires grad"),
+    ("ValueError", "rank 1: alpha is inf, and the operands are integers; give an integer"),
+    ("ValueError", "alpha is nan, and the operands are integers"), ("TypeError", "alpha is '3'; give a number"),
+    ("TypeError", "alpha is '3'; give a number"), ("TypeError", "give a number"),
+    ("ValueError", "rank 1: alpha requires grad, and no gradient goes to alpha; give alpha.detach()"),
+    ("ValueError", "rank 0: beta requires grad"),
+    ("MismatchError", "requires_grad differs between ranks: [True, False] on rank 0, [False, False] on rank 1"),
 ]
 
 
@@ -513,6 +530,92 @@ def gradient_of_nothing(rank: int) -> None:
 
 def test_gradient_on_a_rank_outside_of_the_mesh() -> None:
     run_ranks(2, gradient_of_nothing)
+
+
+def without_a_product(rank: int, ranks: int) -> None:
+    """As in BLAS, A and B are not read where alpha is 0: what is not finite there does not matter."""
+    a, b, c = (data_of(shape, torch.float64, 1) for shape in ((6, 8), (8, 5), (6, 5)))
+    a[2, 3], a[5, 0], b[1, 1] = torch.inf, torch.nan, -torch.inf
+    for cuts in ([Slab.X] * 3, [Slab.Y, Slab.X, Slab.X], [Slab.Y, Slab.X, Slab.Y]):
+        mine = [take(cut, whole, rank, ranks).requires_grad_() for cut, whole in zip(cuts, (a, b, c))]
+        g = {"distributions": cuts, "group": group(), "alpha": 0}
+        got = matmul(*mine, beta=2, **g)
+        assert torch.equal(got, 2 * mine[2])
+        got.sum().backward()
+        for value, slope in zip(mine, (0, 0, 2)):
+            assert torch.equal(value.grad, torch.full_like(value, slope))
+        assert torch.equal(matmul(*mine[:2], **g), torch.zeros_like(mine[2]))
+        value, aux = matmul(*mine[:2], epilog=MatmulEpilog.RELU_AUX_BIAS, epilog_inputs={
+            "bias": torch.ones(got.shape[0], dtype=torch.float64)}, **g)
+        assert (value == 1).all() and aux["relu_aux"].all()
+        fortran = matmul(*(in_order(value.detach(), True) for value in mine[:2]), **g)
+        assert fortran.t().is_contiguous() and not fortran.any()
+        with torch.no_grad(), Matmul(*mine[:2], distributions=cuts, group=group()) as product:
+            product.plan()
+            assert not product.execute().isfinite().all() or not got.numel()
+            product.reset_operands(alpha=0)
+            assert not product.execute().any()
+    half = matmul(*(torch.full((2, 2 * ranks)[::step], torch.inf, dtype=torch.float16) for step in (1, -1)),
+                  distributions=[Slab.X, Slab.Y, Slab.X], group=group(), alpha=-0.0)
+    assert half.dtype == torch.float16 and not half.any()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_alpha_of_0_reads_no_factors(ranks: int) -> None:
+    run_ranks(ranks, without_a_product, ranks)
+
+
+def kept_bytes(problem: Any) -> int:
+    """The number of elements that the products of a problem keep between runs."""
+    back = problem._backward
+    products = [problem.product, problem._of_vector, *([back.of_a, back.of_b] if back else [])]
+    return sum(buffer.numel() for made in products if made is not None
+               for buffer in (made._buffer, *(each for factor in made._factors if factor for each in factor.buffers))
+               if buffer is not None)
+
+
+def released(rank: int) -> None:
+    a, b = (data_of(shape, torch.float64, 1) for shape in ((6, 8), (8, 5)))
+    mine = [take(Slab.X, whole, rank, 2).requires_grad_() for whole in (a, b)]
+    with Matmul(*mine, distributions=[Slab.X, Slab.X, Slab.Y], group=group()) as product:
+        product.plan(epilog=MatmulEpilog.BGRADA)
+        for releases in (False, True, False, True):
+            value, aux = product.execute(release_workspace=releases)
+            assert (kept_bytes(product._problem) == 0) == releases
+            value.sum().backward()
+            assert (kept_bytes(product._problem) == 0) == releases
+            check_rows(aux["bgrada"], a.sum(1), Slab.Y, (6, 5), rank, 2, "after a release")
+        check(mine[0].grad, 4 * take(Slab.X, b.sum(1).expand(6, 8), rank, 2), "after releases")
+
+
+def test_release_workspace_frees_the_memory_of_all_products() -> None:
+    run_ranks(2, released)
+
+
+def bias_that_learns(rank: int) -> list[tuple[str, str]]:
+    """Written into c, the bias would make c part of its graph."""
+    a, b, c = torch.ones(2, 4), torch.ones(2, 3), torch.zeros(2, 3)
+    bias, learning = torch.ones(2), torch.ones(2, requires_grad=True)
+    with Matmul(a, b, c, beta=1, distributions=[Slab.X] * 3, options={"inplace": True}, group=group()) as product:
+        kind = {"epilog": MatmulEpilog.BIAS}
+        errors = [error_of(product.plan, epilog_inputs={"bias": learning if rank else bias}, **kind)]
+        product.plan(epilog_inputs={"bias": bias}, **kind)
+        errors.append(error_of(product.reset_operands, epilog_inputs={"bias": learning if rank else bias}))
+        assert product.execute() is c and not c.requires_grad
+        with torch.no_grad():  # parameters of a layer, where nothing is recorded
+            product.reset_operands(epilog_inputs={"bias": learning})
+            assert torch.equal(product.execute(), torch.full((2, 3), 10.0)) and not c.requires_grad
+        errors.append(error_of(product.execute))  # on all ranks, since all gave such a bias
+    assert torch.equal(c, torch.full((2, 3), 10.0))
+    return errors
+
+
+def test_a_bias_that_requires_grad_is_not_added_in_place() -> None:
+    first, second = run_ranks(2, bias_that_learns)
+    assert first == second
+    for (kind, text), part in zip(first, ("rank 1: epilog_inputs['bias'] requires grad, and inplace overwrites c",
+                                          "rank 1: epilog_inputs['bias'] requires grad", "epilog_inputs['bias']")):
+        assert kind == "ValueError" and part in text, text
 
 
 def failed_plans(rank: int) -> None:

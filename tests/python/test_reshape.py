@@ -315,6 +315,10 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: reshape(mine, Block(ProcessGrid(shape=(3, 1))), rows, **g)),
         error_of(lambda: reshape(mine, Placements([shardwire.Partial()]), rows, **g)),
     ]
+    with torch.set_grad_enabled(rank == 0):  # rank 0 alone would wait in its backward pass
+        learning = mine.clone().requires_grad_()
+        errors += [error_of(lambda: reshape(learning, columns, rows, **g)),
+                   error_of(lambda: swd.fft.rfft(learning, [columns, rows], **g))]
     assert torch.equal(reshape(mine, columns, rows, **g), torch.zeros(2, 4))  # the group goes on
     reshape(joined[:8].fill_(1).view(4, 2), columns, rows, out=joined[8:].view(2, 4), **g)  # apart in one storage
     assert joined.sum() == 16
@@ -338,6 +342,8 @@ EXPECTED = [
     ("ValueError", "rank 1: out is a lazily conjugated"),
     ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
     ("ValueError", "3 ranks"), ("UnsupportedError", "Partial"),
+    ("MismatchError", "requires_grad differs between ranks: True on rank 0, False on rank 1"),
+    ("MismatchError", "requires_grad differs between ranks: True on rank 0, False on rank 1"),
 ]
 
 

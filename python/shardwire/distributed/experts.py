@@ -2,7 +2,7 @@
 
     experts = Experts(num_experts=8, hidden=1024, top_k=2, max_tokens=4096, dtype=torch.bfloat16)
     received = experts.dispatch(tokens, topk_ids, topk_weights)
-    outputs = torch.cat([expert(rows) for expert, rows in zip(own, received.by_expert())])
+    outputs = torch.cat([received.tokens[:0], *(expert(rows) for expert, rows in zip(own, received.by_expert()))])
     result = experts.combine(outputs, received.handle)
 
 Ranks exchange no sizes before the rows: each rank writes rows and counts into symmetric memory, where the peers read
@@ -241,12 +241,13 @@ class Experts:
     # ---- gradients: exchanges, too
 
     def _gather_gradients(self, handle: Handle, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of dispatch's tokens, from that of the received rows."""
+        """The gradient of dispatch's tokens, from that of the received rows. Gradients of 8-bit floats travel and are
+        summed in out_dtype."""
         slot = self._block.begin()
-        given = as_stored(grad)
+        given = as_stored(grad.to(self.out_dtype) if self.dtype in _FLOAT8 else grad)
         self._block.give_back(slot, given, handle.table, False)
         self._block.meet(_DISPATCH_BACKWARD, handle.number, (False, False), None)
-        return self._sum(slot, given, handle, None, False)
+        return self._sum(slot, given, handle, None, False).to(self.dtype)
 
     def _spread_gradients(self, handle: Handle, grad: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
         """The gradient of combine's outputs, from that of the result."""

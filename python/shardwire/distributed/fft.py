@@ -172,7 +172,8 @@ class FFT(Planned):
                  "chunks": given.chunks, "wires": self._wires, "redistribute": given.returns,
                  "distribution": [None if side is None else side.describe() for side in sides],
                  "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
-                 "requires_grad": self._operand.requires_grad}
+                 # The gradient of a one-off function is collective; an object may be executed under any grad mode.
+                 "requires_grad": self._operand.requires_grad and (self._inverse is None or torch.is_grad_enabled())}
         return facts, sides
 
     def _read_sides(self, distribution: Any, options: FFTOptions) -> list[Distribution | None]:

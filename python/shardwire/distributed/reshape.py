@@ -104,6 +104,8 @@ class Reshape(Planned):
         facts: dict[str, Any] = {}
         with Attempt() as attempt:
             facts, sides = self._read(operand, input_box, output_box, options, global_shape, out)
+            # The gradient of a one-off function is collective, and an object may be executed under any grad mode.
+            facts["requires_grad"] = facts["requires_grad"] and (not _keeps or torch.is_grad_enabled())
         everyone = _meeting.exchange(self._group, self._call, facts, attempt.error)
         self._key = f"{self._call} {everyone}"
         kept = _meeting.kept_plans(self._group).get(self._key) if _keeps else None

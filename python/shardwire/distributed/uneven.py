@@ -25,25 +25,25 @@ def all_gather_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, group
     """All ranks' tensors, one behind the other along the first dimension, on every rank. Collective.
 
     tensor: of every rank alike, but for the first dimension. sizes: the first dimension on every rank, the same list on
-        all ranks; then nothing but the tensors travels. None: the ranks exchange their shapes first, and an error of
-        one rank is raised on all ranks. group: None: the context's.
+        all ranks; then nothing but the tensors travels. None, or where the tensors require gradients: the ranks first
+        exchange what they were given, and an error of one rank is raised on all ranks. group: None: the context's.
 
-    Raises ValueError or TypeError, with ``sizes`` on the calling rank alone; MismatchError. The gradient is
-    :func:`reduce_scatter_v` of the sum.
+    Raises ValueError or TypeError, without the exchange on the calling rank alone; MismatchError, also where some
+    ranks' tensors require gradients and others' do not (with ``sizes`` this error ends the group). The gradient is
+    :func:`reduce_scatter_v` of the sum, so all ranks call backward.
     """
     found = _runtime.group_of(group)
     backend = resolve_backend(found)
     facts: dict[str, Any] = {}
-    with Attempt() as attempt:  # without sizes the other ranks wait for this rank
+    with Attempt() as attempt:  # the other ranks wait for this rank
         _check(tensor)
-        facts = {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "rest": list(tensor.shape[1:]),
-                 "gradient": tensor.requires_grad and torch.is_grad_enabled()}
+        facts = _facts_of(tensor)
         if sizes is not None:
             sizes = _sizes_of(sizes, len(global_ranks(backend)))
             own = sizes[_C.rank(backend)]
             if tensor.shape[0] != own:
                 raise ValueError(f"all_gather_v: tensor has {tensor.shape[0]} rows on this rank, and sizes says {own}")
-    if sizes is None:
+    if sizes is None or facts.get("gradient"):
         everyone = _meeting.exchange(found, "all_gather_v", facts, attempt.error)
         _ends.agree(everyone, "all_gather_v", ("dtype", "rest", "gradient"))
         sizes = [each["shape"][0] for each in everyone]
@@ -60,21 +60,39 @@ def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, o
         as their sum; None: as evenly as numpy's array_split. op: sum, prod, min, max, mean, band, bor, bxor. group:
         None: the context's.
 
-    Raises ValueError or TypeError on the calling rank alone; MismatchError where the ranks' tensors differ. The
-    gradient of a sum or mean is :func:`all_gather_v`; the other ops have none.
+    Where the tensors require gradients, the ranks first exchange what they were given, and an error of one rank is
+    raised on all ranks; else ValueError or TypeError is raised on the calling rank alone. MismatchError where the
+    ranks' tensors differ, or some require gradients and others do not, which ends the group. The gradient of a sum or
+    mean is :func:`all_gather_v`, so all ranks call backward; the other ops have none.
     """
     found = _runtime.group_of(group)
     backend = resolve_backend(found)
-    _check(tensor)
     size = len(global_ranks(backend))
-    if sizes is None:
-        sizes = [tensor.shape[0] // size + (rank < tensor.shape[0] % size) for rank in range(size)]
-    sizes = _sizes_of(sizes, size)
-    if sum(sizes) != tensor.shape[0]:
-        raise ValueError(f"reduce_scatter_v: tensor has {tensor.shape[0]} rows, and sizes have the sum {sum(sizes)}")
-    if tensor.requires_grad and torch.is_grad_enabled() and op not in ("sum", "mean", "avg"):
-        raise ValueError(f"reduce_scatter_v: no gradient goes through op={op!r}; give tensor.detach()")
-    return _ReduceScatter.apply(tensor, sizes, op, backend)
+    facts: dict[str, Any] = {}
+    parts: list[int] = []
+    with Attempt() as attempt:  # the other ranks wait for this rank
+        _check(tensor)
+        facts = _facts_of(tensor)
+        if sizes is None:
+            sizes = [tensor.shape[0] // size + (rank < tensor.shape[0] % size) for rank in range(size)]
+        parts = _sizes_of(sizes, size)
+        if sum(parts) != tensor.shape[0]:
+            raise ValueError(f"reduce_scatter_v: tensor has {tensor.shape[0]} rows, and sizes have the sum "
+                             f"{sum(parts)}")
+        if facts["gradient"] and op not in ("sum", "mean", "avg"):
+            raise ValueError(f"reduce_scatter_v: no gradient goes through op={op!r}; give tensor.detach()")
+    if facts.get("gradient"):
+        everyone = _meeting.exchange(found, "reduce_scatter_v", {**facts, "sizes": parts}, attempt.error)
+        _ends.agree(everyone, "reduce_scatter_v", ("dtype", "shape", "sizes", "gradient"))
+    elif attempt.error is not None:
+        raise attempt.error
+    return _ReduceScatter.apply(tensor, parts, op, backend)
+
+
+def _facts_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """This rank's tensor for the other ranks."""
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "rest": list(tensor.shape[1:]),
+            "gradient": tensor.requires_grad and torch.is_grad_enabled()}
 
 
 class _AllGather(torch.autograd.Function):

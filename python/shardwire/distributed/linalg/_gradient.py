@@ -53,13 +53,21 @@ class Backward:
         return result
 
 
+    def release(self) -> None:
+        """Frees the buffers of both products."""
+        self.of_a.release()
+        self.of_b.release()
+
+
 class Multiply(torch.autograd.Function):
-    """a @ b of local parts; ``made``: returns the Backward, the same object in every call."""
+    """a @ b of local parts; ``made``: returns the Backward, the same object in every call. releases: whether the
+    backward pass frees its buffers at the end."""
 
     @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, product: Product, made: Any, order: str) -> torch.Tensor:
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, product: Product, made: Any, order: str,
+                releases: bool) -> torch.Tensor:
         ctx.save_for_backward(a, b)
-        ctx.made = made
+        ctx.made, ctx.releases = made, releases
         return product.run(a.detach(), b.detach(), order)
 
     @staticmethod
@@ -73,4 +81,6 @@ class Multiply(torch.autograd.Function):
         # A rank that holds nothing may give any shape without elements, and autograd wants this shape.
         of_a, of_b = (of if of is None or of.numel() else of.reshape(given.shape)
                       for of, given in ((of_a, a), (of_b, b)))
-        return of_a, of_b, None, None, None
+        if ctx.releases:
+            back.release()
+        return of_a, of_b, None, None, None, None

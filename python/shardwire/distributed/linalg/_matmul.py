@@ -26,7 +26,7 @@ from ._epilogs import Epilog, check_aux, check_inputs, read_epilog
 from ._gradient import transposed
 from ._options import (MatmulEpilog, MatmulEpilogPreferences, MatmulOptions, MatmulPlanPreferences, Qualifier,
                        read_dtype, read_qualifiers)
-from ._problem import Problem
+from ._problem import Problem, Work
 from ._product import Settings, Types
 from ._quantization import Rounding, check_scales, dequantized, given_scales, is_narrow, said_of
 
@@ -131,7 +131,7 @@ class Matmul(Planned):
                  "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
                                    for operand in operands],
                  "distributions": [None if side is None else side.describe() for side in self._sides],
-                 "requires_grad": [operand.tracked.requires_grad
+                 "requires_grad": [operand.tracked.requires_grad and (epilog is None or torch.is_grad_enabled())
                                    for operand in (operands if given.inplace else operands[:2])]}
         if epilog is not None:
             facts["epilog"] = self._read_epilog(*epilog, dtype=sums, result=result, package=operands[0].package)
@@ -207,17 +207,23 @@ class Matmul(Planned):
             aux=None if chosen.aux_type is None else read_dtype(chosen.aux_type, "aux_type"),
             wants_amax=chosen.aux_amax)
         check_aux(self._wanted, result, bool(self._quantities))
-        self._check_gradient_of_c(self._wanted, self._operands)
+        self._check_gradients(self._wanted, self._operands)
         target = self._sides[2]
         if package == "DTensor" and target is not None and self._is_inplace and "AUX" in self._wanted.kind.name:
             _ends.result_mesh(target)  # the auxiliary output is a DTensor, also where the result is c
         return self._wanted.facts
 
-    @staticmethod
-    def _check_gradient_of_c(epilog: Epilog, operands: Sequence[Operand | None]) -> None:
+    def _check_gradients(self, epilog: Epilog, operands: Sequence[Operand | None]) -> None:
+        """ValueError where a gradient that the caller expects would be lost, or would go into the graph of c."""
+        if not torch.is_grad_enabled():
+            return
         c = operands[2] if len(operands) == 3 else None
-        if epilog.sums_all and c is not None and c.requires_grad and torch.is_grad_enabled():
+        if epilog.sums_all and c is not None and c.requires_grad:
             raise ValueError("c requires grad, and ALLREDUCE adds c over the ranks without a gradient; give c.detach()")
+        for name, value in epilog.inputs.items():
+            if self._is_inplace and value.requires_grad:
+                raise ValueError(f"epilog_inputs[{name!r}] requires grad, and inplace overwrites c, which has no "
+                                 f"gradient; give {name}.detach(), or no inplace")
 
     # Settling: pure, so an error is raised on all ranks alike.
 
@@ -341,23 +347,22 @@ class Matmul(Planned):
         a, b, *rest = [operand.tracked for operand in operands if operand is not None]
         is_fortran = all(tensor.t().is_contiguous() for tensor in (a, b))
         order = "F" if is_fortran and not (a.is_contiguous() and b.is_contiguous()) else "C"
-        self._check_gradient_of_c(self._epilog, operands)
+        self._check_gradients(self._epilog, operands)
         if self._is_inplace and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, *rest)):
             raise ValueError("inplace overwrites c, which has no gradient; give tensors without grad, or no inplace")
         rounding = Rounding(problem.result, scales=self._quantities, is_block=self._is_block,
                             wants_amax=self._wants_amax, sums=problem.sums, aux=self._epilog.aux,
                             aux_scale=self._epilog.aux_scale, wants_aux_amax=self._epilog.wants_amax)
         alpha, beta = self._scales
+        work = Work(reads=alpha != 0, releases=release_workspace, order=order)
         if self._quantities:
             a, b = (dequantized(tensor, self._quantities[name]) for tensor, name in zip((a, b), _NAMES))
             alpha, beta = alpha * rounding.factor("a", "b"), beta * rounding.factor("c")
         a, b = (as_multiplied(tensor, item) for tensor, item in zip((a, b), self._qualifiers))
         value, aux = problem.run(self._group, a, b, rest[0] if rest else None, alpha, beta, self._epilog, rounding,
-                                 order)
+                                 work)
         if self._is_inplace:
             value = rest[0].copy_(value)
-        if release_workspace:
-            problem.release()
         assert problem.c is not None
         package, size = self._facts["package"], len(self._ranks)
 
@@ -438,7 +443,7 @@ class Matmul(Planned):
                                  f"{fresh_epilog.facts['inputs']}")
             epilog = fresh_epilog._replace(aux=epilog.aux, wants_amax=epilog.wants_amax)
             check_aux(epilog, self._problem.result, bool(self._quantities))
-        self._check_gradient_of_c(epilog, operands)
+        self._check_gradients(epilog, operands)
         merged = {**self._quantities, **given_scales(quantities)}
         blocks = {name: math.prod(of["shape"]) // _block_scales.BLOCK for name, of in zip(_NAMES, self._facts["of"])}
         check_scales(merged, list(self._quantities), blocks if self._is_block else None, self._device)
@@ -491,16 +496,21 @@ def read_scale(value: Any, default: Any, what: str, dtype: torch.dtype) -> Any:
     """A factor as Python's number. TypeError or ValueError where it does not fit ``dtype``."""
     if value is None:
         return default
+    if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{what} requires grad, and no gradient goes to {what}; give {what}.detach(), or multiply the "
+                         "result")
     try:
+        if isinstance(value, str):
+            raise TypeError
         number = complex(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{what} is {kind_of(value)}; give a number") from None
     if dtype.is_complex:
         return number
     if number.imag:
-        raise ValueError(f"{what} is {value}, and the operands are real")
+        raise ValueError(f"{what} is {value}, and the operands are real; give a real number")
     if dtype.is_floating_point:
         return number.real
-    if number.real != int(number.real):
-        raise ValueError(f"{what} is {value}, and the operands are integers")
-    return int(value.real)
+    if not number.real.is_integer():
+        raise ValueError(f"{what} is {value}, and the operands are integers; give an integer")
+    return int(getattr(value, "real", number.real))

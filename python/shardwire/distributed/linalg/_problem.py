@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,16 @@ from ._options import MatmulEpilog
 from ._product import Product, Settings, Types
 from ._quantization import Rounding
 from ._tiling import Indices, indices_of, share_of
+
+
+class Work(NamedTuple):
+    """reads: whether A and B are multiplied: not where alpha is 0, as in BLAS. releases: whether the memory that runs
+    keep is freed behind each run, and behind the run of the gradients. order: of the result in memory, "C" or "F".
+    Equal on all ranks, but for ``releases``."""
+
+    reads: bool
+    releases: bool
+    order: str
 
 
 class Problem:
@@ -35,6 +45,7 @@ class Problem:
         self.is_wide = False
         self._backward: Backward | None = None
         self._vector: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+        self._of_vector: Product | None = None
         self._sum_of_c: CustomOp | None = None
 
     def compile(self, group: Any, c: End, kind: MatmulEpilog, is_wide: bool, c_dtype: torch.dtype | None) -> None:
@@ -55,7 +66,7 @@ class Problem:
         """The product for the epilog's vector of sums: with a matrix of ones. A rank gets an entry for each row of the
         local result, or for each column."""
         name = vector(kind)
-        self._vector = None
+        self._vector = self._of_vector = None
         if name is None:
             return
         one: Indices = ((0, 1),)
@@ -72,9 +83,9 @@ class Problem:
         dtype = self.types.a
         types = Types(dtype if name.startswith("bgrad") else self.result, dtype, self.sums, self.result)
         pair = (matrix, ones) if of_rows else (ones, matrix)
-        made = Product(group, self._rank, *pair, sums,
-                       types if of_rows else types._replace(a=types.b, b=types.a),
-                       self._settings._replace(grid=None), f"{self._name}, {name}")
+        made = self._of_vector = Product(group, self._rank, *pair, sums,
+                                         types if of_rows else types._replace(a=types.b, b=types.a),
+                                         self._settings._replace(grid=None), f"{self._name}, {name}")
         filled = torch.ones(ones.global_shape, dtype=dtype, device="cpu")
 
         def run(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
@@ -84,22 +95,35 @@ class Problem:
         self._vector = run
 
     def run(self, group: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any,
-            epilog: Epilog, rounding: Rounding, order: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            epilog: Epilog, rounding: Rounding, work: Work) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """This rank's part of F(alpha a @ b + beta c), and the auxiliary outputs. Collective."""
-        assert self.product is not None
-        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-            product = self.product  # plan() may make another one before the backward comes
-            value = Multiply.apply(a, b, product, lambda: self._made(group, product), order)
-        else:
-            value = self.product.run(a.detach(), b.detach(), order)
-        if alpha != 1:
+        value = self._multiplied(group, a, b, work) if work.reads else self._zeros(a, b, work)
+        if alpha != 1 and work.reads:
             value = value * alpha
         if c is not None and beta != 0:  # as in BLAS, C is not read where beta is 0
             value = value + beta * self._whole(c).to(self.sums)
         value, aux = apply(epilog, value, rounding)
         if self._vector is not None:
             aux[vector(epilog.kind) or ""] = self._vector(a.detach(), b.detach(), value.detach())
+        if work.releases:
+            self._release()
         return value, aux
+
+    def _multiplied(self, group: Any, a: torch.Tensor, b: torch.Tensor, work: Work) -> torch.Tensor:
+        assert self.product is not None
+        if not torch.is_grad_enabled() or not (a.requires_grad or b.requires_grad):
+            return self.product.run(a.detach(), b.detach(), work.order)
+        product = self.product  # plan() may make another one before the backward comes
+        return Multiply.apply(a, b, product, lambda: self._made(group, product), work.order, work.releases)
+
+    def _zeros(self, a: torch.Tensor, b: torch.Tensor, work: Work) -> torch.Tensor:
+        """The product where alpha is 0, with gradients of 0. Nothing moves, in the backward pass neither."""
+        assert self.c is not None
+        value = _runtime.empty(self.c.shares[self._rank].local_shape, self.sums, a.device, work.order).zero_()
+        for factor in (a, b):
+            if factor.requires_grad:
+                value = value + factor[:0].sum().to(value.dtype)
+        return value
 
     def _whole(self, c: torch.Tensor) -> torch.Tensor:
         if self._sum_of_c is None:
@@ -115,10 +139,11 @@ class Problem:
             self._backward = Backward(group, self._rank, product, self._adds)
         return self._backward
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Frees the memory that runs keep."""
-        if self.product is not None:
-            self.product.release()
+        for made in (self.product, self._of_vector, self._backward):
+            if made is not None:
+                made.release()
 
 
 def _end(dims: Dims, shares: list[Share]) -> End:

@@ -91,7 +91,7 @@ class System:
         """The columns of a panel: the caller's number, else those of the caller's layout where whole columns are dealt
         already, else by the size."""
         if self.settings.panel_width is not None:
-            return self.settings.panel_width
+            return min(self.settings.panel_width, max(1, self.n))
         own = int(getattr(a.distribution, "block_sizes", (0,))[-1])
         if LEAST_WIDTH <= own <= MOST_WIDTH and _end(a, self._cyclic(2, own, size)).shares == a.shares:
             return own
