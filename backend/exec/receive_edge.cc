@@ -7,6 +7,7 @@
 #include "backend/exec/receive_edge.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "ops/boxes/cast_box.h"
@@ -44,6 +45,10 @@ void ReceiveEdge::reset() {
 
 namespace {
 
+// Longer than any memory, and so short that twice the length is a number still: the loop over the runs of a box
+// computes a place one stride behind the box (forEachRun).
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
+
 // Bytes from a tensor's first element to the end of the element at `end` - 1; nothing where a tensor cannot have such
 // strides.
 std::optional<std::size_t> extentOf(const Dims& byteStrides, const Dims& end, std::size_t elemBytes) {
@@ -51,7 +56,7 @@ std::optional<std::size_t> extentOf(const Dims& byteStrides, const Dims& end, st
   for (int d = 0; d < byteStrides.size(); ++d) {
     std::int64_t step = 0;
     if (byteStrides[d] < 0 || __builtin_mul_overflow(byteStrides[d], end[d] - 1, &step) ||
-        __builtin_add_overflow(extent, step, &extent)) {
+        __builtin_add_overflow(extent, step, &extent) || extent > kMostBytes) {
       return std::nullopt;
     }
   }
@@ -85,6 +90,10 @@ bool ReceiveEdge::takeSlot(const PostedSlot& posted) {
   }
   const std::optional<std::size_t> extent = extentOf(posted.byteStrides, bounds.end, bounds.elemBytes);
   if (!extent.has_value()) {
+    return false;
+  }
+  const bool isRead = posted.reach == Reach::kCopy || posted.reach == Reach::kFetch;
+  if (isRead && posted.address.value > std::numeric_limits<std::uint64_t>::max() - 2 * *extent) {
     return false;
   }
   RemoteInput& slot = slots_[slotsKnown_];

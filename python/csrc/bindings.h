@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backend/c10d/process_group_shardwire.h"
+#include "python/csrc/owned.h"
 
 namespace shardwire::python {
 
@@ -47,14 +48,6 @@ class GilRelease {
  private:
   PyThreadState* state_;
 };
-
-// The new reference that a function of Python's C interface returned; the exception for null.
-inline pybind11::object owned(PyObject* object) {
-  if (object == nullptr) {
-    throw pybind11::error_already_set();
-  }
-  return pybind11::reinterpret_steal<pybind11::object>(object);
-}
 
 // The argument of a function that takes a c10d backend object.
 struct Group {

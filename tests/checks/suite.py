@@ -422,7 +422,7 @@ def part_aarch64(options):
 
 
 def part_fuzz(options):
-    """Some seconds of search with each fuzz target, always the same inputs on a machine of the same speed."""
+    """Some seconds of search with each fuzz target: in a clean tree the same inputs on a machine of the same speed."""
     if not build_package():
         return FAIL
     env = clean_environment(PYTHONPATH=package_path(), PYTHONDONTWRITEBYTECODE=1)

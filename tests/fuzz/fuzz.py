@@ -1,9 +1,10 @@
 """Runs the fuzz targets: ./run fuzz [TARGET...] [--each N | --seconds S], and the part fuzz of ./run test.
 
 The targets of C++ are programs of libFuzzer with ASan and UBSan, NAME_fuzz.cc; those of Python are in
-python_targets.py. Each search begins with messages of the real encoders and with one number (--seed), so a search of
-N inputs is the same each time. A finding is a crash, a report of a sanitizer, a call of more than ten seconds, or more
-than 1 GiB of memory. The input of a finding stays in build/fuzz/findings.
+python_targets.py. Each search begins with messages of the real encoders, with the inputs in build/fuzz/corpus/TARGET,
+which earlier searches kept, and with one number (--seed). So without the folder a search of N inputs is the same each
+time. A finding is a crash, a report of a sanitizer, a call of more than ten seconds, or more than 1 GiB of memory. The
+input of a finding stays in build/fuzz/findings.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import importlib.util
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
+import sysconfig
 import time
 from typing import NamedTuple
 
@@ -25,11 +27,22 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 BUILD = ROOT / "build" / "fuzz"
 FINDINGS = BUILD / "findings"
+CORPUS = BUILD / "corpus"
+PLAIN = BUILD / "plain"  # the folder of the module _plain
 PYTHON = FOLDER / "python_records.py"
 SECONDS = 4.5  # of each target, where nothing else is said
-LIMITS = ["-max_len=4096", "-timeout=10", "-rss_limit_mb=1024", "-malloc_limit_mb=1024"]
+LONGEST = re.findall(r"kLongestInput = (\d+);", (FOLDER / "target.h").read_text(encoding="utf-8"))[0]
+LIMITS = [f"-max_len={LONGEST}", "-timeout=10", "-rss_limit_mb=1024", "-malloc_limit_mb=1024"]
 SANITIZERS = {"ASAN_OPTIONS": "detect_leaks=1:quarantine_size_mb=16:detect_stack_use_after_return=1",
               "UBSAN_OPTIONS": "print_stacktrace=1", "SHARDWIRE_LOG": "error"}
+# The module has no leaks of its own to report: Python leaves objects behind at its end. Python's own allocator would
+# hide an access behind a short object.
+PLAIN_SANITIZERS = {**SANITIZERS, "PYTHONMALLOC": "malloc",
+                    "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=16:allocator_may_return_null=1"}
+PLAIN_FLAGS = ["-std=c++20", "-O1", "-g1", "-fPIC", "-shared", "-shared-libasan", "-fvisibility=hidden",
+               "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize=vptr,function",
+               "-fno-sanitize-recover=all", "-fsanitize-coverage=edge,inline-bool-flag", "-D_GLIBCXX_ASSERTIONS"]
+PLAIN_TARGETS = ("serialize", "queue_entries")  # these read plain objects
 OPTIONS = ["-DSHARDWIRE_FUZZ=ON", "-DSHARDWIRE_SANITIZE=address,undefined,fuzzer-no-link",
            "-DCMAKE_CXX_COMPILER=clang++", "-DCMAKE_CXX_FLAGS=-fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS",
            "-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF", "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_TESTS=OFF"]
@@ -58,13 +71,14 @@ def search_cpp(target: str, options: argparse.Namespace) -> Outcome:
     how = [f"-runs={options.each}"] if options.each else [f"-max_total_time={round(options.seconds)}"]
     coverage = ["-print_coverage=1"] if options.coverage else []
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="shardwire-fuzz-") as corpus:
-        done = subprocess.run([program_of(target), f"--seeds={corpus}"], env=environment, capture_output=True,
-                              text=True, errors="replace", check=False)
-        if done.returncode == 0:
-            done = subprocess.run([program_of(target), corpus, f"-seed={options.seed}", *how, *LIMITS, *coverage,
-                                   f"-artifact_prefix={FINDINGS}/{target}-"],
-                                  env=environment, capture_output=True, text=True, errors="replace", check=False)
+    corpus = CORPUS / target
+    corpus.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run([program_of(target), f"--seeds={corpus}"], env=environment, capture_output=True, text=True,
+                          errors="replace", check=False)
+    if done.returncode == 0:
+        done = subprocess.run([program_of(target), corpus, f"-seed={options.seed}", *how, *LIMITS, *coverage,
+                               f"-artifact_prefix={FINDINGS}/{target}-"],
+                              env=environment, capture_output=True, text=True, errors="replace", check=False)
     said = done.stdout + done.stderr
     last = re.findall(r"^#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)", said, re.MULTILINE)
     if done.returncode != 0 or not last:
@@ -87,11 +101,40 @@ def covered(said: str) -> list[str]:
     return [f"    {name}: {reached} of {total} edges" for name, (reached, total) in sorted(files.items())]
 
 
+def build_plain() -> bool:
+    """The module _plain, whose compilation needs a minute of processor time."""
+    sources = [FOLDER / "plain_module" / "plain_module.cc", *(ROOT / "python" / "csrc").glob("plain_*.cc")]
+    made, newest = PLAIN / "_plain.so", max(path.stat().st_mtime for path in [*sources, pathlib.Path(__file__)])
+    if made.exists() and made.stat().st_mtime > newest:
+        return True
+    print("building the readers of plain objects for the Python targets", flush=True)
+    PLAIN.mkdir(parents=True, exist_ok=True)
+    torch = importlib.util.find_spec("torch")
+    places = [pathlib.Path(sysconfig.get_path("include")),
+              *(pathlib.Path(place) / "include" for place in torch and torch.submodule_search_locations or ())]
+    included = [word for place in places if place == places[0] or (place / "pybind11").exists()
+                for word in ("-isystem", place)]
+    command = ["clang++", *PLAIN_FLAGS, f"-I{FOLDER / 'plain_module'}", f"-I{ROOT}", *included, *sources, "-o", made]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def with_plain(target: str) -> tuple[list[str], dict[str, str]]:
+    """The arguments and the environment of a Python target."""
+    if target not in PLAIN_TARGETS:
+        return [], dict(os.environ)
+    libraries = [subprocess.run(["clang++", f"-print-file-name={name}"], capture_output=True, text=True,
+                                check=True).stdout.strip()
+                 for name in (f"libclang_rt.asan-{os.uname().machine}.so", "libstdc++.so.6")]
+    return [f"--plain={PLAIN}"], {**os.environ, **PLAIN_SANITIZERS, "LD_PRELOAD": " ".join(libraries)}
+
+
 def search_python(target: str, options: argparse.Namespace) -> Outcome:
     how = [f"--each={options.each}"] if options.each else [f"--seconds={options.seconds}"]
-    done = subprocess.run([sys.executable, PYTHON, target, *how, f"--seed={options.seed}", f"--out={FINDINGS}",
-                           *(["--show"] if options.coverage else [])],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    plain, environment = with_plain(target)
+    done = subprocess.run([sys.executable, PYTHON, target, *how, *plain, f"--seed={options.seed}", f"--out={FINDINGS}",
+                           f"--corpus={CORPUS / target}", *(["--show"] if options.coverage else [])],
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace", check=False)
     said = done.stdout.strip()
     if done.returncode == 0:
         return Outcome(True, said)
@@ -110,10 +153,11 @@ def search(target: str, options: argparse.Namespace) -> bool:
 
 def replay(target: str, file: pathlib.Path) -> int:
     if target in cpp_targets():
-        command = [program_of(target), *LIMITS, file]
+        command, environment = [program_of(target), *LIMITS, file], {**os.environ, **SANITIZERS}
     else:
-        command = [sys.executable, PYTHON, target, "--input", file]
-    return subprocess.run(command, env={**os.environ, **SANITIZERS}, check=False).returncode
+        plain, environment = with_plain(target)
+        command = [sys.executable, PYTHON, target, *plain, "--input", file]
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def arguments() -> argparse.Namespace:
@@ -135,14 +179,21 @@ def arguments() -> argparse.Namespace:
     return options
 
 
+def build(names: list[str]) -> bool:
+    if not set(names).isdisjoint(PLAIN_TARGETS) and not build_plain():
+        return False
+    if set(names).isdisjoint(cpp_targets()):
+        return True
+    wanted = "all" if len(names) > 1 else program_of(names[0]).name
+    command = [ROOT / "run", "_build", BUILD, wanted, "building the fuzz targets", *OPTIONS]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
 def main() -> int:
     options = arguments()
-    if not set(options.target).isdisjoint(cpp_targets()):
-        wanted = "all" if len(options.target) > 1 else program_of(options.target[0]).name
-        build = [ROOT / "run", "_build", BUILD, wanted, "building the fuzz targets", *OPTIONS]
-        if subprocess.run(build, stdin=subprocess.DEVNULL, check=False).returncode != 0:
-            print("0 passed, 1 failed, 0 skipped")
-            return 1
+    if not build(options.target):
+        print("0 passed, 1 failed, 0 skipped")
+        return 1
     if options.input is not None:
         return replay(options.target[0], options.input)
     shutil.rmtree(FINDINGS, ignore_errors=True)

@@ -58,6 +58,13 @@ std::span<std::byte> steadyMemory() {
   return {static_cast<std::byte*>(memory), kSteadyBytes};
 }
 
+std::byte* steadyBytes(std::size_t bytes, std::size_t* used) {
+  const std::size_t begin = *used;
+  *used += (bytes + 7) / 8 * 8;
+  require(*used <= kSteadyBytes);
+  return steadyMemory().data() + begin;
+}
+
 OwnTensor::OwnTensor(DType dtype, const Dims& shape)
     : bytes_(new std::byte[static_cast<std::size_t>(numElements(shape)) * elementBytes(dtype)]()),
       view_(TensorView::contiguous(bytes_.get(), dtype, shape)) {}
@@ -81,7 +88,7 @@ std::vector<TensorView> viewsOf(const std::vector<OwnTensor>& tensors) {
   return views;
 }
 
-FuzzedGroup::FuzzedGroup(Rank rank, int worldSize) : rank_(rank) {
+FuzzedGroup::FuzzedGroup(Rank rank, int worldSize, std::optional<Reach> reach) : rank_(rank) {
   ::testing::GTEST_FLAG(throw_on_failure) = true;  // an expectation of the fake links ends the process
   const auto steady = steadyMemory();
   for (Rank peer = 0; peer < worldSize; ++peer) {
@@ -92,7 +99,7 @@ FuzzedGroup::FuzzedGroup(Rank rank, int worldSize) : rank_(rank) {
       other = std::make_unique<FakeConnection>(rank);
       link->other = other.get();
       other->other = link.get();
-      link->reach = peer % 2 == 1 ? Reach::kDirect : Reach::kNone;
+      link->reach = reach.value_or(peer % 2 == 1 ? Reach::kDirect : Reach::kNone);
       other->exposed.emplace_back(reinterpret_cast<std::uint64_t>(steady.data()), steady.size());
       mine = std::move(link);
     }
@@ -135,8 +142,33 @@ void FuzzedGroup::take(std::string_view bytes) {
 }
 
 void FuzzedGroup::poll() {
-  state_->poll();
-  state_->operations.completions().clear();
+  do {
+    state_->poll();
+    state_->operations.completions().clear();
+  } while (endFetches());
+}
+
+bool FuzzedGroup::endFetches() {
+  bool hasEnded = false;
+  for (const auto& connection : peers_.connections) {
+    if (connection == nullptr) {
+      continue;
+    }
+    auto& link = static_cast<FakeConnection&>(*connection);
+    for (const auto& [runs, count] : std::exchange(link.fetches, {})) {
+      // The failure of the group has stopped all fetches, and `count` may be gone.
+      if (!state_->operations.failure().isOk()) {
+        break;
+      }
+      if (Status read = link.read(runs); !read.isOk()) {
+        state_->failure.fail(std::move(read));
+        break;
+      }
+      --count->pending;
+      hasEnded = true;
+    }
+  }
+  return hasEnded;
 }
 
 std::vector<std::string> FuzzedGroup::sent(Rank peer) {

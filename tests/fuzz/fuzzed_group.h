@@ -19,6 +19,8 @@ namespace shardwire::fuzz {
 
 // 64 KiB at a fixed address.
 std::span<std::byte> steadyMemory();
+// The next `bytes` of the steady memory, of which *used are in use.
+std::byte* steadyBytes(std::size_t bytes, std::size_t* used);
 
 // A tensor with memory of exactly its length, so that ASan sees each step outside.
 class OwnTensor {
@@ -36,7 +38,8 @@ std::vector<TensorView> viewsOf(const std::vector<OwnTensor>& tensors);
 
 class FuzzedGroup {
  public:
-  FuzzedGroup(Rank rank, int worldSize);
+  // `reach`: how all peers can read this rank's memory; absent: peers with odd numbers directly, and others not at all.
+  FuzzedGroup(Rank rank, int worldSize, std::optional<internal::Reach> reach = std::nullopt);
   ~FuzzedGroup();
 
   internal::GroupState& state() { return *state_; }
@@ -50,6 +53,9 @@ class FuzzedGroup {
 
  private:
   void poll();
+  // The bytes of all requested fetches arrive, or the group fails, since a peer did not expose the bytes. True when a
+  // fetch ended.
+  bool endFetches();
 
   const Rank rank_;
   internal::Peers peers_;

@@ -28,12 +28,17 @@ void ask(FuzzedGroup& group, Rank peer, std::byte* memory) {
   }
 }
 
-struct Rank0 {
-  Rank0() : part(std::make_unique<std::byte[]>(kPartBytes)), words(BlockWords::sizeFor(2, 1) / 64 + 1), answers(32) {
+// A rank that serves a block to its peer, and asks for the peer's.
+struct Owner {
+  explicit Owner(Rank rank)
+      : part(std::make_unique<std::byte[]>(kPartBytes)),
+        words(BlockWords::sizeFor(2, 1) / 64 + 1),
+        answers(32),
+        group(rank, 2) {
     auto* const at = reinterpret_cast<std::byte*>(words.data());
     group.state().oneSided.serve(kBlock, std::make_shared<ServedBlock>(part.get(), kPartBytes, BlockWords(at, 2)));
-    group.state().oneSided.expectRequests(kBlock, {1});
-    ask(group, 1, answers.data());
+    group.state().oneSided.expectRequests(kBlock, {1 - rank});
+    ask(group, 1 - rank, answers.data());
   }
 
   struct alignas(64) Line {
@@ -42,24 +47,31 @@ struct Rank0 {
   std::unique_ptr<std::byte[]> part;
   std::vector<Line> words;
   std::vector<std::byte> answers;
-  FuzzedGroup group{0, 2};
+  FuzzedGroup group;
 };
 
 }  // namespace
 
 void parse(std::string_view input) {
-  Rank0 rank0;
+  Owner rank0(0);
   for (const std::string& frame : splitParts(input, 40)) {
     rank0.group.take(frame);
   }
 }
 
 std::vector<std::string> seeds() {
-  FuzzedGroup peer(1, 2);
-  std::vector<std::byte> memory(32);
-  ask(peer, 0, memory.data());
-  std::vector<std::string> frames = peer.sent(0);
-  Rank0 rank0;
+  Owner rank0(0);
+  Owner rank1(1);
+  std::vector<std::string> frames;  // first requests, then replies
+  for (int round = 0; round < 4; ++round) {
+    for (const std::string& frame : rank1.group.sent(0)) {
+      frames.push_back(frame);
+      rank0.group.take(frame);
+    }
+    for (const std::string& frame : rank0.group.sent(1)) {
+      rank1.group.take(frame);
+    }
+  }
   std::vector<std::string> inputs = {joinParts(frames)};
   for (const std::string& frame : frames) {
     inputs.push_back(joinParts({frame}));

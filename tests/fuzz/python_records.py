@@ -1,15 +1,19 @@
-"""A search for bytes that break the parsers that are Python: serialize, messages of queues, records of publish,
+"""A search for bytes that break the parsers in Python: serialize, messages of queues, records of publish,
 safetensors headers, pickles and archives of checkpoints, kernels, reports of status (python_targets.py).
 
 A parser may raise the errors that its documentation names. Any other exception, a call of more than ten seconds, and
 more than 1 GiB of memory are findings. Inputs with new lines of the parsers are kept and changed further. The search
-counts the lines of every eighth input, since counting makes a call ten times as slow. The same seed makes the same
-inputs. Atheris searches by bytecode in the same way; Debian has no package of Atheris.
+counts the lines of every eighth input, since counting makes a call ten times as slow. The C++ of serialize comes from
+a module with sanitizers (--plain), of which the search counts the edges. The same seed makes the same inputs, where no
+earlier search kept inputs (--corpus). Atheris searches by bytecode in the same way;
+Debian has no package of Atheris.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib
 import os
 import pathlib
 import random
@@ -19,10 +23,13 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from python_targets import LONGEST_INPUT, Target, targets
+
+from shardwire import _C
 
 LONGEST_CALL_S = 10
 MOST_BYTES = 1 << 30
@@ -93,6 +100,32 @@ class Lines:
                 if line and line != code.co_firstlineno} - self.seen
 
 
+def use_plain_of(folder: pathlib.Path) -> Callable[[], int]:
+    """Replaces functions of _C by the module _plain of `folder`. Returns the function that counts the reached edges of
+    _plain."""
+    sys.path.insert(0, str(folder))
+    plain = importlib.import_module("_plain")
+    for name in ("read_graph", "read_values", "write_graph", "write_values"):
+        setattr(_C, name, getattr(plain, name))
+    return plain.num_edges  # type: ignore[no-any-return]
+
+
+class Corpus:
+    """The inputs with new lines or edges: of this search, and with a folder also of earlier searches."""
+
+    def __init__(self, seeds: list[bytes], folder: pathlib.Path | None) -> None:
+        self.folder, self.inputs = folder, list(seeds)
+        self.first = list(seeds)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.first += [path.read_bytes() for path in sorted(folder.iterdir())]
+
+    def add(self, data: bytes) -> None:
+        self.inputs.append(data)
+        if self.folder is not None:
+            (self.folder / hashlib.sha1(data).hexdigest()).write_bytes(data)
+
+
 def run(target: Target, data: bytes) -> None:
     signal.setitimer(signal.ITIMER_REAL, LONGEST_CALL_S)
     try:
@@ -105,17 +138,20 @@ def run(target: Target, data: bytes) -> None:
 
 def search(name: str, target: Target, options: argparse.Namespace) -> bool:
     """True without a finding. The input of a call lies in a file during the call: a crash leaves the file."""
-    rng, lines, corpus, until = random.Random(options.seed), Lines(target.modules), list(target.seeds), options.seconds
+    rng, lines, until = random.Random(options.seed), Lines(target.modules), options.seconds
+    corpus = Corpus(target.seeds, options.corpus)
+    num_edges = use_plain_of(options.plain) if options.plain else int
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{name}-input"
     begun, number = time.monotonic(), 0
     with open(path, "w+b", buffering=0) as current:
         while number < options.each and (not until or time.monotonic() - begun < until):
-            data = target.seeds[number] if number < len(target.seeds) else changed(rng, rng.choice(corpus), corpus)
+            is_first = number < len(corpus.first)
+            data = corpus.first[number] if is_first else changed(rng, rng.choice(corpus.inputs), corpus.inputs)
             os.ftruncate(current.fileno(), len(data))
             os.pwrite(current.fileno(), data, 0)
-            counts = number % COUNTED == 0 or number < len(target.seeds)
-            known = len(lines.seen)
+            counts = number % COUNTED == 0 or is_first
+            known = len(lines.seen), num_edges()
             sys.settrace(lines.trace if counts else None)
             try:
                 run(target, data)
@@ -127,13 +163,14 @@ def search(name: str, target: Target, options: argparse.Namespace) -> bool:
                 traceback.print_exc(limit=-6)
                 return False
             sys.settrace(None)
-            if len(lines.seen) > known:
-                corpus.append(data)
+            if (len(lines.seen), num_edges()) != known:
+                corpus.add(data)
             number += 1
     path.unlink()
     missed = sorted(lines.missed())
-    print(f"{name}: {number} inputs, {len(corpus)} kept, {len(lines.seen)} of {len(lines.seen) + len(missed)} lines "
-          f"of the called functions (seed {options.seed}, {time.monotonic() - begun:.1f} s)", flush=True)
+    edges = f", {num_edges()} edges of C++" if options.plain else ""
+    print(f"{name}: {number} inputs, {len(corpus.inputs)} kept, {len(lines.seen)} of {len(lines.seen) + len(missed)} "
+          f"lines of the called functions{edges} (seed {options.seed}, {time.monotonic() - begun:.1f} s)", flush=True)
     for file, line in missed if options.show else []:
         print(f"  not reached: {file}:{line}")
     return True
@@ -148,6 +185,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."),
                         help="the folder for the input of a finding")
+    parser.add_argument("--corpus", type=pathlib.Path, help="a folder with inputs of earlier searches")
+    parser.add_argument("--plain", type=pathlib.Path, help="the folder of the module _plain (plain_module.cc)")
     parser.add_argument("--input", type=pathlib.Path, help="run this input alone")
     parser.add_argument("--show", action="store_true", help="print the lines that were not reached")
     options = parser.parse_args()
@@ -160,6 +199,8 @@ def main() -> int:
     used = resource.getpagesize() * int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES,) * 2)
     if options.input is not None:
+        if options.plain:
+            use_plain_of(options.plain)
         run(target, options.input.read_bytes())
         return 0
     return 0 if search(options.target, target, options) else 1

@@ -7,6 +7,7 @@ A search does not get behind lengths and digests, so most targets compute both, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -17,21 +18,28 @@ import socket
 import struct
 import types
 import zipfile
+import zlib
 from collections import OrderedDict
 from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
 
-from shardwire import errors
+import shardwire
+from shardwire import Layout, errors
 from shardwire.kernels import package
 from shardwire.kernels.tensor_forms import TensorForm
 from shardwire.plain.serialize import PLAIN, deserialize, from_parts, serialize
 from shardwire.plain.write import write
 from shardwire.queues import content
+from shardwire.records import client as record_client
 from shardwire.records import server as record_server
+from shardwire.records.job_token import proof
 from shardwire.status import processes
-from shardwire.weights import checkpoint_folder, dcp_folder, meeting_place, safetensors_file, torch_archive
+from shardwire.weights import (checkpoint_folder, dcp_folder, descriptions, finding, meeting_place, safetensors_file,
+                               torch_archive)
+from shardwire.weights.holdings import Holdings
 from shardwire.weights.pickles import unpickle
+from shardwire.weights.problems import Problems
 
 LONGEST_INPUT = 1 << 14
 
@@ -56,8 +64,14 @@ def parse_plain(data: bytes) -> None:
 
 
 def parse_queue_entry(data: bytes) -> None:
-    """The head of an entry, whose parts have fixed sizes."""
-    content.Content(data).value([torch.ones(size, dtype=torch.uint8) for size in (24, 40)], None, None, False)
+    """The head of an entry, whose parts have fixed sizes. A first byte "0": the entry of another rank's queue, whose
+    parts arrive after the head; "1": of this rank's."""
+    sizes = [24] if data[1:2] == b"\0" else [24, 40, 12]
+    entry, tensor = content.Content(data[1:]), None
+    parts = [torch.ones(size, dtype=torch.uint8) for size in sizes]
+    if data[:1] == b"0":
+        parts, tensor = entry.memory(sizes, None)
+    entry.value(parts, tensor, None, False)
 
 
 class Records(record_server.RecordServer):
@@ -87,6 +101,46 @@ class Records(record_server.RecordServer):
             self._drop(caller)
         self._records.clear()
         self._bytes = 0
+
+
+class Publisher:
+    """A place with the publisher's record, its last record, and the answer of each of its ranks: a line each."""
+
+    def __init__(self, data: bytes) -> None:
+        lines = [*data.split(b"\n"), b"", b""]
+        self.record, self.closed, self.answer = (line.decode("latin-1") for line in lines[:3])
+
+    def peek(self, key: str) -> bytes | None:
+        if ".answer." in key:
+            return self.answer.encode("latin-1") or None
+        role = "publisher" if key == "publisher" else "closed"
+        text = self.record if role == "publisher" else self.closed
+        return json.dumps({"body": text, "proof": proof(role, text)}).encode() if text else None
+
+
+def parse_publisher(data: bytes) -> None:
+    place, address = Publisher(data), types.SimpleNamespace(name="policy", text="the store")
+    record, foreign = finding._record(place, address)  # type: ignore[arg-type]
+    if foreign is not None:
+        raise foreign
+    if record is not None:
+        missing = finding._missing(place, record, "note")  # type: ignore[arg-type]
+        str(finding._nobody(address, record, missing, ""))  # type: ignore[arg-type]
+
+
+def parse_record_answer(data: bytes) -> None:
+    """The server's answer. Its length is computed, unless the first byte is "0"."""
+    size = b"" if data[:1] == b"0" else len(data[1:]).to_bytes(4, "big")
+    answer = record_client._receive(Answer(size + data[1:]))  # type: ignore[arg-type]
+    record_client.record_of(answer)
+    record_client.count_of(answer)
+
+
+def parse_description(data: bytes) -> None:
+    """The text of a description, which two ranks gave, and a third rank gave an honest one. The text is compressed."""
+    description, honest = zlib.compress(data), zlib.compress(description_seed())
+    descriptions.moved_to(description, dict.fromkeys(descriptions.names_in(description), {}))
+    descriptions.collect([description, honest, description], "source", Problems())
 
 
 class Answer:
@@ -170,8 +224,29 @@ def line_of(*request: Any) -> bytes:
 
 def queue_seeds() -> Iterator[bytes]:
     for value in ({"a": [1, "b"]}, ["x" * 3000], [torch.arange(6.0), "text"]):
-        yield content.of_object(value, False)[0]
-    yield content.of_tensor(torch.arange(6.0).reshape(2, 3))[0]
+        yield b"0" + content.of_object(value, False)[0]
+        yield b"1" + content.of_object(value, False)[0]
+    for tensor in (torch.arange(6.0).reshape(2, 3), torch.arange(3), torch.ones(3, dtype=torch.complex64)):
+        yield b"0" + content.of_tensor(tensor)[0]
+        yield b"1" + content.of_tensor(tensor)[0]
+
+
+@functools.cache
+def description_seed() -> bytes:
+    rows = Layout([0, 1], [shardwire.Shard(0)], (4, 2), torch.float32)
+    sums = Layout([[0, 1]], [shardwire.Replicate(), shardwire.Partial()], (2,), torch.float32)
+    tied = torch.ones(2, dtype=torch.int8)
+    held = Holdings({"w": (rows, torch.ones(2, 2)), "sums": (sums, torch.ones(2)), "x": tied, "y": tied,
+                     "qk": (shardwire.FusedLayout({"q": rows, "k": rows}), torch.ones(4, 2))}, "source", 0, [0, 1])
+    places: dict[str, Any] = {"w": shardwire.Part("all", 1, 2), "qk": ["q", "k"]}
+    return zlib.decompress(descriptions.describe(held, lambda name: places.get(name, name)))
+
+
+def publisher_seeds() -> Iterator[bytes]:
+    record = json.dumps({"id": "a1", "size": 2, "who": ["pid 1 on a", "pid 2 on b"]}).encode()
+    for closed in (b"", b'{"id": "another"}', b'{"id": "a1"}'):
+        for answer in (b"", b'["yes", ""]', b'["no", "another size"]'):
+            yield b"\n".join((record, closed, answer))
 
 
 def archive_seeds() -> Iterator[bytes]:
@@ -230,16 +305,24 @@ def kernel_seed() -> bytes:
 def targets() -> dict[str, Target]:
     files, broken_file = Files(), (errors.CheckpointError, errors.UnsupportedError)
     header, _ = safetensors_file.build_header([("a", "F32", (2, 3)), ("b", "BF16", ()), ("c", "I64", (0,))], {"k": "v"})
+    answers = [b"1" + json.dumps(value).encode() for value in ("welcome", 7, None, "7", "\xff", 1.5)]
     signed = meeting_place.signed("publisher", {"version": 1, "ranks": [1, 2], "name": "x"})
     pickles = [metadata_seed(), pickle.dumps({"a": [1, {2: (3, torch.float32)}]}, 2),
                pickle.dumps([torch.Size([1]), b"x", 1.5, {1}, Described], 4)]
     return {
         "serialize": Target(parse_plain, list(plain_seeds()), (ValueError,),
                             ("plain/serialize", "plain/read", "plain/keys", "plain/tensor_bytes")),
-        "queue_entries": Target(parse_queue_entry, list(queue_seeds()), (Exception,), ("queues/content",)),
+        "queue_entries": Target(parse_queue_entry, list(queue_seeds()), (ValueError,),
+                                ("queues/content", "plain/serialize", "plain/read")),
         "records": Target(Records().take, list(record_seeds()), (), ("records/server",)),
         "publish_records": Target(lambda data: meeting_place.verified("publisher", data, "the record"), [signed],
                                   (ValueError, errors.MismatchError), ("weights/meeting_place", "records/job_token")),
+        "publishers": Target(parse_publisher, list(publisher_seeds()), (finding.Malformed, errors.MismatchError),
+                             ("weights/finding", "weights/meeting_place")),
+        "record_answers": Target(parse_record_answer, [*answers, b"0\0\0\0\1" + b"7"], (OSError,), ("records/client",)),
+        "descriptions": Target(parse_description, [description_seed()],
+                               (errors.MismatchError, errors.UnsupportedError),
+                               ("weights/descriptions", "weights/simple_layouts", "weights/name_maps")),
         "safetensors": Target(files.safetensors, [header[8:] + bytes(26), header[8:]], broken_file,
                               ("weights/safetensors_file",)),
         "checkpoint_index": Target(files.index, [b'{"metadata": {}, "weight_map": {"a": "b.safetensors"}}'],

@@ -47,6 +47,11 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   }
   std::size_t number = 0;
   for (const std::string& seed : shardwire::fuzz::seeds()) {
+    if (seed.size() > shardwire::fuzz::kLongestInput) {
+      fmt::print(stderr, "seed {} has {} bytes, and an input at most {}\n", number, seed.size(),
+                 shardwire::fuzz::kLongestInput);
+      std::exit(1);
+    }
     std::ofstream file(fmt::format("{}/seed-{:03}", last.substr(8), number++), std::ios::binary);
     file.write(seed.data(), static_cast<std::streamsize>(seed.size()));
     if (!file.flush()) {

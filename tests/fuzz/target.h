@@ -2,6 +2,7 @@
 // points. ./run fuzz builds and runs the targets.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,7 +12,9 @@ namespace shardwire::fuzz {
 
 // Gives bytes of a foreign process to a parser. A defect ends the process: a finding of a sanitizer, or require().
 void parse(std::string_view input);
-// Inputs made by the real encoders, so that the search begins behind magic numbers and lengths.
+// Inputs made by the real encoders, so that the search begins behind magic numbers and lengths. libFuzzer cuts inputs
+// of more than kLongestInput bytes, so a longer seed ends the process.
+constexpr std::size_t kLongestInput = 16384;
 std::vector<std::string> seeds();
 
 // Several messages in one input: each has its length in two bytes before it. A length beyond the end is cut.

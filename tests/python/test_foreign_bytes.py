@@ -12,19 +12,25 @@ import struct
 import threading
 import time
 import zipfile
+import zlib
 
 import pytest
 import torch
 
-from shardwire.errors import CheckpointError, UnsupportedError
+from shardwire.errors import CheckpointError, MismatchError, UnsupportedError
+from shardwire.errors import TimeoutError as GroupTimeoutError
 from shardwire.kernels import package
+from shardwire.queues import content
 from shardwire.status import processes
 from shardwire.weights.checkpoint_folder import read_index
-from shardwire.weights.meeting_place import verified
+from shardwire.weights.descriptions import collect, names_in
+from shardwire.weights.finding import find
+from shardwire.weights.meeting_place import Address, signed, verified
 from shardwire.weights.pickles import unpickle
+from shardwire.weights.problems import Problems
 from shardwire.weights.safetensors_file import OpenFile
-from shardwire.records.server import RecordServer
-from shardwire.records.client import RecordClient
+from shardwire.records.server import BANNER, NONCE_BYTES, RecordServer
+from shardwire.records.client import RecordClient, count_of, record_of
 from shardwire.weights.torch_archive import Chunk, find_elements
 
 DEEP = b"[" * 100_000
@@ -46,6 +52,85 @@ def test_a_record_of_many_levels_is_one_that_cannot_be_read() -> None:
     for data in (DEEP, json.dumps({"body": DEEP.decode(), "proof": ""}).encode()):
         with pytest.raises(ValueError, match="the record cannot be read"):
             verified("publisher", data, "the record")
+
+
+@pytest.mark.parametrize("record", [
+    b"{", DEEP, signed("publisher", {}), signed("publisher", {"id": "a", "size": 1}),
+    signed("publisher", {"id": "a", "size": "1", "who": ["a"]}), signed("publisher", {"id": "a", "size": 9, "who": []}),
+    signed("publisher", {"id": "../a", "size": 1, "who": ["a"]}),
+    signed("publisher", {"id": "a", "size": 1 << 40, "who": ["a"]})])
+def test_a_record_that_is_no_publishers_is_not_found(tmp_path, record) -> None:
+    address = Address(f"file://{tmp_path}", "policy")
+    address.open(5.0).put("publisher", record)
+    with pytest.raises(GroupTimeoutError, match="there is no publisher of 'policy'.*cannot be read"):
+        find(address, 1, time.monotonic() + 0.1)
+    assert not (tmp_path / "shardwire.publish" / "a").exists()
+
+
+@pytest.mark.parametrize("answer", [b"yes", b"7", b"[]", DEEP])
+def test_an_answer_to_a_note_that_cannot_be_read_is_no_answer(tmp_path, monkeypatch, answer) -> None:
+    address = Address(f"file://{tmp_path}", "policy")
+    place = address.open(5.0)
+    place.put("publisher", signed("publisher", {"id": "a", "size": 1, "who": ["pid 1"]}))
+    post = type(place).post
+
+    def answered(self, box: str, value: bytes) -> str:
+        note = post(self, box, value)
+        self.put(f"{box}/{note}.answer.0", answer)
+        return note
+
+    monkeypatch.setattr(type(place), "post", answered)
+    with pytest.raises(GroupTimeoutError, match="the answer of the publisher's rank 0 cannot be read"):
+        find(address, 1, time.monotonic() + 0.1)
+
+
+@pytest.mark.parametrize("frame", [
+    b"\xff\xff\xff\xff", b"\0\0\0\1{", b"\0\0\0\2\xff\xff", len(DEEP).to_bytes(4, "big") + DEEP])
+def test_an_answer_of_a_store_that_cannot_be_read_is_an_oserror(frame) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            with listener.accept()[0] as caller:
+                caller.sendall(BANNER + b"\xff" * NONCE_BYTES + frame)
+                caller.recv(1000)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with pytest.raises(OSError):
+            RecordClient("127.0.0.1", port, 5)
+        server.join()
+
+
+def test_a_number_or_a_text_of_a_store_that_is_none_is_an_oserror() -> None:
+    for answer in (None, "x", [1], float("inf")):
+        with pytest.raises(OSError, match="in place of a number"):
+            count_of(answer)
+    with pytest.raises(OSError, match="no client wrote"):
+        record_of("\u20ac")
+
+
+def test_a_description_of_another_form_is_a_mismatch() -> None:
+    for text in (b"", b"7", b"[[], [[]]]", DEEP,
+                 b'[["[[1], [0], [[\\"kind_of\\", 0]], [1]]"], [["w", [1], "torch.int8", 0, -1, false, false, {}]]]'):
+        with pytest.raises(MismatchError, match="the description of the source cannot be read"):
+            collect([zlib.compress(text)], "source", Problems())
+    with pytest.raises(MismatchError, match="cannot be read"):
+        names_in(b"no zlib")
+
+
+def test_the_head_of_an_entry_that_no_putter_wrote_is_a_value_error() -> None:
+    whole = content.of_tensor(torch.ones(2, 3))[0]
+    for head in (*(whole[:size] for size in range(len(whole))), whole[:-8] + struct.pack("<q", -3),
+                 whole[:-16] + struct.pack("<2q", 0, 1 << 62)):
+        with pytest.raises(ValueError, match="an entry|no dtype"):
+            content.Content(head)
+    entry = content.Content(whole)
+    for sizes in ([], [20], [24, 0]):
+        with pytest.raises(ValueError, match=r"an entry float32\[2, 3\] in"):
+            entry.memory(sizes, None)
+        with pytest.raises(ValueError, match=r"an entry float32\[2, 3\] in"):
+            entry.value([torch.ones(size, dtype=torch.uint8) for size in sizes], None, None, False)
 
 
 def test_an_index_may_name_no_file_that_cannot_be(tmp_path) -> None:

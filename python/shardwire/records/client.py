@@ -47,7 +47,7 @@ class RecordClient:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if _exactly(self._socket, len(BANNER)) != BANNER:
                 raise ConnectionError("what listens there is no store of shardwire.publish of this version")
-            nonce = _exactly(self._socket, NONCE_BYTES).decode()
+            nonce = _exactly(self._socket, NONCE_BYTES).decode("latin-1")
             _send(self._socket, ["prove", proof("caller", nonce)])
             said = _receive(self._socket)
             if said != "welcome":
@@ -118,17 +118,33 @@ class RecordStore(dist.Store):  # type: ignore[misc]
             if time.monotonic() > limit:
                 raise TimeoutError(f"key {key!r} did not appear")
             self._client.rest(1.0)
-        return str(value).encode("latin-1")
+        return record_of(value)
 
     def check(self, keys: list[str]) -> bool:
         return all(self._client.ask("peek", self._prefix + key) is not None for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._client.ask("add", self._prefix + key, amount))
+        return count_of(self._client.ask("add", self._prefix + key, amount))
 
     def wait(self, keys: list[str], _timeout: Any = None) -> None:
         for key in keys:
             self.get(key)
+
+
+def record_of(answer: Any) -> bytes:
+    """The record in the answer of a server."""
+    try:
+        return str(answer).encode("latin-1")
+    except UnicodeEncodeError:
+        raise ConnectionError("the other end sent a record that no client wrote") from None
+
+
+def count_of(answer: Any) -> int:
+    """The number in the answer of a server, or in a record."""
+    try:
+        return int(answer)
+    except (ValueError, TypeError, OverflowError):
+        raise ConnectionError(f"the other end sent {str(answer)[:40]!r} in place of a number") from None
 
 
 def _send(connection: socket.socket, value: Any) -> None:
@@ -139,8 +155,12 @@ def _send(connection: socket.socket, value: Any) -> None:
 def _receive(connection: socket.socket) -> Any:
     size = int.from_bytes(_exactly(connection, 4), "big")
     if size > MAX_FRAME:
-        raise ValueError(f"a frame of {size} bytes")
-    return json.loads(_exactly(connection, size))
+        raise ConnectionError(f"the other end sent a frame of {size} bytes")
+    data = _exactly(connection, size)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConnectionError(f"the other end sent a frame that cannot be read: {str(error)[:80]}") from None
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

@@ -1,5 +1,5 @@
 """The server of a small store of records: for jobs that meet by ``tcp://``, where rank 0 of the publisher runs the
-server, and for processes that survive others (survive/handles.py). All others are clients (``client.py``).
+server, and for processes that survive others (survive/process_handles.py). All others are clients (``client.py``).
 
 A connection begins with the server's banner, which contains a fresh number. The caller's first frame proves the job's
 token with this number; before the proof the server answers nothing. Then frames go both ways: 4 bytes of length, and

@@ -3,6 +3,7 @@ a storage."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..errors import MismatchError, ShardwireError
 from .simple_layouts import decode_layout, encode_layout
 from .holdings import Holdings
 from .name_maps import Part, Place, Renames, Split, place_of
@@ -76,20 +78,39 @@ def encode_place(name: str, place: Place | None) -> Any:
     return {} if place == Part(name) else {"part": [place.name, place.index, place.count, place.dim, place.transposed]}
 
 
+@contextlib.contextmanager
+def _readable(side: str) -> Iterator[None]:
+    """MismatchError for descriptions that ``describe`` did not write: another job may have another version."""
+    try:
+        yield
+    except ShardwireError:
+        raise
+    except (zlib.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise MismatchError(f"the description of the {side} cannot be read: {type(error).__name__}: "
+                            f"{str(error)[:200]}; use one release of shardwire in all jobs") from error
+
+
 def names_in(description: bytes) -> list[str]:
-    return [tensor[0] for tensor in json.loads(zlib.decompress(description))[1]]
+    with _readable("source"):
+        return [str(tensor[0]) for tensor in json.loads(zlib.decompress(description))[1]]
 
 
 def moved_to(description: bytes, places: Mapping[str, Any]) -> bytes:
     """The description with other places, by name as in ``encode_place``: for a side described before the mapping is
     known."""
-    layouts, tensors = json.loads(zlib.decompress(description))
-    moved = [[*tensor[:-1], places[tensor[0]]] for tensor in tensors if places[tensor[0]] is not None]
-    return zlib.compress(json.dumps([layouts, moved]).encode(), 1)
+    with _readable("source"):
+        layouts, tensors = json.loads(zlib.decompress(description))
+        moved = [[*tensor[:-1], places[tensor[0]]] for tensor in tensors if places[tensor[0]] is not None]
+        return zlib.compress(json.dumps([layouts, moved]).encode(), 1)
 
 
 def collect(descriptions: Sequence[bytes], side: str, problems: Problems) -> dict[str, Weight]:
     """All ranks' descriptions of one side as one table. Contradictions between ranks are added to ``problems``."""
+    with _readable(side):
+        return _collected(descriptions, side, problems)
+
+
+def _collected(descriptions: Sequence[bytes], side: str, problems: Problems) -> dict[str, Weight]:
     weights: dict[str, Weight] = {}
     ties = _Ties()
     ranks_of: dict[bytes, list[int]] = {}

@@ -19,8 +19,13 @@ from .progress import SILENT, Progress
 _LOOK_S = 0.01
 # A record or a store with another token may be an earlier job's, and may soon be replaced
 _FOREIGN_S = 2.0
+MAX_RANKS = 1 << 20  # of a publisher, and of a subscriber
 # Errors of a folder that no waiting ends
 _STAYING = (errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+class Malformed(ValueError):
+    """A record that no process of shardwire wrote."""
 
 
 def open_place(address: Address, deadline: float, shown: Progress = SILENT) -> Place:
@@ -69,13 +74,13 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
                     return {"id": seen, "size": record["size"], "note": note}
             place.rest(min(0.25, max(0.0, deadline - time.monotonic())))
             trouble = ""
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, Malformed) as error:
             if isinstance(error, ShardwireError):
                 _take_back(place, seen, note)
                 raise
             if address.is_folder and isinstance(error, OSError) and error.errno in _STAYING:
                 raise SystemFailure(f"{address.text} cannot be used: {error}") from error
-            # The store's server ended; the next publisher starts another
+            # The store's server ended, or the record is no publisher's; the next publisher starts or writes another
             trouble = f"; the last error there: {error}"
             place, seen, record = None, "", {}
             time.sleep(_LOOK_S)
@@ -95,11 +100,22 @@ def _record(place: Place, address: Address) -> tuple[dict[str, Any] | None, Mism
     data = place.peek("publisher")
     if data is None:
         return None, None
+    what = f"the publisher of {address.name!r} in {address.text}"
     try:
-        record = verified("publisher", data, f"the publisher of {address.name!r} in {address.text}")
+        record = verified("publisher", data, what)
     except MismatchError as error:
         return None, error
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    if not _is_publisher(record):
+        raise Malformed(f"{what} cannot be read: the record is of another form")
     return (None if _is_closed(place, record["id"]) else record), None
+
+
+def _is_publisher(record: dict[str, Any]) -> bool:
+    publication, size, who = record.get("id"), record.get("size"), record.get("who")
+    return (isinstance(publication, str) and publication.isalnum() and type(size) is int and 0 < size < MAX_RANKS
+            and isinstance(who, list) and len(who) == size)
 
 
 def closed_key(publication: str) -> str:
@@ -122,7 +138,10 @@ def _missing(place: Place, record: dict[str, Any], note: str) -> list[int]:
         if answered is None:
             missing.append(rank)
             continue
-        answer, reason = json.loads(answered)
+        try:
+            answer, reason = json.loads(answered)
+        except (ValueError, TypeError, RecursionError):
+            raise Malformed(f"the answer of the publisher's rank {rank} cannot be read") from None
         if answer != "yes":
             raise MismatchError(f"the publisher's rank {rank} refused this job: {reason}")
     return missing

@@ -23,7 +23,7 @@ from ..process.log import log
 from ..errors import CheckpointError, MismatchError, SystemFailure
 from ..records.job_token import how_it_differs, is_proof, proof
 from ..records.server import RecordServer
-from ..records.client import RecordClient, RecordStore
+from ..records.client import RecordClient, RecordStore, count_of, record_of
 from .regular_file import read_regular
 
 _LOOK_S = 0.02
@@ -57,7 +57,7 @@ class _NumberedPlace(Place):
         return note
 
     def notes(self, box: str, after: int = 0) -> list[str]:
-        return [str(number) for number in range(after + 1, int(self.peek(f"{box}.count") or b"0") + 1)]
+        return [str(number) for number in range(after + 1, count_of(self.peek(f"{box}.count") or b"0") + 1)]
 
 
 class StorePlace(_NumberedPlace):
@@ -97,13 +97,13 @@ class RecordPlace(_NumberedPlace):
 
     def peek(self, key: str) -> bytes | None:
         value = self._client.ask("peek", self._prefix + key)
-        return None if value is None else str(value).encode("latin-1")
+        return None if value is None else record_of(value)
 
     def put(self, key: str, value: bytes) -> None:
         self._client.ask("put", self._prefix + key, value.decode("latin-1"))
 
     def _add(self, key: str) -> int:
-        return self._client.ask("add", self._prefix + key, 1)
+        return count_of(self._client.ask("add", self._prefix + key, 1))
 
     def remove(self, note: str) -> None:
         self._client.ask("remove", self._prefix + note)

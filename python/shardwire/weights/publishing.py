@@ -30,13 +30,12 @@ from ..errors import AbortedError, MismatchError, SystemFailure
 from ..compiler.agree import Attempt, Meeting
 from .descriptions import collect, describe
 from .holdings import Holdings
-from .finding import closed_key
+from .finding import MAX_RANKS, closed_key
 from .meeting_place import Address, Place, signed, verified
 from .problems import Problems
 from .serving import Serving
 from .versions import MAX_BUFFERS, Versions
 
-_MAX_RANKS = 1 << 20
 # A note without a value for so long is never looked at again
 _EMPTY_S = 60.0
 _BLOCK_BYTES = 64 << 10
@@ -285,7 +284,7 @@ class Publication:
             try:
                 ask = verified("subscriber", data, "a subscriber's note")
                 size, seconds, nonce = ask["size"], ask["seconds"], ask["nonce"]
-                if (ask["id"] != self._id or not isinstance(size, int) or not 0 < size < _MAX_RANKS
+                if (ask["id"] != self._id or not isinstance(size, int) or not 0 < size < MAX_RANKS
                         or not 0 <= seconds < 1e12):
                     raise ValueError("a subscriber's note is of another form")
                 if nonce in self._nonces:

@@ -10,7 +10,10 @@ import torch
 
 from .. import _C
 from ..compiler.fused import FusedLayout, Share, shifted
-from ..compiler.layout import Layout
+from ..compiler.layout import Layout, Partial, Replicate, Shard, StridedShard
+
+# By name: a description names placements, and no other names of a module.
+_PLACEMENTS: dict[str, Any] = {each.__name__: each for each in (Shard, Replicate, Partial, StridedShard)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,6 @@ def decode_layout(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any
     if isinstance(value, dict):
         return FusedLayout({name: decode_layout(part, (), dtype) for name, part in value["parts"].items()},
                            value["dim"], value["held"])
-    from ..compiler import layout
     mesh_shape, ranks, placements, dims = value
     mesh = torch.tensor(ranks, dtype=torch.int64, device="cpu").reshape(mesh_shape)
-    return Layout(mesh, [getattr(layout, name)(*fields) for name, *fields in placements], dims, dtype)
+    return Layout(mesh, [_PLACEMENTS[name](*fields) for name, *fields in placements], dims, dtype)

@@ -471,7 +471,17 @@ TEST(PlanRun, RefusesAPostThatLeadsOutOfThePeersMemory) {
   EXPECT_EQ(failureOfPost({.byteStrides = {26 * 8, 8}}).message(), words);
   EXPECT_EQ(failureOfPost({.byteStrides = {-8, 8}}).message(), words);
   EXPECT_EQ(failureOfPost({.byteStrides = {std::int64_t{1} << 61, 8}}).message(), words);
+  EXPECT_EQ(failureOfPost({.byteStrides = {std::int64_t{1} << 57, 8}}).message(), words);
   EXPECT_EQ(failureOfPost({.address = 64}).message(), words);
+}
+
+TEST(PlanRun, RefusesAPostAtTheEndOfTheAddresses) {
+  const std::string words = "rank 1 sent a frame (kind 1: post) that does not fit the test's operation";
+  // The strides 24 * 8 and 8 lead over less than 4,600 bytes.
+  for (const Reach reach : {Reach::kCopy, Reach::kFetch}) {
+    EXPECT_EQ(failureOfPost({.reach = reach, .address = ~std::uint64_t{0} - 3000}).message(), words);
+    EXPECT_NE(failureOfPost({.reach = reach, .address = ~std::uint64_t{0} - 20000}).message(), words);
+  }
 }
 
 TEST(PlanRun, RefusesSlotsThatItDoesNotHave) {
