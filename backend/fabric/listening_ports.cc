@@ -26,6 +26,10 @@ Result<ListeningPorts> listenOnInterfaces(const std::vector<InterfaceAddress>& i
               each.interface, each.ip);
       break;
     }
+    if (isMultipath() && isLinkLocal(each.ip)) {  // such sockets do not report the interface of the address
+      whyNot += fmt::format("; {}: Multipath TCP needs another address than the link-local {}", each.interface, each.ip);
+      continue;
+    }
     const auto address = makeSocketAddress(each.ip, each.scope, 0);
     SW_RETURN_IF_ERROR(address.status());
     auto socket = listenTcp(*address, kBacklog);

@@ -711,6 +711,19 @@ InterfaceAddress interface(const std::string& name, const std::string& ip, int b
   return {name, ip, isLinkLocal(ip) ? 2U : 0U, bits, ip.find(':') != std::string::npos, isLoopback};
 }
 
+// In a process of its own, since the variable is read once.
+TEST(Link, MultipathListensOnNoLinkLocalAddress) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto listen = [] {
+    ::setenv("SHARDWIRE_TCP_MULTIPATH", "1", 1);
+    const auto ports = listenOnInterfaces({interface("eth1", "fe80::1", 64)}, {});
+    std::fputs(ports.status().message().c_str(), stderr);
+    std::exit(0);
+  };
+  EXPECT_EXIT(listen(), ::testing::ExitedWithCode(0),
+              "eth1: Multipath TCP needs another address than the link-local fe80::1");
+}
+
 std::string namesOf(const std::vector<InterfaceAddress>& interfaces) {
   std::string names;
   for (const InterfaceAddress& each : interfaces) {
