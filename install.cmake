@@ -1,5 +1,5 @@
-# Install rules. Components: core (library and headers), c10d (the torch library and headers), python (the package, complete in itself).
-# A C++ program says find_package(shardwire REQUIRED COMPONENTS c10d) and links shardwire::c10d.
+# Install rules. Components: core (library and headers), c10d (the torch library and headers), python (the package,
+# complete in itself). A C++ program says find_package(shardwire REQUIRED COMPONENTS c10d) and links shardwire::c10d.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(SHARDWIRE_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/shardwire)
@@ -7,7 +7,8 @@ set(SHARDWIRE_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/shardwire)
 set_target_properties(shardwire_core PROPERTIES INSTALL_RPATH "$ORIGIN" EXPORT_NAME core)
 install(TARGETS shardwire_core EXPORT shardwireCoreTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core)
 if(TARGET shardwire_mpi)
-  target_link_options(shardwire_mpi PRIVATE -Wl,-soname,libshardwire_mpi.so)  # a module has none, and Debian's policy wants one
+  # a module has none, and Debian's policy wants one
+  target_link_options(shardwire_mpi PRIVATE -Wl,-soname,libshardwire_mpi.so)
   install(TARGETS shardwire_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core)
 endif()
 install(EXPORT shardwireCoreTargets NAMESPACE shardwire:: DESTINATION ${SHARDWIRE_CMAKE_DIR} COMPONENT core)
@@ -25,7 +26,8 @@ if(TARGET shardwire_c10d)
   install(FILES ${SHARDWIRE_TORCH_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwire COMPONENT c10d)
 endif()
 
-configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/backend/c10d/shardwireConfig.cmake.in ${PROJECT_BINARY_DIR}/shardwireConfig.cmake
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/backend/c10d/shardwireConfig.cmake.in
+                              ${PROJECT_BINARY_DIR}/shardwireConfig.cmake
                               INSTALL_DESTINATION ${SHARDWIRE_CMAKE_DIR})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/shardwireConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/shardwireConfig.cmake ${PROJECT_BINARY_DIR}/shardwireConfigVersion.cmake
@@ -43,10 +45,12 @@ if(TARGET shardwire_python)
   install(DIRECTORY python/shardwire DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR} COMPONENT python
           FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
   install(FILES python/shardwire_autoload.py DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR} COMPONENT python)
-  install(FILES ${SHARDWIRE_PACKAGE_DIR}/_build_info.py DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR}/shardwire COMPONENT python)
+  install(FILES ${SHARDWIRE_PACKAGE_DIR}/_build_info.py DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR}/shardwire COMPONENT
+          python)
 endif()
 
-# Debian packages of the C++ side, for `cpack -G DEB`: the core, and what is linked to the torch of this build. Python's package is a wheel (./run wheel).
+# Debian packages of the C++ side, for `cpack -G DEB`: the core, and what is linked to the torch of this build. Python's
+# package is a wheel (./run wheel).
 set(CPACK_PACKAGE_NAME shardwire)
 set(CPACK_PACKAGE_VENDOR shardwire)
 set(CPACK_PACKAGE_CONTACT "The shardwire authors <maintainers@users.noreply.a-seed-5624b944.example>")
@@ -84,18 +88,21 @@ file(ARCHIVE_CREATE OUTPUT ${PROJECT_BINARY_DIR}/debian/changelog.gz PATHS ${PRO
      FORMAT raw COMPRESSION GZip COMPRESSION_LEVEL 9)
 foreach(component package IN ZIP_LISTS CPACK_COMPONENTS_ALL debian_packages)
   install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/${package} RENAME copyright COMPONENT ${component})
-  install(FILES ${PROJECT_BINARY_DIR}/debian/changelog.gz DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/${package} COMPONENT ${component})
+  install(FILES ${PROJECT_BINARY_DIR}/debian/changelog.gz DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/${package}
+          COMPONENT ${component})
 endforeach()
 # One torch: its headers and its C++ ABI change with each minor version.
 string(REGEX REPLACE "^([0-9]+)\\.([0-9]+).*" "\\1;\\2" torch_parts "${SHARDWIRE_TORCH_FULL_VERSION}")
 list(LENGTH torch_parts num_parts)
-if(num_parts EQUAL 2 AND SHARDWIRE_TORCH_LIB_DIR MATCHES "^/usr/lib/")  # Debian's; another is no package that could be named
+# Debian's; another is no package that could be named
+if(num_parts EQUAL 2 AND SHARDWIRE_TORCH_LIB_DIR MATCHES "^/usr/lib/")
   list(GET torch_parts 0 torch_major)
   list(GET torch_parts 1 torch_minor)
   math(EXPR torch_next "${torch_minor} + 1")
   string(APPEND CPACK_DEBIAN_C10D_PACKAGE_DEPENDS
          ", libtorch-dev (>= ${torch_major}.${torch_minor}), libtorch-dev (<< ${torch_major}.${torch_next})")
 endif()
-string(JOIN "\n" CPACK_DEBIAN_C10D_DESCRIPTION "The library for libtorch, built for torch ${SHARDWIRE_TORCH_FULL_VERSION}"
+string(JOIN "\n" CPACK_DEBIAN_C10D_DESCRIPTION
+       "The library for libtorch, built for torch ${SHARDWIRE_TORCH_FULL_VERSION}"
        "in ${SHARDWIRE_TORCH_LIB_DIR}.")
 include(CPack)

@@ -1,10 +1,11 @@
-# Sources that are compiled together. Most of what a file of ours costs is its headers (torch's take 10 s, ours and the library's 1 s), so a few units, each of the files
-# of one folder, cost half as much as the files alone. CMake writes a unit as a list of #include (UNITY_BUILD); ccache shares them between build folders.
-# A file must still compile alone: the part `alone` of the tests builds with -DSHARDWIRE_MERGE=OFF, where a missing #include shows. See docs/building.md.
+# Sources that are compiled together. Most of what a file of ours costs is its headers (torch's take 10 s, ours and the
+# library's 1 s), so a few units, each of the files of one folder, cost half as much as the files alone. CMake writes a
+# unit as a list of #include (UNITY_BUILD); ccache shares them between build folders. A file must still compile alone:
+# the part `alone` of the tests builds with -DSHARDWIRE_MERGE=OFF, where a missing #include shows. See docs/building.md.
 option(SHARDWIRE_MERGE "Compile the sources of a folder together: less work in all, more after a change of one file" ON)
 
-# shardwire_merge(TARGET [AT_MOST N]): one unit for each folder that has sources of TARGET, or several of at most N files, of equal length.
-# A source with options or definitions of its own stays alone: CMake sees to it.
+# shardwire_merge(TARGET [AT_MOST N]): one unit for each folder that has sources of TARGET, or several of at most N
+# files, of equal length. A source with options or definitions of its own stays alone: CMake sees to it.
 function(shardwire_merge target)
   if(NOT SHARDWIRE_MERGE)
     return()
@@ -34,9 +35,12 @@ function(shardwire_merge target)
       set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${unit})
     endforeach()
   endforeach()
-  # GCC inlines less in a unit that it takes for large: then a 4-byte all_reduce takes 7 % longer than with the files alone (docs/benchmarks.md).
-  target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:--param=large-unit-insns=1000000;--param=inline-unit-growth=100>")
+  # GCC inlines less in a unit that it takes for large: then a 4-byte all_reduce takes 7 % longer than with the files
+  # alone (docs/benchmarks.md).
+  target_compile_options(${target} PRIVATE
+                         "$<$<CXX_COMPILER_ID:GNU>:--param=large-unit-insns=1000000;--param=inline-unit-growth=100>")
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # A unit names its files by their whole paths, which __FILE__ would bring into the text that ccache compares: another copy of the tree would share nothing.
+  # A unit names its files by their whole paths, which __FILE__ would bring into the text that ccache compares: another
+  # copy of the tree would share nothing.
   target_compile_options(${target} PRIVATE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 endfunction()

@@ -4,7 +4,8 @@ say() { printf 'shardwire: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 logs=$root/build/log
 
-# After a second says that something runs; on a terminal shows its newest line, elsewhere says it each minute. Killed by quietly(), or ends after the shell. Its sleeps must not keep the caller's input open.
+# After a second says that something runs; on a terminal shows its newest line, elsewhere says it each minute. Killed by
+# quietly(), or ends after the shell. Its sleeps must not keep the caller's input open.
 # shellcheck disable=SC2217
 watch_log() {  # watch_log LOG TITLE
   local start=$SECONDS shown=$SECONDS width=150 line
@@ -14,7 +15,11 @@ watch_log() {  # watch_log LOG TITLE
     if [ -t 2 ] || [ $((SECONDS - shown)) -ge "${say_every:-60}" ]; then
       shown=$SECONDS
       line=$(tail -c 300 "$1" 2>/dev/null | tr '\r' '\n' | grep -v '^ *$' | tail -n 1 | cut -c "1-$width") || line=
-      if [ -t 2 ]; then printf '\r\033[Kshardwire: %s %ds  %s' "$2" $((SECONDS - start)) "$line" >&2; else say "$2: $((SECONDS - start)) s so far  $line"; fi
+      if [ -t 2 ]; then
+        printf '\r\033[Kshardwire: %s %ds  %s' "$2" $((SECONDS - start)) "$line" >&2
+      else
+        say "$2: $((SECONDS - start)) s so far  $line"
+      fi
     fi
     sleep 1 </dev/null >/dev/null 2>&1
   done
@@ -24,7 +29,8 @@ watch_log() {  # watch_log LOG TITLE
 quietly() {  # quietly LOGNAME TITLE COMMAND...
   local log=$logs/$1.log title=$2 start=$SECONDS rc=0 watcher
   shift 2
-  mkdir -p "$logs" 2>/dev/null && : >"$log" 2>/dev/null || die "cannot write $log: is this folder yours? (a build made by root is removed by root: ./run clean)"
+  mkdir -p "$logs" 2>/dev/null && : >"$log" 2>/dev/null \
+    || die "cannot write $log: is this folder yours? (a build made by root is removed by root: ./run clean)"
   watch_log "$log" "$title" 8>&- 9>&- &
   watcher=$!
   "$@" >"$log" 2>&1 </dev/null || rc=$?
@@ -41,13 +47,17 @@ quietly() {  # quietly LOGNAME TITLE COMMAND...
   [ $((SECONDS - start)) -lt 2 ] || say "$title: done in $((SECONDS - start)) s"
 }
 
-# The interpreter and its torch, for environments that are made with them: the path of .venv-torch's interpreter names neither.
-interpreter() { echo "$python $tag $("$python" -c 'import sys; print(sys.base_prefix, sys.version.replace("\n", " "))')"; }
+# The interpreter and its torch, for environments that are made with them: the path of .venv-torch's interpreter names
+# neither.
+interpreter() {
+  echo "$python $tag $("$python" -c 'import sys; print(sys.base_prefix, sys.version.replace("\n", " "))')"
+}
 
 debian_torch() { [ "$torch_choice" = debian ] && [ "$python" = /usr/bin/python3 ]; }
 
-# Package names by what needs them. clang and its tools only for the checks. MPI's headers are for everybody, or the mpi transport is missing from the build: they
-# bring openmpi-bin and gfortran's library and take the demo's packages from 365 to 388 MB of downloads, from 1.55 to 1.65 GB installed (Debian 12).
+# Package names by what needs them. clang and its tools only for the checks. MPI's headers are for everybody, or the mpi
+# transport is missing from the build: they bring openmpi-bin and gfortran's library and take the demo's packages from
+# 365 to 388 MB of downloads, from 1.55 to 1.65 GB installed (Debian 12).
 packages_of() {  # packages_of GROUP
   case "$1" in
     core) echo g++ cmake ninja-build ccache libfmt-dev libssl-dev libibverbs-dev libopenmpi-dev ;;
@@ -68,19 +78,30 @@ packages_of() {  # packages_of GROUP
     fuzz)
       packages_of demo
       # libFuzzer has a package of its own beside the compiler: of clang 14 in Debian 12, of clang 19 in Debian 13.
-      echo clang libgtest-dev "$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p')" ;;
+      echo clang libgtest-dev \
+        "$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p')" ;;
     mpi) packages_of cpp; [ "$python" != /usr/bin/python3 ] || echo python3-mpi4py ;;
     # The machines' kernel is unpacked, not installed: tests/rig/kernel.py.
-    rdma) packages_of cpp; echo libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
+    rdma)
+      packages_of cpp
+      echo libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
     # The names are as clang-tidy 14 reads them: Debian 12 has this version.
-    tidy) packages_of cpp; echo clang-tidy; if apt-cache show clang-tidy-14 >/dev/null 2>&1; then echo clang-tidy-14; fi ;;
-    python) packages_of demo; echo iproute2; [ "${CI:-}" != true ] || echo slurmctld slurmd slurm-client; debian_torch && echo python3-pytest python3-pytest-xdist python3-rich python3-setuptools || true ;;
+    tidy)
+      packages_of cpp; echo clang-tidy
+      if apt-cache show clang-tidy-14 >/dev/null 2>&1; then echo clang-tidy-14; fi ;;
+    python)
+      packages_of demo; echo iproute2; [ "${CI:-}" != true ] || echo slurmctld slurmd slurm-client
+      debian_torch && echo python3-pytest python3-pytest-xdist python3-rich python3-setuptools || true ;;
     conda) packages_of demo; echo patchelf python3-torch libtorch-dev python3-pip python3-setuptools python3-wheel ;;
-    cuda-torch) packages_of core; echo nlohmann-json3-dev iproute2; [ "$python" != /usr/bin/python3 ] || echo python3-dev python3-venv python3-pip ;;
+    cuda-torch)
+      packages_of core; echo nlohmann-json3-dev iproute2
+      [ "$python" != /usr/bin/python3 ] || echo python3-dev python3-venv python3-pip ;;
     docs) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-sphinx python3-myst-parser furo ;;
     torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;
     example) packages_of demo; echo dpkg-dev file ;;  # for the Debian packages, by cpack
-    pip-install) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip python3-setuptools python3-wheel ;;
+    pip-install)
+      packages_of demo
+      [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip python3-setuptools python3-wheel ;;
     wheel) echo binutils python3-wheel; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip ;;
     test) for part in cpp checks mpi rdma python docs torch-suite example pip-install; do packages_of $part; done ;;
     bench) packages_of core; echo libcli11-dev openmpi-bin nlohmann-json3-dev ;;
@@ -92,11 +113,15 @@ packages_of() {  # packages_of GROUP
 torch_beside_debian() {
   [ -x /usr/bin/python3 ] || return 1
   local where
-  where=$(/usr/bin/python3 -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.origin if s and s.origin else "")' 2>/dev/null) || return 1
+  where=$(/usr/bin/python3 -c 'import importlib.util as u; s = u.find_spec("torch")
+print(s.origin if s and s.origin else "")' 2>/dev/null) || return 1
   [ -n "$where" ] && [ "${where#/usr/lib/python3/}" = "$where" ]
 }
 
-apt_install() { DEBIAN_FRONTEND=noninteractive apt-get -y -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"; }
+apt_install() {
+  DEBIAN_FRONTEND=noninteractive apt-get -y -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 install \
+    --no-install-recommends "$@"
+}
 
 install_or_refresh() {  # the lists may be missing or too old to name files that still exist
   compgen -G '/var/lib/apt/lists/*Packages*' >/dev/null && apt_install "$@" && return
@@ -105,14 +130,17 @@ install_or_refresh() {  # the lists may be missing or too old to name files that
 
 need_packages() {  # need_packages GROUP...
   [ "${SHARDWIRE_APT:-yes}" != no ] || return 0
-  command -v dpkg-query >/dev/null || { say "not a Debian system: trusting that compiler, cmake, ninja, fmt and the rest are here"; return 0; }
+  command -v dpkg-query >/dev/null \
+    || { say "not a Debian system: trusting that compiler, cmake, ninja, fmt and the rest are here"; return 0; }
   local group wanted missing
   if ! compgen -G '/var/lib/apt/lists/*Packages*' >/dev/null && [ "$(id -u)" = 0 ] && [ ! -x /usr/bin/g++ ]; then
     quietly apt-update "reading Debian's package lists" apt-get update
   fi
   wanted=$(for group in "$@"; do packages_of "$group"; done | tr ' ' '\n' | sort -u)
   # shellcheck disable=SC2086
-  missing=$(comm -23 <(printf '%s\n' $wanted) <(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $wanted 2>/dev/null | sed -n 's/ installed$//p' | sort -u))
+  missing=$(comm -23 <(printf '%s\n' $wanted) \
+                     <(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $wanted 2>/dev/null \
+                       | sed -n 's/ installed$//p' | sort -u))
   [ -n "$missing" ] || return 0
   missing=${missing//$'\n'/ }
   if [ "$(id -u)" != 0 ]; then
@@ -151,22 +179,29 @@ PY
 # Exit status 3: pip has no such torch for this interpreter.
 select_torch() {
   [ "$torch_choice" != pip ] || pip_torch
-  read_torch || die "$python has no torch. Install one into it ($python -m pip install torch), or choose another: PYTHON=/path/to/python, or ./run --torch pip"
+  read_torch \
+    || die "$python has no torch. Install one into it ($python -m pip install torch), or choose another:" \
+           "PYTHON=/path/to/python, or ./run --torch pip"
 }
 
 pip_torch() {
   local venv=$root/.venv-torch version=${SHARDWIRE_PIP_TORCH:-2.13.0} wanted
   wanted="$version $python $("$python" -c 'import sys; print(sys.version)' | tr -d '\n')"
-  mkdir -p "$logs" 2>/dev/null && [ -w "$root/build" ] || die "cannot write $root/build: is this folder yours? (a build made by root is removed by root: ./run clean)"
+  mkdir -p "$logs" 2>/dev/null && [ -w "$root/build" ] \
+    || die "cannot write $root/build: is this folder yours? (a build made by root is removed by root: ./run clean)"
   exec 8>"$root/build/.venv-torch.lock"  # two at once would remove each other's
   flock 8
   if [ "$(cat "$venv/.shardwire" 2>/dev/null)" != "$wanted" ]; then
     rm -rf "$venv"
-    "$python" -m venv "$venv" || die "$python cannot make a virtual environment (on Debian: apt-get install python3-venv)"
+    "$python" -m venv "$venv" \
+      || die "$python cannot make a virtual environment (on Debian: apt-get install python3-venv)"
     if ! quietly pip "installing pip's torch $version into .venv-torch (may be large)" \
-      "$venv/bin/python" -m pip install --disable-pip-version-check "torch==$version" numpy pytest pytest-xdist setuptools wheel; then
+      "$venv/bin/python" -m pip install --disable-pip-version-check "torch==$version" numpy pytest pytest-xdist \
+        setuptools wheel; then
       rm -rf "$venv"
-      if grep -qE 'No matching distribution found for torch|Could not find a version that satisfies the requirement torch' "$logs/pip.log"; then
+      if grep -qE \
+        'No matching distribution found for torch|Could not find a version that satisfies the requirement torch' \
+        "$logs/pip.log"; then
         say "pip has no torch $version for this machine"
         exit 3
       fi

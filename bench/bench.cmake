@@ -1,4 +1,5 @@
-# The benches. Each is built where its packages are found; what is missing is said, not an error: `./run bench` prints what it could run.
+# The benches. Each is built where its packages are found; what is missing is said, not an error: `./run bench` prints
+# what it could run.
 find_package(CLI11 QUIET)
 find_package(nlohmann_json QUIET)
 find_package(benchmark QUIET)
@@ -11,7 +12,8 @@ target_link_libraries(shardwire_bench_ranks PRIVATE shardwire_warnings fmt::fmt 
 function(shardwire_bench name)
   add_executable(${name} ${ARGN})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE shardwire_bench_ranks shardwire_rooms shardwire_warnings fmt::fmt Threads::Threads)
+  target_link_libraries(${name} PRIVATE shardwire_bench_ranks shardwire_rooms shardwire_warnings fmt::fmt
+                        Threads::Threads)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()
 
@@ -34,9 +36,11 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
   # What the benches between ranks share: the one option parser, the report.
   add_library(shardwire_bench_support STATIC bench/bench_options.cc bench/report.cc)
   target_include_directories(shardwire_bench_support PUBLIC ${PROJECT_SOURCE_DIR})
-  target_link_libraries(shardwire_bench_support PUBLIC nlohmann_json::nlohmann_json fmt::fmt PRIVATE shardwire_warnings CLI11::CLI11)
+  target_link_libraries(shardwire_bench_support PUBLIC nlohmann_json::nlohmann_json fmt::fmt PRIVATE shardwire_warnings
+                        CLI11::CLI11)
 
-  shardwire_bench(reshape_bench bench/reshape_bench.cc bench/reshape_cases.cc bench/latency_cases.cc bench/count_allocations.cc)
+  shardwire_bench(reshape_bench bench/reshape_bench.cc bench/reshape_cases.cc bench/latency_cases.cc
+                  bench/count_allocations.cc)
   target_link_libraries(reshape_bench PRIVATE shardwire_bench_support)
 
   shardwire_bench(kernels_copy_bench bench/kernels_copy_bench.cc)
@@ -48,7 +52,8 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
   shardwire_bench(tcp_bench bench/tcp_bench.cc)
   target_link_libraries(tcp_bench PRIVATE shardwire_bench_support)
 
-  # One loop for all peers of bench/compare.py. Without MPI and torch: compare.py links this library to a program of each MPI.
+  # One loop for all peers of bench/compare.py. Without MPI and torch: compare.py links this library to a program of
+  # each MPI.
   add_library(peer_loop SHARED bench/peers/loop.cc)
   target_include_directories(peer_loop PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(peer_loop PRIVATE shardwire_warnings nlohmann_json::nlohmann_json)
@@ -66,11 +71,13 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
     message(STATUS "benches: alltoallw_bench and collectives_bench are left out, there is no MPI")
   endif()
 else()
-  message(STATUS "benches: kernels_copy_bench, reshape_bench, tcp_bench, alltoallw_bench and collectives_bench are left out, there is no libcli11-dev or nlohmann-json3-dev")
+  message(STATUS
+          "benches: kernels_copy_bench, reshape_bench, tcp_bench, alltoallw_bench and collectives_bench are left out, "
+          "there is no libcli11-dev or nlohmann-json3-dev")
 endif()
 
-# That they still run, with little to do; their figures mean nothing here. Not rdma_bench, which wants a device, nor alltoallw_bench, whose
-# ranks mpirun starts.
+# That they still run, with little to do; their figures mean nothing here. Not rdma_bench, which wants a device, nor
+# alltoallw_bench, whose ranks mpirun starts.
 if(SHARDWIRE_TESTS)
   function(shardwire_bench_test name)
     if(TARGET ${name})
@@ -90,8 +97,9 @@ if(SHARDWIRE_TESTS)
   if(TARGET collectives_bench)
     foreach(part collectives reshape)
       add_test(NAME bench_compare_${part}
-               COMMAND python3 -B ${PROJECT_SOURCE_DIR}/bench/compare.py ${part} --compare openmpi --build ${PROJECT_BINARY_DIR}
-                       --peers ${PROJECT_BINARY_DIR}/peers -n 2,3 -i 2 -w 1 --rounds 1 --min-bytes 1024 --max-bytes 65536)
+               COMMAND python3 -B ${PROJECT_SOURCE_DIR}/bench/compare.py ${part} --compare openmpi
+                       --build ${PROJECT_BINARY_DIR} --peers ${PROJECT_BINARY_DIR}/peers -n 2,3 -i 2 -w 1 --rounds 1
+                       --min-bytes 1024 --max-bytes 65536)
     endforeach()
   endif()
 endif()

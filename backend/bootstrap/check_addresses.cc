@@ -40,10 +40,11 @@ Status checkOwnAddress(Rank rank, const RankAddress& own, const std::string& pub
     return Status::ok();
   }
   const auto other = decodeAddress(stored);
-  return {StatusCode::kMismatch,
-          fmt::format(
-              "two processes call themselves rank {}: pid {} on host {}, and {} that wrote its address over that", rank,
-              own.pid, own.host, other.isOk() ? fmt::format("pid {} on host {}", other->pid, other->host) : "one")};
+  return {
+      StatusCode::kMismatch,
+      fmt::format("two processes call themselves rank {}: pid {} on host {}, and {}, which then wrote another address",
+                  rank, own.pid, own.host,
+                  other.isOk() ? fmt::format("pid {} on host {}", other->pid, other->host) : "one")};
 }
 
 Status checkJobTokens(const std::vector<RankAddress>& addresses) {
@@ -52,7 +53,7 @@ Status checkJobTokens(const std::vector<RankAddress>& addresses) {
       const std::size_t with = addresses[0].hasJobToken ? 0 : i;
       const std::size_t without = addresses[0].hasJobToken ? i : 0;
       return {StatusCode::kMismatch,
-              fmt::format("SHARDWIRE_JOB_TOKEN is set for {} and not for {}: set it to one secret for all ranks, or "
+              fmt::format("SHARDWIRE_JOB_TOKEN is set for {} and not for {}: set one secret for all ranks, or "
                           "for none",
                           nameOf(static_cast<Rank>(with), addresses[with]),
                           nameOf(static_cast<Rank>(without), addresses[without]))};
@@ -63,9 +64,9 @@ Status checkJobTokens(const std::vector<RankAddress>& addresses) {
       for (std::size_t j = 0; j < addresses.size(); ++j) {
         if (j != i && isOneUserOnOneHost(addresses[i], addresses[j])) {
           return {StatusCode::kUnsupported,
-                  fmt::format("{} could make no Unix socket, at which {} would ask for its secret, as ranks of one "
-                              "user on one host do. Its log says why (SHARDWIRE_LOG=info). If the cause is no limit "
-                              "that can be raised, set SHARDWIRE_JOB_TOKEN to one secret for all ranks",
+                  fmt::format("{} could make no Unix socket, at which {} would ask for the secret, as ranks of one "
+                              "user on one host do. The rank's log says why (SHARDWIRE_LOG=info). If raising a limit "
+                              "does not help, set SHARDWIRE_JOB_TOKEN to one secret for all ranks",
                               nameOf(static_cast<Rank>(i), addresses[i]), nameOf(static_cast<Rank>(j), addresses[j]))};
         }
       }
@@ -133,10 +134,8 @@ std::string foreignProcessWarning(Rank self, const std::vector<RankAddress>& add
       }
     } else if (warning.empty()) {
       warning = fmt::format(
-          "{} are not processes of one user on one host, and SHARDWIRE_JOB_TOKEN is not set: every process that can "
-          "read the job's store "
-          "can "
-          "join as a rank. Set it to one secret for all ranks",
+          "{} are not processes of one user on one host, and SHARDWIRE_JOB_TOKEN is not set: every process with "
+          "access to the job's store can join as a rank. Set one secret for all ranks",
           pairText(self, mine, rank, addresses[i]));
     }
   }

@@ -152,13 +152,13 @@ void WireLateLinks::answer(Caller caller) {
   const bool hasOwn = peer.state == State::kDialed || (peer.state == State::kJoining && peer.didDial);
   const auto kind = std::find(peer.kinds.begin(), peer.kinds.end(), caller.kind);
   if (peer.state == State::kOver && peer.why.isOk()) {
-    return logDebug("rank {}: {} dialed, and is joined already: its call crossed this rank's", parts_.self, peer.who);
+    return logDebug("rank {}: {} dialed, and is joined already: both ranks dialed at once", parts_.self, peer.who);
   }
   if (peer.state == State::kOver || (kind == peer.kinds.end() && !peer.failed.empty())) {
     return refuse(std::move(caller));
   }
   if (peer.state == State::kNotLate || kind == peer.kinds.end()) {
-    return logWarn("rank {}: rejected rank {}, which dialed by transport {} although that transport does not join it",
+    return logWarn("rank {}: rejected rank {}, which dialed by transport {}, by which the two are not joined",
                    parts_.self, rank, static_cast<int>(caller.kind));
   }
   if (hasOwn && parts_.self > rank) {
@@ -176,7 +176,7 @@ void WireLateLinks::refuse(Caller caller) {
   Peer& peer = peerAt(caller.from);
   const auto kind = static_cast<std::size_t>(caller.kind);
   const std::string why = peer.why.isOk() ? peer.failed : peer.why.message();
-  logInfo("rank {}: {} dialed, and gets the reason why it cannot be joined: {}", parts_.self, peer.who, why);
+  logInfo("rank {}: {} dialed, and gets the reason why the two cannot be joined: {}", parts_.self, peer.who, why);
   if (kind < parts_.endpoints.size() && parts_.endpoints[kind] != nullptr) {
     // kPeerFailed would mean a hang-up, after which the peer dials again.
     const bool isEnd = peer.why.isOk() || peer.why.code() == StatusCode::kPeerFailed;
@@ -243,7 +243,7 @@ WireLateLinks::Outcome WireLateLinks::join(Peer& peer) {
   }
   const Status& why = outcome->status();
   if (why.code() == StatusCode::kPeerFailed) {
-    logDebug("rank {}: {} hung up while it was joined to this rank: {}", parts_.self, peer.who, why.message());
+    logDebug("rank {}: {} hung up during the handshake with this rank: {}", parts_.self, peer.who, why.message());
     return beginAgain(peer);
   }
   const char* const kind = transportKindName(peer.kinds.front());
@@ -305,7 +305,7 @@ std::string WireLateLinks::whyNotYet(Rank rank) const {
   const Peer& peer = peers_[static_cast<std::size_t>(rank)];
   switch (peer.state) {
     case State::kWanted:
-      return fmt::format("{} hangs up whenever it is dialed", peer.who);
+      return fmt::format("{} hangs up after each dial", peer.who);
     case State::kDialed:
       return fmt::format("{} does not answer: {} (stopped?)", peer.who, peer.dial->whyNot().message());
     case State::kJoining:

@@ -21,7 +21,7 @@ Status checkList(const std::vector<PlanTensor>& expected, std::span<const Tensor
                  const std::string& opName, Rank rank) {
   if (given.size() != expected.size()) {
     return {StatusCode::kInvalidArgument,
-            fmt::format("{}: rank {} got {} {} tensor{}, but its spec has {} {} entr{}", opName, rank, given.size(),
+            fmt::format("{}: rank {} got {} {} tensor{}, but the spec has {} {} entr{}", opName, rank, given.size(),
                         list, given.size() == 1 ? "" : "s", expected.size(), list, expected.size() == 1 ? "y" : "ies")};
   }
   for (std::size_t i = 0; i < given.size(); ++i) {
@@ -39,9 +39,8 @@ Status checkList(const std::vector<PlanTensor>& expected, std::span<const Tensor
               fmt::format("{}: {}s[{}] of rank {} {}", opName, list, i, rank, wrongStridesText(given[i]))};
     }
     if (!isAddressable(given[i])) {
-      return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has strides {}, which are more bytes "
-                                                        "than any memory has; where an extent is 1, pass a stride "
-                                                        "that fits",
+      return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has strides {}, more bytes than any "
+                                                        "memory has; where an extent is 1, pass a smaller stride",
                                                         opName, list, i, rank, toString(given[i].strides))};
     }
     if (std::any_of(given[i].strides.begin(), given[i].strides.end(), [](std::int64_t stride) { return stride < 0; })) {
@@ -54,8 +53,8 @@ Status checkList(const std::vector<PlanTensor>& expected, std::span<const Tensor
 
 Status sharedMemory(const std::string& opName, Rank rank, std::size_t input, std::size_t output) {
   return {StatusCode::kInvalidArgument, fmt::format("{}: inputs[{}] and outputs[{}] of rank {} share memory that would "
-                                                    "be overwritten while it is still to be read; pass an output "
-                                                    "that does not overlap the input",
+                                                    "be overwritten before the reading; pass an output without "
+                                                    "overlap with the input",
                                                     opName, input, output, rank)};
 }
 
@@ -130,15 +129,16 @@ Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::spa
   SW_RETURN_IF_ERROR(checkList(plan.outputs, outputs, "output", opName, plan.rank));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (overlapsItself(outputs[i])) {
-      return {StatusCode::kInvalidArgument,
-              fmt::format(
-                  "{}: outputs[{}] of rank {} has elements that share memory (strides {}); pass a tensor of its own",
-                  opName, i, plan.rank, toString(outputs[i].strides))};
+      return {
+          StatusCode::kInvalidArgument,
+          fmt::format(
+              "{}: outputs[{}] of rank {} has elements that share memory (strides {}); pass a tensor without overlap",
+              opName, i, plan.rank, toString(outputs[i].strides))};
     }
   }
   if (const auto pair = findShared(outputs)) {
     return {StatusCode::kInvalidArgument,
-            fmt::format("{}: outputs[{}] and outputs[{}] of rank {} share memory; give each its own", opName,
+            fmt::format("{}: outputs[{}] and outputs[{}] of rank {} share memory; pass separate tensors", opName,
                         pair->first, pair->second, plan.rank)};
   }
   return Status::ok();

@@ -44,7 +44,7 @@ Status watchForInput(const Fd& ready, const Fd& socket, void* tag) {
 Status sendNow(const Fd& socket, std::string_view message, std::span<const int> fds = {}) {
   const Status sent = sendUnix(socket, message, fds, Clock::now());
   if (!sent.isOk()) {
-    logDebug("a process that dialed could not be answered: {}", sent.message());
+    logDebug("a caller could not be answered: {}", sent.message());
   }
   return sent;
 }
@@ -55,7 +55,7 @@ Result<UnixPeer> checkUser(const Fd& socket) {
   const auto who = unixPeer(socket);
   if (who.isOk() && who->uid != ::geteuid()) {
     return Status{StatusCode::kUnsupported,
-                  fmt::format("it runs as user {}, this rank as user {}", who->uid, ::geteuid())};
+                  fmt::format("the process runs as user {}, this rank as user {}", who->uid, ::geteuid())};
   }
   return who;
 }
@@ -72,7 +72,7 @@ Result<Fd> dialProcess(const std::string& socketName, const WaitLimit& limit) {
       return Status{
           why.code(),
           fmt::format(
-              "{}; its process has ended, or is in another network namespace (containers of one host must share it: "
+              "{}; the process has ended, or is in another network namespace (containers of one host must share one: "
               "--network=host or one pod)",
               why.message())};
     }
@@ -148,7 +148,7 @@ bool HostListener::serve() {
   const Deadline now = Clock::now();
   for (const auto& caller : callers_) {
     if (caller->socket.isOpen() && !caller->isGuest && now >= caller->since + kHelloWithin) {
-      reject(*caller, {StatusCode::kTimeout, "it said nothing in the time it had"});
+      reject(*caller, {StatusCode::kTimeout, "no hello came in the given time"});
     }
     isAnyGone |= caller->isGuest && !caller->socket.isOpen();
   }
@@ -174,7 +174,7 @@ Status HostListener::acceptAll() {
   if (unproved >= kMaxUnproved) {
     for (const auto& caller : callers_) {
       if (!caller->isGuest && Clock::now() >= caller->since + kLeastToSpeak) {
-        reject(*caller, {StatusCode::kTimeout, "it said nothing while too many dialed"});
+        reject(*caller, {StatusCode::kTimeout, "no hello came while too many dialed"});
       }
     }
     std::erase_if(callers_, [](const auto& caller) { return !caller->socket.isOpen(); });
@@ -229,7 +229,7 @@ void HostListener::advance(Caller& caller) {
   }
   if (caller.isGuest) {
     if (message.isOk()) {
-      rejections_.log(LogLevel::kWarn, "rejected pid {}: it sent more than its hello", caller.peer.pid);
+      rejections_.log(LogLevel::kWarn, "rejected pid {}: more than a hello came", caller.peer.pid);
     }
     if (const auto guest = guests_.find(caller.process); --guest->second == 0) {
       guests_.erase(guest);
@@ -248,8 +248,8 @@ void HostListener::answerSecret(Caller& caller, std::string_view bytes) {
     return reject(caller, token.status());
   }
   if (!answers_.maySeeSecret(*token)) {
-    return reject(
-        caller, {StatusCode::kMismatch, "it may not have the secret that it asks for (another job, or a stale store)"});
+    return reject(caller, {StatusCode::kMismatch,
+                           "the process may not have the requested secret (another job, or a stale store)"});
   }
   static_cast<void>(sendNow(caller.socket, encodeSecret(answers_.secret)));
   close(caller);

@@ -143,7 +143,7 @@ void LinkListener::serve() {
   const Deadline now = Clock::now();
   for (const auto& caller : callers_) {
     if (caller->socket.isOpen() && !caller->waitsForEndpoint() && now >= caller->deadline) {
-      reject(*caller, {StatusCode::kTimeout, "said too little in the time it had"}, true);
+      reject(*caller, {StatusCode::kTimeout, "said too little in the given time"}, true);
     }
   }
   clearGone();
@@ -202,8 +202,8 @@ Status LinkListener::letIn() {
     }
     numEmpty = 0;
     const auto remote = remoteAddress(*socket);
-    auto caller = std::make_unique<Caller>(
-        std::move(*socket), remote.isOk() ? toString(*remote) : "a peer that is gone", Clock::now() + proveWithin_);
+    auto caller = std::make_unique<Caller>(std::move(*socket), remote.isOk() ? toString(*remote) : "a gone peer",
+                                           Clock::now() + proveWithin_);
     SW_RETURN_IF_ERROR(watch(ready_, caller->socket, caller.get()));
     callers_.push_back(std::move(caller));
     ++silent;
@@ -242,7 +242,7 @@ void LinkListener::advance(Caller& caller) {
   if (!whole.isOk()) {
     const bool isGone = whole.status().code() == StatusCode::kPeerFailed;
     return reject(caller,
-                  isGone ? Status{StatusCode::kPeerFailed, "hung up before it was let in"}
+                  isGone ? Status{StatusCode::kPeerFailed, "hung up before the end of the proof"}
                          : Status{StatusCode::kMismatch, "does not speak shardwire's link protocol"},
                   !isGone);
   }

@@ -27,7 +27,8 @@ Result<ListeningPorts> listenOnInterfaces(const std::vector<InterfaceAddress>& i
       break;
     }
     if (isMultipath() && isLinkLocal(each.ip)) {  // such sockets do not report the interface of the address
-      whyNot += fmt::format("; {}: Multipath TCP needs another address than the link-local {}", each.interface, each.ip);
+      whyNot +=
+          fmt::format("; {}: Multipath TCP needs another address than the link-local {}", each.interface, each.ip);
       continue;
     }
     const auto address = makeSocketAddress(each.ip, each.scope, 0);

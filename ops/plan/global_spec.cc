@@ -275,7 +275,7 @@ class Merger {
       LocalTensor& local = merged[i];
       const Place place{rank, list, i, local.slices.size()};
       if (local.tensor < 0 || static_cast<std::size_t>(local.tensor) >= globalOf.size()) {
-        return invalid(fmt::format("{} belongs to tensor number {}, but that rank declares {} tensors, counted from 0",
+        return invalid(fmt::format("{} belongs to tensor number {}, but the rank declares {} tensors, counted from 0",
                                    nameOf(place), local.tensor, globalOf.size()));
       }
       local.tensor = globalOf[static_cast<std::size_t>(local.tensor)];
@@ -324,9 +324,9 @@ class Merger {
       overflows |= __builtin_mul_overflow(bytes, std::max<std::int64_t>(local.localShape[d], 1), &bytes);
     }
     if (overflows && !isEmptyTensor) {
-      return invalid(
-          fmt::format("{}: a local tensor of shape {} has more than 2^63 bytes: no machine holds it, check the extents",
-                      nameOf(place), toString(local.localShape)));
+      return invalid(fmt::format(
+          "{}: a local tensor of shape {} has more than 2^63 bytes: no machine has so much memory, check the extents",
+          nameOf(place), toString(local.localShape)));
     }
     return Status::ok();
   }

@@ -116,7 +116,7 @@ void bindBackend(py::module_& module) {
           "agree",
           [](const py::object& self, const py::object& flag, const py::object& timeout) {
             const auto groups = py::module_::import("shardwire.groups.lookup");
-            return py::module_::import("shardwire.survive.agree")
+            return py::module_::import("shardwire.survive.verdict")
                 .attr("agree")(flag, groups.attr("group_around")(self), timeout);
           },
           py::arg("flag") = true, py::arg("timeout") = py::none());

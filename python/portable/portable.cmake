@@ -38,9 +38,9 @@ execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.a OUTPU
 file(GENERATE OUTPUT ${SHARDWIRE_STUBS}/libstdc++.so
      CONTENT "GROUP ( ${SHARDWIRE_STUBS}/libstdc++.so.6 $<TARGET_FILE:shardwire_newer> ${libstdcxx_archive} )\n")
 
-# Called before the target gets its other libraries: torch's libraries export some of the shims' names, from a libstdc++.a
-# of their own, and another torch need not. What comes from archives stays hidden in the library. The map names the
-# archive members and the reason for each.
+# Called before the target gets its other libraries: torch's libraries export some of the shims' names, from a
+# libstdc++.a of their own, and another torch need not. What comes from archives stays hidden in the library. The map
+# names the archive members and the reason for each.
 function(shardwire_portable target)
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:shardwire_newer>)
   target_link_options(${target} PRIVATE -L${SHARDWIRE_STUBS} -Wl,--exclude-libs,ALL

@@ -6,7 +6,7 @@ from typing import Any, Union
 
 import torch
 
-from .survive.agree import Agreement
+from .survive.verdict import Agreement
 
 _Dims = Union[tuple[int, ...], list[int]]
 _Store = Any

@@ -42,12 +42,6 @@ _check_build()
 
 from . import errors  # noqa: E402: after the check
 from ._C import Options  # noqa: E402
-from .compiler.cat import cat  # noqa: E402
-from .compiler.compile_op import BoundOp, CustomOp, compile_op  # noqa: E402
-from .compiler.fused import FusedLayout, fused, unfused  # noqa: E402
-from .compiler.future import Future  # noqa: E402
-from .compiler.layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
-from .compiler.spec import TensorRegion  # noqa: E402
 from .groups.lookup import (create_process_group, describe_collectives, describe_transports,  # noqa: E402
                             end_process_group, find_process_group, global_ranks, name_process_group, resolve_backend)
 from .groups.torch_backend import (cpu_allocator_debug, cpu_allocator_enabled, cpu_allocator_owns,  # noqa: E402
@@ -59,11 +53,17 @@ from .errors import (AbortedError, CheckpointError, ClosedError, GapError, Inter
 
 if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from . import adapters, distributed, kernels, nvshmem, offline, queues, status, symm, weights
+    from .compiler.cat import cat
+    from .compiler.compile_op import BoundOp, CustomOp, compile_op
+    from .compiler.fused import FusedLayout, fused, unfused
+    from .compiler.future import Future
+    from .compiler.layout import Layout, Partial, Replicate, Shard, StridedShard
     from .compiler.redistribute import clear_redistribute_cache, redistribute
     from .compiler.shards import (ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards,
                                   specs_from_dtensor)
+    from .compiler.spec import TensorRegion
     from .groups.mpi import create_process_group_from_mpi
-    from .survive.agree import Agreement, agree, revoke
+    from .survive.verdict import Agreement, agree, revoke
     from .survive.reconfigure import reconfigure, reconfigure_handle, reconfigure_handles, shrink
     from .groups.standalone import ShardwireBackend, ShardwireProcessGroup, create_shardwire_backend
     from .groups.tcp_store import TcpStore
@@ -76,20 +76,27 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from .weights import (NameMap, Part, Publication, Subscription, WeightSync, check_replicas, load, publish, save,
                           subscribe, sync)
 
-# Imported on first use (PEP 562), so a program does not wait at its start for unused features.
+# Imported on first use (PEP 562), so a program does not wait at its start for unused features, nor a program that calls
+# collectives alone for the compiler.
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 _MODULE_OF = {name: module for module, names in {
     "groups.mpi": ("create_process_group_from_mpi",),
-    "survive.agree": ("Agreement", "agree", "revoke"),
+    "survive.verdict": ("Agreement", "agree", "revoke"),
     "survive.reconfigure": ("reconfigure", "reconfigure_handle", "reconfigure_handles", "shrink"),
     "groups.standalone": ("ShardwireBackend", "ShardwireProcessGroup", "create_shardwire_backend"),
     "groups.tcp_store": ("TcpStore",),
     "process.profile": ("enable_profiling",),
     "plain.user_classes": ("register_plain",),
+    "compiler.cat": ("cat",),
+    "compiler.compile_op": ("BoundOp", "CustomOp", "compile_op"),
+    "compiler.fused": ("FusedLayout", "fused", "unfused"),
+    "compiler.future": ("Future",),
+    "compiler.layout": ("Layout", "Partial", "Replicate", "Shard", "StridedShard"),
     "compiler.redistribute": ("clear_redistribute_cache", "redistribute"),
     "plain.serialize": ("deserialize", "serialize"),
     "compiler.shards": ("ShardInfo", "apply_local_reshard", "compute_local_reshard", "compute_shards", "dtensor_shards",
                         "specs_from_dtensor"),
+    "compiler.spec": ("TensorRegion",),
     "kernels": ("DeviceKernel", "KernelTimes", "clear_kernel_cache"),
     "offline": ("OfflinePlan", "Topology", "plan"),
     "queues": ("Empty", "Queue", "QueueWork", "Transaction", "TransactionContextManager"),

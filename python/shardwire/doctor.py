@@ -406,8 +406,8 @@ def _network() -> Iterator[Check]:
 
 def _wires() -> Iterator[Check]:
     # Loaded by path: this file may run where the package cannot be imported.
-    path = pathlib.Path(__file__).resolve().with_name("_doctor_wires.py")
-    spec = importlib.util.spec_from_file_location("shardwire_doctor_wires", path)
+    path = pathlib.Path(__file__).resolve().parent / "process" / "wires.py"
+    spec = importlib.util.spec_from_file_location("shardwire_wires", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -47,10 +47,10 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 try:
-    from ._launchers import FIRST_PORT, NUM_PORTS, Place, address_of, recognise, why_none, without_mpi
+    from .groups.launchers import FIRST_PORT, NUM_PORTS, Place, address_of, recognise, why_none, without_mpi
 except ImportError:  # run as a file: Python looks first into the file's folder
-    from _launchers import (FIRST_PORT, NUM_PORTS, Place, address_of,  # type: ignore[import-not-found,no-redef]
-                            recognise, why_none, without_mpi)
+    from groups.launchers import (FIRST_PORT, NUM_PORTS, Place,  # type: ignore[import-not-found,no-redef]
+                                  address_of, recognise, why_none, without_mpi)
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1

@@ -1,4 +1,4 @@
-"""The layer check: which room may include what (docs/architecture.md).
+"""The layer check: which room may include what (docs/architecture.md), and one file for each file name.
 
 Debian's torch headers lie on the default include path, so the build alone cannot keep torch out of a room.
 Usage: layers.py [ROOT]. Prints one line per finding; exit status 1 when there is any.
@@ -59,12 +59,15 @@ ROOMS["python/portable"] = []
 ROOMS["tests"] = ALL_BELOW_TORCH
 # A device of the tests' own, for torch.
 ROOMS["tests/python/device"] = ALL_BELOW_TORCH + PUBLIC_TORCH + ["backend/c10d"]
+# The readers of plain objects with a header that stands in for torch's, for the Python fuzz targets.
+ROOMS["tests/fuzz/plain_module"] = ALL_BELOW_TORCH + ["python/csrc"]
 ROOMS["bench"] = ALL_BELOW_TORCH
 # The headers for a user of the installed library.
 ROOMS["docs/examples"] = CORE + PUBLIC_TORCH
 
 LOOKS_AT_VERSION = ("backend/c10d/torch_compat.h", "include/shardwire/torch_backend.h")
-SEES_TORCH = ("backend/c10d", *PUBLIC_TORCH, "python/csrc", "docs/examples", "tests/python/device")
+SEES_TORCH = ("backend/c10d", *PUBLIC_TORCH, "python/csrc", "docs/examples", "tests/python/device",
+              "tests/fuzz/plain_module")
 
 # (pattern of the include line, name of the header, test for the files that may include the header)
 OUTSIDE = [
@@ -190,6 +193,22 @@ def python_findings(path, text):
     return found
 
 
+# A file name of the product means one file, so that a name alone finds the file. The exceptions: Python's own names,
+# and the binding of an interface, which has the name of the interface.
+SHARED_NAMES = {"__init__.py", "__main__.py", "membership.h"}
+
+
+def same_names(paths):
+    """Refuses a file name that stands in two folders of the product. paths are written from the repository root."""
+    by_name = {}
+    for path in sorted(paths):
+        name = pathlib.PurePath(path).name
+        if path.startswith(("include/", "ops/", "backend/", "python/")) and name not in SHARED_NAMES:
+            by_name.setdefault(name, []).append(path)
+    return [f"{places[1]}:1: {places[0]} has the same file name: rename one of the two"
+            for places in by_name.values() if len(places) > 1]
+
+
 def sources(root):
     for top in ("include", "ops", "backend", "python", "tests", "bench", "docs"):
         for path in sorted((root / top).rglob("*")):
@@ -212,6 +231,7 @@ def main():
     modules = sorted((root / "python" / "shardwire").rglob("*.py"))
     found += [words for path in modules
               for words in python_findings(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))]
+    found += same_names(path.relative_to(root).as_posix() for path in files + modules)
     found += not_installed_with_torch((root / "install.cmake").read_text())
     for words in found:
         print(words)

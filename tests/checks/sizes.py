@@ -6,8 +6,9 @@ clang-tidy also counts lines of functions (names.py), but only in the core, afte
 another torch, another processor or CUDA is read here alone.
 Test files may hold longer functions, and files up to 1000 lines.
 
-Lines are measured in C++, Python and the pages. Longer may be: in pages, rows of tables, lines of fenced blocks, and a
-single word such as an address; in Python, lines of a text in three quotes that is no docstring: programs and data.
+Lines are measured in C++, Python, shell scripts, CMake's files and the pages. Longer may be: in pages, rows of tables,
+lines of fenced blocks, and a single word such as an address; in Python, lines of a text in three quotes that is no
+docstring: programs and data.
 Usage: sizes.py [ROOT].
 """
 
@@ -87,7 +88,7 @@ def width_findings(path, text):
     suffix = pathlib.PurePath(path).suffix
     if suffix in PAGES:
         text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
-    elif suffix not in CPP | PYTHON:
+    elif suffix == ".txt" and not path.endswith("CMakeLists.txt"):  # lists for programs
         return []
     long = [(number, line) for number, line in enumerate(text.split("\n"), 1) if len(line) > WIDTH]
     if suffix in PAGES:
@@ -116,7 +117,8 @@ def main():
     wanted = CPP | PYTHON | OTHER
     files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*"))
              if path.suffix in wanted and path.is_file()]
-    files += [path for name in ("run", "CMakeLists.txt") if (path := root / name).exists()]
+    files += [path for name in ("run", "CMakeLists.txt", "install.cmake", "merged.cmake", ".ci/run", ".ci/weekly")
+              if (path := root / name).exists()]
     pages = [*root.glob("*.md"), *root.glob("*.py"), *(root / ".github").rglob("*.md")]
     pages += [path for folder in FOLDERS for path in (root / folder).rglob("*.md")]
     found, counts, lengths = [], [], []

@@ -122,6 +122,12 @@ def test_layers_compares_the_list_of_installed_torch_headers():
     assert len(list(layers.not_installed_with_torch(""))) == 1
 
 
+def test_one_file_name_in_two_rooms_is_refused():
+    assert layers.same_names(["backend/a/x.h", "ops/y.h", "tests/x.h", "python/a/__init__.py", "__init__.py"]) == []
+    (found,) = layers.same_names(["python/shardwire/b/agree.py", "python/shardwire/a/agree.py"])
+    assert found.startswith("python/shardwire/b/agree.py:1: python/shardwire/a/agree.py has the same file name")
+
+
 def function(lines, head="void f(int a) {"):
     return "\n".join([head] + ["  a = 1;"] * (lines - 2) + ["}"]) + "\n"
 
@@ -152,7 +158,11 @@ LONG = "word " * 24 + "w"  # 121 columns
 @pytest.mark.parametrize("path, text, lines", [
     ("ops/x.cc", f"// {LONG[3:]}\n// {LONG}\n", [1, 2]),
     ("ops/x.h", f"{LONG[1:]}\n", []),
-    ("ops/x.cmake", f"# {LONG}\n", []),
+    ("ops/x.cmake", f"# {LONG}\n", [1]),
+    (".ci/x.sh", f"a\n# {LONG}\n", [2]),
+    ("run", f"# {LONG}\n", [1]),
+    ("tests/CMakeLists.txt", f"# {LONG}\n", [1]),
+    ("tests/x.txt", f"{LONG}\n", []),
     ("python/x.py", f"a = 1\n# {LONG}\n", [2]),
     ("python/x.py", f'"""A docstring.\n\n{LONG}\n"""\n', [3]),
     ("python/x.py", f'def f():\n    """{LONG}"""\n', [2]),

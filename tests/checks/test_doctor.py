@@ -139,11 +139,7 @@ def test_interfaces_that_do_not_exist_are_a_failure_that_lists_those_that_do():
 
 
 def test_an_rdma_port_is_listed_with_its_gid(tmp_path):
-    sys.path.insert(0, str(DOCTOR.parent))
-    try:
-        import _doctor_wires
-    finally:
-        sys.path.pop(0)
+    describe_port = runpy.run_path(str(DOCTOR.parent / "process" / "wires.py"))["_describe_port"]
     port = tmp_path / "mlx5_0" / "ports" / "1"
     for name, text in {
         "link_layer": "Ethernet",
@@ -157,8 +153,8 @@ def test_an_rdma_port_is_listed_with_its_gid(tmp_path):
     }.items():
         (port / name).parent.mkdir(parents=True, exist_ok=True)
         (port / name).write_text(text + "\n")
-    text, works = _doctor_wires._describe_port(port)
+    text, works = describe_port(port)
     assert (works and text == "mlx5_0:1 Ethernet, 100 Gb/sec (4X EDR), active, GID 1 of 2 "
                               "(0000:0000:0000:0000:0000:ffff:0a00:0001, RoCE v2)")
     (port / "state").write_text("1: DOWN\n")
-    assert not _doctor_wires._describe_port(port)[1]
+    assert not describe_port(port)[1]

@@ -68,6 +68,15 @@ def test_a_metaphor_is_refused_with_the_word_of_the_field(path, text, word):
     assert [line for line in findings(path, text) if word in line], text
 
 
+def test_reference_words_of_printed_texts_are_counted_by_file():
+    text = 'fail("it said that its rank {} left");\n' * 20
+    (found,) = words.measure("backend/a.cc", text)[0]
+    assert found.startswith("backend/a.cc, printed texts: 50.0 reference words per 100 (60 of 120)")
+    assert words.measure("tests/a.cc", text)[0] == [] == words.measure("backend/a.cc", text[: len(text) // 2])[0]
+    values = """raise ValueError(f"rank {who} of {its['those']} left the group")\n""" * 30
+    assert words.measure("python/a.py", values)[0] == [] == words.measure("a.py", 'f("it that", "its")\n' * 200)[0]
+
+
 @pytest.mark.parametrize("text", ['open("doors");\n', '#include "backend/bootstrap/doors.h"\n',
                                   "// `doors` and buryAll(), told_ and door_.close() are names.\n", "int door = 1;\n",
                                   "// doors.h has the list\n"])

@@ -3,7 +3,9 @@
 Of each source and page under ROOTS:
   reference words   words that only refer to another word (REFERENCE) are at most 4 of 100. TensorPipe, KJ, Abseil,
                     gloo, nixl, MSCCL++ and UCX have between 1.1 and 3.8. Files with fewer than 100 words are added up
-                    with the other small files of the room, since two words would decide.
+                    with the other small files of the room, since two words would decide. Printed texts of the product
+                    (texts of three words or more in its sources) are counted likewise, each file alone; the strings
+                    of tests are programs and samples.
   free clauses      no sentence begins with `Who`, `Whoever`, `Whose`, `Whom` or `What`, except a question: the sentence
                     names its subject.
   metaphors         the field's word stands in place of each word of METAPHORS: in comments, pages, and texts that the
@@ -29,7 +31,7 @@ import tokenize
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIMIT, FEWEST = 4.0, 100
+LIMIT, FEWEST, FEWEST_OF_A_TEXT = 4.0, 100, 3
 STORY_LINES, STORY_WORDS = 150, 20
 ROOTS = ("README.md", "backend", "bench", "docs", "include", "ops", "python", "tests")
 EXAMPLES = "tests/checks/test_words.py"  # has sentences with findings, as examples
@@ -56,6 +58,7 @@ METAPHOR = re.compile(r"\b(?:" + "|".join(f"(?P<m{number}>{pattern})" for number
 SUGGESTIONS = list(METAPHORS.values())
 FREE = re.compile(r"(?:who|whoever|whose|whom|what|whatever)\b", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z][A-Za-z']*")
+VALUE = re.compile(r"\{[^{}\"]*\}")  # of a format or an f-string
 CPP, PYTHON = {".h", ".cc", ".cu"}, {".py", ".pyi"}
 TOKEN = re.compile(r'(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>R"(?P<fence>\w*)\(.*?\)(?P=fence)"|"(?:[^"\\\n]|\\.)*")|'
                    r'\'(?:[^\'\\\n]|\\.)+\'', re.DOTALL)
@@ -73,9 +76,10 @@ class Prose(NamedTuple):
 
 def cpp_prose(source):
     """Comments and string literals; consecutive comments alone on a line are joined."""
-    found, last = [], -1
+    found, last, line, counted = [], -1, 1, 0
     for match in TOKEN.finditer(source):
-        line = source.count("\n", 0, match.start()) + 1
+        line += source.count("\n", counted, match.start())
+        counted = match.start()
         if match["text"]:
             found.append(Prose(line, match["text"], printed=True))
         elif match["comment"]:
@@ -154,22 +158,35 @@ def prose_of(path, source):
     return cpp_prose(source) if suffix in CPP else python_prose(source) if suffix in PYTHON else page_prose(source)
 
 
-def without_story(path, source):
+def without_story(path, source, pieces):
     if not path.endswith(".cc") or source.count("\n") < STORY_LINES:
         return False
-    first = cpp_prose(source)[:1] if source.startswith(("//", "/*")) else []
-    return not first or len(WORD.findall(first[0].text)) < STORY_WORDS
+    return not source.startswith(("//", "/*")) or len(WORD.findall(pieces[0].text)) < STORY_WORDS
+
+
+def counts_of(text):
+    """(words, reference words)"""
+    here = WORD.findall(text)
+    return len(here), sum(word.lower() in REFERENCE for word in here)
+
+
+def printed_findings(path, pieces):
+    """The finding of a file of the product whose printed texts have too many reference words."""
+    texts = [VALUE.sub(" ", piece.text) for piece in pieces if piece.printed and " " in piece.text]
+    counts = [(words, references) for words, references in map(counts_of, texts) if words >= FEWEST_OF_A_TEXT]
+    words, references = map(sum, zip(*counts)) if counts else (0, 0)
+    above = words >= FEWEST and not path.startswith("tests/") and too_many(f"{path}, printed texts", words, references)
+    return [above] if above else []
 
 
 def measure(path, source):
     """(findings, words, reference words) of one file."""
-    found, words, references = [], 0, 0
-    for piece in prose_of(path, source):
+    pieces = prose_of(path, source)
+    found, words, references = printed_findings(path, pieces), 0, 0
+    for piece in pieces:
         text = piece.text if piece.printed else plain(piece.text)
         if not piece.printed:
-            here = [word.lower() for word in WORD.findall(text)]
-            words += len(here)
-            references += sum(word in REFERENCE for word in here)
+            words, references = map(sum, zip((words, references), counts_of(text)))
             for offset, sentence in sentences(text):
                 if FREE.match(sentence.lstrip("(*_")) and not sentence.rstrip(")*_").endswith("?"):
                     line = piece.line + text.count("\n", 0, offset)
@@ -181,7 +198,7 @@ def measure(path, source):
             line = piece.line + text.count("\n", 0, match.start())
             suggestion = next(SUGGESTIONS[number] for number in range(len(SUGGESTIONS)) if match[f"m{number}"])
             found.append(f"{path}:{line}: {match[0]!r}: {suggestion}")
-    if without_story(path, source):
+    if without_story(path, source, pieces):
         found.append(f"{path}:1: {STORY_LINES} lines or more, and no comment at the head that says what the file does "
                      "and in which order")
     return found, words, references

@@ -252,7 +252,7 @@ def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
         "nothing.safetensors": (header({}, b""), "holds no tensors"),
         "nameless.safetensors": (header({"": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}}),
                                  "without a name"),
-        "garbage.pt": (b"garbage" * 40, "torch cannot read it"),
+        "garbage.pt": (b"garbage" * 40, "torch cannot read the file"),
         "model.onnx": (b"onnx", "ends in none of .safetensors"),
     }
     for name, (content, _) in contents.items():
@@ -264,7 +264,7 @@ def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
     return {name: (str(folder / name), text) for name, (_, text) in contents.items()} | {
         "list.pt": (str(folder / "list.pt"), "holds a list"),
         "no-tensors.pt": (str(folder / "no-tensors.pt"), "holds no tensors"),
-        "cut.pt": (str(folder / "cut.pt"), "torch cannot read it"),
+        "cut.pt": (str(folder / "cut.pt"), "torch cannot read the file"),
         "sparse.pt": (str(folder / "sparse.pt"), "sparse.pt"),
         "absent": (str(folder / "absent.safetensors"), "no such file")}
 
@@ -290,7 +290,7 @@ def test_a_torch_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
             return (os.system, (f"touch {tmp_path}/ran",))
 
     torch.save({"w": torch.zeros(2), "x": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(CheckpointError, match="torch cannot read it"):
+    with pytest.raises(CheckpointError, match="torch cannot read the file"):
         load_checkpoint(tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()
 

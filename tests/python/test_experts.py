@@ -466,7 +466,8 @@ def gradient_on_one_rank(rank: int, name: str, sizes: list[int] | None) -> Any:
 @pytest.mark.parametrize("name, sizes, text", [
     ("all_gather_v", None, "the gradient differs between ranks: True on rank 0, False on rank 1"),
     ("all_gather_v", [2, 2], "rank 0 called shardwire.distributed.all_gather_v, but rank 1 called all_gather"),
-    ("reduce_scatter_v", None, "rank 0 called shardwire.distributed.reduce_scatter_v, but rank 1 called reduce_scatter"),
+    ("reduce_scatter_v", None,
+     "rank 0 called shardwire.distributed.reduce_scatter_v, but rank 1 called reduce_scatter"),
     ("reduce_scatter_v", [1, 1],
      "rank 0 called shardwire.distributed.reduce_scatter_v, but rank 1 called reduce_scatter")])
 def test_parts_that_require_gradients_on_one_rank(name: str, sizes: list[int] | None, text: str) -> None:

@@ -21,8 +21,8 @@ from run_program import run_program
 from tcp_store import NO_LIBUV_ENV
 from shardwire import launch
 from shardwire.groups import env
-from shardwire._launchers import (Place, address_of, expand_hostlist, expand_tasks_per_node, recognise, why_none,
-                                  without_mpi)
+from shardwire.groups.launchers import (Place, address_of, expand_hostlist, expand_tasks_per_node, recognise, why_none,
+                                        without_mpi)
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 

@@ -25,8 +25,8 @@ from fork_ranks import meet
 from shardwire.records import client
 from shardwire.records.client import RecordClient
 from shardwire.records.server import RecordServer
-from shardwire.survive import agreement, handles
-from shardwire.survive.handles import OtherProcess, parse_handle
+from shardwire.survive import agreement, process_handles
+from shardwire.survive.process_handles import OtherProcess, ProcessHandle, parse_handle
 
 
 def _exchange_handles(group=None):
@@ -342,18 +342,18 @@ def _in_wrong_places():
     """A silent address and a right one; and a port that another job's process has got."""
     server = RecordServer("127.0.0.1", 0)
     port = int(server.address.rpartition(":")[2])
-    RecordClient("127.0.0.1", port, 5).ask("put", handles._PROCESS_KEY, "me")
-    handles._CONNECT_S = 0.3
+    RecordClient("127.0.0.1", port, 5).ask("put", process_handles._PROCESS_KEY, "me")
+    process_handles._CONNECT_S = 0.3
     with socket.socket() as silent:
         silent.bind(("127.0.0.2", port))
         silent.listen(8)  # and says nothing
-        other = OtherProcess(handles.ProcessHandle("me", "another host", "x", 1, ("127.0.0.2", "127.0.0.1"), port))
-        assert other.ask("peek", handles._PROCESS_KEY) == "me" and not other.is_gone
-        other = OtherProcess(handles.ProcessHandle("you", "another host", "x", 1, ("127.0.0.2", "127.0.0.1"), port))
-        assert other.ask("peek", handles._PROCESS_KEY) is None and not other.is_gone, "it may be the silent one"
+        other = OtherProcess(ProcessHandle("me", "another host", "x", 1, ("127.0.0.2", "127.0.0.1"), port))
+        assert other.ask("peek", process_handles._PROCESS_KEY) == "me" and not other.is_gone
+        other = OtherProcess(ProcessHandle("you", "another host", "x", 1, ("127.0.0.2", "127.0.0.1"), port))
+        assert other.ask("peek", process_handles._PROCESS_KEY) is None and not other.is_gone, "it may be the silent one"
     client.proof = lambda role, body: "of another job"
-    other = OtherProcess(handles.ProcessHandle("me", "another host", "x", 1, ("127.0.0.1",), port))
-    assert other.ask("peek", handles._PROCESS_KEY) is None and other.is_gone
+    other = OtherProcess(ProcessHandle("me", "another host", "x", 1, ("127.0.0.1",), port))
+    assert other.ask("peek", process_handles._PROCESS_KEY) is None and other.is_gone
 
 
 def test_a_process_is_looked_for_at_all_its_addresses(run_ranks):

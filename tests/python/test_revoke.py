@@ -222,7 +222,7 @@ def test_a_wait_for_the_holder_ends(run_ranks):
 
 def _without_links(rank, size):
     handles = shardwire.reconfigure_handles()
-    notice = _notice(0, shardwire.survive.handles.parse_handle(handles[0]).pid)
+    notice = _notice(0, shardwire.survive.process_handles.parse_handle(handles[0]).pid)
     if rank == 3:
         work = dist.irecv(torch.zeros(1), src=2)
     meet("waiting")

@@ -475,7 +475,7 @@ def test_parameters_gradients_and_numpy():
                          ids=["dataclass", "reduce", "function", "class", "objects", "sparse", "numpy's slice",
                               "tensor's slice", "float's slice"])
 def test_what_is_not_plain_is_refused_by_name_without_pickle(value):
-    with pytest.raises(TypeError, match="allow_pickle=True.*runs what its writer put") as error:
+    with pytest.raises(TypeError, match="allow_pickle=True.*runs the code of the writer") as error:
         serialize([1, {"deep": value}])
     assert type(value).__name__ in str(error.value)
     assert serialize([value], allow_pickle=True).dtype == torch.uint8
@@ -484,7 +484,7 @@ def test_what_is_not_plain_is_refused_by_name_without_pickle(value):
 def test_a_pickle_is_never_read_unasked():
     Trap.fired = False
     whole = serialize([Trap(), torch.ones(3)], allow_pickle=True)
-    with pytest.raises(ValueError, match="pickle.*runs whatever its writer put into it"):
+    with pytest.raises(ValueError, match="pickle.*runs the code of the writer"):
         deserialize(whole)
     assert not Trap.fired
     deserialize(whole, allow_pickle=True)

@@ -15,7 +15,7 @@ import pytest
 
 import shardwire
 from conftest import TORCH, write_entry_points
-from shardwire._launchers import expand_hostlist
+from shardwire.groups.launchers import expand_hostlist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import slurm_cluster  # noqa: E402

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import time
 
-from shardwire._launchers import NUM_PORTS
+from shardwire.groups.launchers import NUM_PORTS
 from shardwire.launch import free_port
 
 PACKAGES = "slurmctld slurmd slurm-client"  # Debian's

@@ -1,5 +1,5 @@
-# libshardwire_mpi.so: the only part that is linked to MPI. The module lies beside shardwire_core, which loads the module
-# in a process of an MPI job. Without MPI the module is not built, and the mpi transport reports this.
+# libshardwire_mpi.so: the only part that is linked to MPI. The module lies beside shardwire_core, which loads the
+# module in a process of an MPI job. Without MPI the module is not built, and the mpi transport reports this.
 find_package(MPI QUIET COMPONENTS CXX)
 if(MPI_CXX_FOUND)
   file(GLOB MPI_MODULE_SOURCES CONFIGURE_DEPENDS backend/transport/mpi/module/*.cc)
@@ -11,11 +11,13 @@ if(MPI_CXX_FOUND)
   shardwire_portable(shardwire_mpi)
   target_link_libraries(shardwire_mpi PRIVATE shardwire_warnings ${SHARDWIRE_FMT} MPI::MPI_CXX)
   # shardwire_core looks for this name in its own folder, independent of the platform's suffix for modules.
-  set_target_properties(shardwire_mpi PROPERTIES OUTPUT_NAME shardwire_mpi SUFFIX ".so" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  set_target_properties(shardwire_mpi PROPERTIES OUTPUT_NAME shardwire_mpi SUFFIX ".so" LIBRARY_OUTPUT_DIRECTORY
+                        ${PROJECT_BINARY_DIR})
   # Tests and benches contain the objects of the core, and look in their own folders.
   foreach(folder tests bench)
     file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/${folder})
-    file(CREATE_LINK ${PROJECT_BINARY_DIR}/libshardwire_mpi.so ${PROJECT_BINARY_DIR}/${folder}/libshardwire_mpi.so SYMBOLIC)
+    file(CREATE_LINK ${PROJECT_BINARY_DIR}/libshardwire_mpi.so ${PROJECT_BINARY_DIR}/${folder}/libshardwire_mpi.so
+         SYMBOLIC)
   endforeach()
 else()
   message(STATUS "without the mpi transport: no MPI was found (Debian: libopenmpi-dev)")

@@ -46,9 +46,8 @@ const char* likelyCause(ibv_wc_status status) {
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RESP_TIMEOUT_ERR:
     case IBV_WC_REM_ABORT_ERR:
-      return "its process or machine is down, a cable or switch port is down, or the two ports are in networks that do "
-             "not reach each "
-             "other";
+      return "its process or machine is down, a cable or switch port is down, or the two ports are in separate "
+             "networks";
     case IBV_WC_RNR_RETRY_EXC_ERR:
       return "the peer receives nothing any more";
     case IBV_WC_REM_ACCESS_ERR:
@@ -220,7 +219,7 @@ void RdmaConnection::onImmediate(const WorkId& id, std::uint32_t immediate) {
   if (id.queue > 0) {
     join_.payload[id.queue - 1U]->postReceives(1);
     if (!requester_.onArrival(immediate)) {
-      fail(StatusCode::kPeerFailed, fmt::format("{} answered a fetch that is not under way", join_.who));
+      fail(StatusCode::kPeerFailed, fmt::format("{} answered an unknown fetch", join_.who));
     }
     if (requester_.hasWork()) {
       fabric_->activate(slot_);

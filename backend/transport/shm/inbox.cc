@@ -148,8 +148,8 @@ std::shared_ptr<Inbox> Inbox::findInProcess(const RandomId& id) {
 Result<std::shared_ptr<Inbox>> Inbox::map(const At& at, Rank owner, int worldSize, Rank slot) {
   const std::size_t headerBytes = inboxHeaderBytes(worldSize);
   const auto outside = [&] {
-    return Status{StatusCode::kMismatch,
-                  fmt::format("rank {} says that its inbox lies at byte {} of {}", owner, at.offset, at.arenaBytes)};
+    return Status{StatusCode::kMismatch, fmt::format("rank {}'s published inbox address is invalid: byte {} of {}",
+                                                     owner, at.offset, at.arenaBytes)};
   };
   if (at.offset % pageBytes() != 0 || at.offset > at.arenaBytes || at.arenaBytes - at.offset < headerBytes) {
     return outside();

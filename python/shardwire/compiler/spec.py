@@ -150,7 +150,7 @@ class _Builder:
     def finish(self, decl: _Decl) -> _C.TensorDecl:
         source, target = decl.dtype, decl.output_dtype
         if source is None and target is None:
-            raise TypeError(f"{_tensor(decl.name)} has no dtype; give compile_op dtype=, such as torch.float32")
+            raise TypeError(f"{_tensor(decl.name)} has no dtype; give compile_op dtype=, for example torch.float32")
         if source is not None and target is not None and source != target and not (
                 (source.is_floating_point and target.is_floating_point) or (source.is_complex and target.is_complex)):
             raise UnsupportedError(f"{_tensor(decl.name)} goes from {source} ({decl.dtype_from}) to {target} "
@@ -233,7 +233,7 @@ class _Builder:
         if tensor_id is not None and not isinstance(tensor_id, str):
             raise TypeError(f"{where}: tensor_id is {kind_of(tensor_id)}; give the tensor's name (str), or a number")
         if key is not None and tensor_id is not None and tensor_id != key:
-            raise ValueError(f"{where}: tensor_id {tensor_id!r} contradicts the key {key!r}; leave it out")
+            raise ValueError(f"{where}: tensor_id {tensor_id!r} contradicts the key {key!r}; leave tensor_id out")
         name = key if key is not None else tensor_id
         if name is None and self.shape_is_keyed:
             raise ValueError(f"{where} names no tensor, but shape is keyed by name; give tensor_id, one of "
@@ -396,9 +396,9 @@ def _check_device(device: Any, where: str) -> None:
         kind = torch.device(device).type
     except RuntimeError:
         raise ValueError(
-            f"{where}: device {kind_of(device)} is none that torch knows; give 'cpu', 'cuda' or None") from None
+            f"{where}: device {kind_of(device)} is unknown to torch; give 'cpu', 'cuda' or None") from None
     if kind != "privateuseone" and kind not in shardwire_autoload.devices():
-        raise UnsupportedError(f"{where}: device {str(device)!r} is none that this torch can move tensors of; "
+        raise UnsupportedError(f"{where}: device {str(device)!r} is no device whose tensors this torch can move; "
                                f"give {' or '.join(map(repr, shardwire_autoload.devices()))}")
 
 

@@ -199,7 +199,7 @@ def _torch_load(path: Path) -> Any:
         except Exception as error:  # any error that this torch's unpickler raises on a broken file
             if number + 1 < len(attempts):
                 continue  # this torch, or this file's old format, has no mmap
-            raise CheckpointError(f"{path}: torch cannot read it as weights: {_reason(error)}") from None
+            raise CheckpointError(f"{path}: torch cannot read the file as weights: {_reason(error)}") from None
     raise AssertionError("unreachable")
 
 

@@ -20,6 +20,10 @@ from .process_group import MPIProcessGroup, ProcessGroup, TorchProcessGroup
 from .reshape import Redistribute, redistribute
 from .uneven import all_gather_v, reduce_scatter_v
 
+# nvmath's module ``distribution`` has these names. Here reshape imports distribution, so this file sets the names.
+vars(distribution).update({name: getattr(reshape, name)
+                           for name in ("Redistribute", "RedistributeOptions", "redistribute")})
+
 __all__ = ["DistributedContext", "MPIProcessGroup", "ProcessGroup", "Redistribute", "TorchProcessGroup",
            "all_gather_v", "allocate_symmetric_memory", "distribution", "experts", "fft", "finalize",
            "free_symmetric_memory", "get_context", "initialize", "linalg", "process_group", "redistribute",

@@ -145,7 +145,7 @@ def check_pieces(call: str, what: str, end: End, pieces: Sequence[Any]) -> None:
         if own is not None and own != share.plain:
             raise ValueError(f"{call}: {what} is a DTensor, whose own placements give rank {rank} {said_pieces(own)}, "
                              f"but {end.distribution} of the global shape {list(end.global_shape)} gives that rank "
-                             f"{said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
+                             f"{said_pieces(share.plain)}; bring the DTensor there first, by shardwire.redistribute")
 
 
 def stored_end(call: str, name: str, side: Distribution, of: Sequence[dict[str, Any]],

@@ -103,7 +103,7 @@ def read_out(out: Any, operand: Operand) -> Operand:
         raise TypeError(f"out is of {target.package}, the operand of {operand.package}; give both of one package")
     tensor = target.tensor
     if tensor.requires_grad:
-        raise ValueError("out requires grad; a result that has a gradient cannot be written into a given tensor")
+        raise ValueError("out requires grad; a result with a gradient cannot be written into a given tensor")
     check_writable(target, "out")
     check_apart(target, operand)
     return target
@@ -121,11 +121,11 @@ def check_writable(operand: Operand, what: str, instead: str = "") -> None:
     if not tensor.numel():  # the address and the strides of an empty array say nothing
         return
     if operand.package == "numpy" and tensor.data_ptr() != given.ctypes.data:
-        raise ValueError(f"{what} is read-only, or has negative strides; give one that can be written{instead}")
+        raise ValueError(f"{what} is read-only, or has negative strides; give a writable array{instead}")
     given = local_tensor(given) if operand.package == "DTensor" else given
     if isinstance(given, torch.Tensor) and (given.is_conj() or given.is_neg()):
-        raise ValueError(f"{what} is a lazily conjugated or negated view, into which nothing can be written as it is; "
-                         f"give the tensor under it, or one of its own{instead}")
+        raise ValueError(f"{what} is a lazily conjugated or negated view, into which nothing can be written; "
+                         f"give the tensor under the view, or a new tensor{instead}")
     if _C.overlaps_itself(tensor):
-        raise ValueError(f"{what} has elements that share memory, as those of an expanded tensor do; give a tensor of "
+        raise ValueError(f"{what} has elements that share memory, as in an expanded tensor; give a tensor of "
                          f"its own{instead}")

@@ -530,11 +530,3 @@ def _read_first(first: Sequence[int] | None, grid: ProcessGrid) -> Dims:
     if len(read) != len(grid.shape) or any(not 0 <= place < extent for place, extent in zip(read, grid.shape)):
         raise ValueError(f"first_process is {list(read)}, which is no place in a grid of shape {list(grid.shape)}")
     return read
-
-
-def __getattr__(name: str) -> Any:
-    """nvmath's names for what :mod:`shardwire.distributed.reshape`, which imports this module, has."""
-    if name in ("Redistribute", "RedistributeOptions", "redistribute"):
-        from . import reshape
-        return getattr(reshape, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from . import mpi
+from .launchers import Place, address_of, recognise, why_none
 from .timeouts import as_timeout
-from .._launchers import Place, address_of, recognise, why_none
 
 # Names in the URL's query, added by init_process_group(rank=..., world_size=...)
 _BY_QUERY = {"RANK": "rank", "WORLD_SIZE": "world_size"}

@@ -1,7 +1,8 @@
 """Finds the launcher of this process, and the place in the job that the launcher's environment variables state: srun,
 Open MPI's mpirun, the mpiexec of MPICH and Intel, PMIx. Pure functions of an environment.
 
-This file imports the standard library only: ``shardwire.launch`` can be run as a file.
+This file imports the standard library only: ``launch.py`` can be run as a file, and then finds this file in the folder
+``groups``.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def expand_hostlist(text: str) -> list[str]:
         parts = [_alternatives(part, text) if part.startswith("[") else [part]
                  for part in re.split(r"(\[[^\]]*\])", item) if part]
         if any(bracket in part for part in itertools.chain(*parts) for bracket in "[]"):
-            raise ValueError(f"the host list {text!r} has brackets that do not match")
+            raise ValueError(f"the host list {text!r} has unmatched brackets")
         if len(hosts) + math.prod(len(part) for part in parts) > _MAX_HOSTS:
             raise ValueError(f"the host list {text!r} names more than {_MAX_HOSTS} hosts")
         hosts.extend("".join(chosen) for chosen in itertools.product(*parts))

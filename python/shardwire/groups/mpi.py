@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 
 from .. import _C
+from .launchers import recognise, why_none
 from .timeouts import as_timeout
 from .lookup import create_over_fresh_store, set_next_number
-from .._launchers import recognise, why_none
 from ..errors import UnsupportedError
 
 

@@ -45,7 +45,7 @@ def record(op: CustomOp, input_tensors: Tensors | None = None, output_tensors: T
                                  f"{dtype}{list(local.local_shape)}")
     if not outputs:
         raise UnsupportedError("a compiled op that gives this rank nothing cannot be in a kernel: torch leaves out "
-                               "what has no result, and its peers would wait; call it outside of the kernel")
+                               "an op without a result, and the peers would wait; call the op outside of the kernel")
     _library()
     results = torch.ops.shardwire.run_op(inputs, outputs, name_of_op(op))
     for output, result in zip(outputs, results):
@@ -78,7 +78,7 @@ def _op(name: str) -> CustomOp:
     found = op_named(name)
     if found is None:
         raise ValueError(f"the kernel runs the compiled op {name!r}, which this process does not have; keep the op "
-                         "that the kernel was traced with, and give is_spmd=False where ranks compile ops of their own")
+                         "that the kernel was traced with, and give is_spmd=False where each rank compiles other ops")
     return found
 
 
@@ -121,5 +121,5 @@ def check_all_used(called: list[str], kept: list[str]) -> None:
     for name in called:
         if called.count(name) != kept.count(name):
             raise UnsupportedError(f"the kernel runs the compiled op {name!r} and uses nothing of what it gives: torch "
-                                   "would leave it out, and its peers would wait; return it, or write it to an "
-                                   "argument")
+                                   "would leave the op out, and the peers would wait; return the result, or write the "
+                                   "result to an argument")

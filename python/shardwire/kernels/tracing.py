@@ -90,8 +90,8 @@ class Wrapper(torch.nn.Module):
         names, values, kind = _flattened(result)
         for name, value in zip(names, values):
             if not isinstance(value, torch.Tensor):
-                raise TypeError(f"the kernel returns {kind_of(value)} as {name!r}; it may return a tensor, a tuple, "
-                                "list or dict of tensors, or nothing")
+                raise TypeError(f"the kernel returns {kind_of(value)} as {name!r}; a kernel may return a tensor, a "
+                                "tuple, list or dict of tensors, or nothing")
         self._result.set(kind, list(zip(names, values)))
         return tuple(values)
 
@@ -132,8 +132,8 @@ def trace(kernel: Any, args: Sequence[torch.Tensor], forms: list[TensorForm], na
                       result.returns, changed, ops=sorted(set(ops)))
     if calls and not cc:
         raise ValueError(f"the kernel {name!r} communicates ({', '.join(sorted({call for call, _ in calls}))}), and "
-                         "communication is off: run it in a group of more than one rank, or give cc_enabled=True; or "
-                         "take the collectives out of it")
+                         "communication is off: run the kernel in a group of several ranks, or give cc_enabled=True; "
+                         "or take the collectives out of the kernel")
     package.groups = sorted({group for _, group in calls if group is not None})
     made_from = {"schema": SCHEMA, "graph": graph, "inputs": [form.as_list() for form in forms],
                  "outputs": [form.as_list() for form in package.outputs], "returns": package.returns,
@@ -218,8 +218,8 @@ def _text_of_script(traced: Any) -> str:
 # Eager communication: tracing would run such a call instead of recording the call. Only one rank traces, so the call
 # would wait for ever.
 
-_OFF = ("the kernel calls a compiled op, and communication is off: run it in a group of more than one rank, or give "
-        "cc_enabled=True; or call it outside of the kernel")
+_OFF = ("the kernel calls a compiled op, and communication is off: run the kernel in a group of several ranks, or give "
+        "cc_enabled=True; or call the op outside of the kernel")
 # Each collective of shardwire, and each request to symmetric memory, goes through one of these functions first. Most go
 # through exchange, which gets the call's name.
 _NATIVE = {"compile_op": "compile_op", "attach": "attach of a compiled op", "symm_make": "shardwire.symm.empty",

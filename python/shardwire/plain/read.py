@@ -143,7 +143,7 @@ class _Reader:
         of = by_name.get(name)
         if of is None:
             raise ValueError(f"an object of the class {name!r} is in it, which this process has not registered; call "
-                             "shardwire.register_plain(CLASS) before it is read")
+                             "shardwire.register_plain(CLASS) before the reading")
         if list(of.fields) != fields or of.is_tuple != (tag == b"P"):
             raise ValueError(f"{name!r} was written with the fields {fields}, and is registered here with "
                              f"{list(of.fields)}: have one class on both ends")
@@ -167,7 +167,7 @@ class _Reader:
             return of.make(self.values(of.num_values), self.trusts)
         values = self.values(3)
         if any(isinstance(each, Ref) or not (isinstance(each, int) or tag == b"/" and each is None) for each in values):
-            raise Broken("a range or slice that is not of numbers")
+            raise Broken("a range or slice of values other than numbers")
         if tag == b"r" and values[2] == 0:
             raise Broken("a range with step 0")
         return (range if tag == b"r" else slice)(*values)
@@ -224,7 +224,7 @@ class _Reader:
         try:
             import numpy as np
         except ImportError:
-            raise Broken("numpy arrays are in it, and numpy is not installed here") from None
+            raise Broken("the object holds numpy arrays, and numpy is not installed here") from None
         is_scalar, name = self.take(1)[0], self.value()
         part, dims = self.i64(), self.i64()
         shape = self.numbers(dims)

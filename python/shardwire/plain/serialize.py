@@ -63,8 +63,8 @@ def to_parts(value: Any, allow_pickle: bool) -> tuple[int, bytes, list[torch.Ten
         return PLAIN, *write.write(value)
     except NotPlain as error:
         if not allow_pickle:
-            raise TypeError(f"{error}; give allow_pickle=True to both ends to send it by pickle: whoever reads a "
-                            "pickle runs what its writer put into it, so do so only among programs that trust each "
+            raise TypeError(f"{error}; give allow_pickle=True to both ends to send the object by pickle: reading a "
+                            "pickle runs the code of the writer, so do so only among programs that trust each "
                             "other") from None
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -76,13 +76,13 @@ def from_parts(kind: int, head: bytes, parts: list[torch.Tensor], allow_pickle: 
     if kind not in (PLAIN, PICKLED):
         raise Broken(f"kind {kind} is not known to this version of shardwire")
     if kind == PICKLED and not allow_pickle:
-        raise ValueError("this object was written by pickle, and reading a pickle runs whatever its writer put into "
-                         "it; give allow_pickle=True if you trust all who could have written it")
+        raise ValueError("this object was written by pickle, and reading a pickle runs the code of the "
+                         "writer; give allow_pickle=True if you trust all programs that could have written the object")
     value = read.read(head, parts, allow_pickle)
     if kind == PLAIN:
         return value
     if type(value) is not list or len(value) != 2 or type(value[0]) is not bytes or type(value[1]) is not list:
-        raise Broken("a pickle that is not of serialize")
+        raise Broken("a pickle of another writer than serialize")
     return _Unpickler(io.BytesIO(value[0]), value[1]).load()
 
 

@@ -1,1 +1,2 @@
-"""The parts that exist once per process: the log, the flight recorder, and the end of the program."""
+"""The parts that exist once per process: the log, the flight recorder, the end of the program, and what
+the host has for connections."""

@@ -1,5 +1,8 @@
-"""The doctor's checks of connections between hosts: interfaces, RDMA devices, MPI, and the speed of the loopback.
-Standard library only."""
+"""Examines what this host has for connections to other hosts: interfaces, RDMA devices, MPI, and the speed of the
+loopback. The doctor (``doctor.py``) prints the findings.
+
+This file imports the standard library only: the doctor loads the file by its path, since the package may not load.
+"""
 
 import ctypes
 import dataclasses

@@ -144,7 +144,7 @@ class Queue:
             return None, 0
         if len(self.location) > 1:
             raise ValueError(f"{self.label}: {what} on rank {self.hub.rank}, which is none of its locations "
-                             f"{list(self.location)}; of a queue with several locations each has its own entries")
+                             f"{list(self.location)}; in a queue with several locations each rank has separate entries")
         return self._link(self.location[0], deadline)
 
     def held(self) -> Any:
@@ -519,8 +519,8 @@ class Queue:
         """The values from which another rank of the group makes the queue. allow_pickle is left out: each reader
         decides which writers to trust."""
         if self.name is None:
-            raise TypeError(f"{self.label} has no name, by which another rank could know it: give it one to send or "
-                            "pickle it")
+            raise TypeError(f"{self.label} has no name, by which another rank could know the queue: give a name to "
+                            "send or pickle the queue")
         group = self._group if isinstance(self._group, str) else name_of_group(self._group)
         return group, ",".join(map(str, self.location)), self.name, self.capacity, int(self.survive)
 
@@ -532,7 +532,7 @@ class Queue:
         if (type(group) is not str or type(location) is not str or _RANKS.fullmatch(location) is None
             or type(name) is not str or not name or not (capacity is None or type(capacity) is int and capacity > 0)
             or type(flags) is not int):
-            raise ValueError("a Queue that cannot be read")
+            raise ValueError("an unreadable Queue")
         queue = cls.__new__(cls)
         queue.location = _ranks_of([int(rank) for rank in location.split(",")])
         queue.name, queue.capacity, queue.survive, queue.allow_pickle = name, capacity, bool(flags & 1), allow_pickle

@@ -244,8 +244,8 @@ class UseLink:
         if message is None:
             self.forget(call)
             raise TimeoutError(f"{label}: rank {self.holder} of group {self.hub.label!r} has not said in time that it "
-                               "made this Queue: it has not made the Queue yet, which each rank in `location` has to, "
-                               "or is late")
+                               "made this Queue: the rank has not made the Queue yet, which each rank in `location` "
+                               "has to, or is late")
         if message.op == wire.MISMATCH:
             there = json.loads(message.head)
             raise ValueError(f"{label}: rank {self.hub.rank} made it with (location, capacity, survive) = {about}, "

@@ -175,7 +175,7 @@ class QueueWork:
         if Outcome.OVER in outcomes and self._queue.hub.revoked:
             raise self._queue.hub.revoked_error()
         if Outcome.OVER in outcomes:
-            raise ClosedError(f"{self._queue.label} is closed: nothing can be put into it")
+            raise ClosedError(f"{self._queue.label} is closed and takes no further entries")
         if Outcome.NOTHING in outcomes:
             raise self._queue.full_error(0.0)
 
@@ -265,7 +265,7 @@ class Transaction:
     def _put(self, head: bytes, parts: list[torch.Tensor], async_op: bool) -> QueueWork:
         if not self._open:
             raise ValueError(
-                "this transaction is over, or was not begun: use it as `with queue.transaction() as puts:`")
+                "this transaction is over, or was not begun: write `with queue.transaction() as puts:`")
         self._count += 1
         capacity = self._queue.capacity
         if capacity is not None and self._count > capacity:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..errors import PeerFailedError
-from .handles import OtherProcess, OwnStore, ProcessHandle, own_store
+from .process_handles import OtherProcess, OwnStore, ProcessHandle, own_store
 
 # Between two looks of a waiting process for the end of the others; answers end the wait at once.
 LOOK_S = 0.005

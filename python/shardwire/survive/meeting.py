@@ -15,7 +15,7 @@ from functools import partial
 from ..errors import MismatchError, PeerFailedError, TimeoutError
 from ..records.client import RecordClient, RecordStore, RenewedClient
 from .agreement import LOOK_S
-from .handles import OtherProcess, ProcessHandle, own_store
+from .process_handles import OtherProcess, ProcessHandle, own_store
 
 
 # The address of a rank, in the store of a group (backend/bootstrap/roster.h).

@@ -20,7 +20,7 @@ from ..errors import ShardwireError
 from ..groups.create import chosen_timeout
 from ..groups.lookup import begin_names_anew, forget_members, store_by_group
 from ..process.log import route
-from .handles import own_store, parse_handle
+from .process_handles import own_store, parse_handle
 from .meeting import digest_of, forget_meeting, meet
 from .reconfigure import Members, members_by_group
 

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._doctor_wires import chosen_interfaces
 from ..errors import MismatchError
 from ..process.log import log
+from ..process.wires import chosen_interfaces
 from ..records.client import RecordClient, RenewedClient, SilentServerError
 from ..records.server import RecordServer
 

@@ -1,6 +1,6 @@
 """Groups that go on after the death of a rank, or with other processes: ``reconfigure`` and ``shrink``.
 
-1. Each process has a handle (handles.py), which no death of another process makes worthless.
+1. Each process has a handle (process_handles.py), which no death of another process makes worthless.
 2. ``reconfigure`` ends the old group here, meets the processes of the given handles (meeting.py), and makes the group
    anew: the ranks follow the order of the handles.
 3. ``shrink`` knows the handles of a group since ``reconfigure_handles``: the survivors agree on the dead ranks
@@ -29,7 +29,7 @@ from ..groups.timeouts import as_timeout
 from ..groups.lookup import (IS_WRAPPED, begin_names_anew, create_over_fresh_store, end_process_group,
                              group_object, resolve_backend, table_by_group, torch_table)
 from .agreement import Verdict, agree_on
-from .handles import ProcessHandle, own_store, parse_handle
+from .process_handles import ProcessHandle, own_store, parse_handle
 from .meeting import digest_of, forget_meeting, meet
 
 _lock = threading.Lock()
@@ -134,7 +134,7 @@ def reconfigure(group: Any, uuid: str, handles: Sequence[str], timeout: timedelt
     members = [parse_handle(text) for text in handles]
     own = own_store().handle
     if not isinstance(uuid, str) or not uuid:
-        raise TypeError("uuid must be a str that is not empty")
+        raise TypeError("uuid must be a str of at least one character")
     if own not in members:
         raise ValueError(f"the handles are of {', '.join(map(str, members)) or 'no process'}, and this is {own}: a "
                          "process that leaves the group does not call reconfigure")
@@ -143,7 +143,7 @@ def reconfigure(group: Any, uuid: str, handles: Sequence[str], timeout: timedelt
         raise ValueError(f"the handle of {twice} stands twice in the list; give each process once")
     with _lock:
         if uuid in _used:
-            raise ValueError(f"uuid {uuid!r} was already used in this process; give each reconfiguration its own")
+            raise ValueError(f"uuid {uuid!r} was already used in this process; give each reconfiguration another uuid")
         _used.add(uuid)
     seconds = as_timeout(kind.timeout if timeout is None else timeout).total_seconds()
     _end(group)

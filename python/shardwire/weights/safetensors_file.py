@@ -160,11 +160,11 @@ def _parse(path: str, text: bytearray) -> dict[str, Any]:
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError):
-        raise CheckpointError(f"{path}: is no safetensors file: its header is not JSON") from None
+        raise CheckpointError(f"{path}: is no safetensors file: the header is not JSON") from None
     if twice:
-        raise CheckpointError(f"{path}: the header has the name {twice[0]!r} twice; it must have unique names")
+        raise CheckpointError(f"{path}: the header has the name {twice[0]!r} twice; give unique names")
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: is no safetensors file: its header is not a JSON object")
+        raise CheckpointError(f"{path}: is no safetensors file: the header is not a JSON object")
     return header
 
 

@@ -52,7 +52,7 @@ class Draft:
         """Creates the whole file with its header, and allocates all blocks: a full disk is reported here."""
         file = self.files[number]
         with _opened(self.hidden(number), os.O_RDWR | os.O_CREAT | os.O_EXCL) as descriptor:
-            with _named(self._where(number, f"its {file.size} bytes cannot be had of the disk")):
+            with _named(self._where(number, f"the disk has no room for the {file.size} bytes")):
                 os.posix_fallocate(descriptor, 0, file.size)
                 _write(descriptor, file.header)
 
@@ -93,7 +93,7 @@ class Draft:
     def sync(self, number: int) -> None:
         """Brings the bytes of all ranks in the file onto the disk; raises OSError for a failure."""
         with _opened(self.hidden(number), os.O_RDWR) as descriptor:
-            with _named(self._where(number, f"its {self.files[number].size} bytes cannot be brought onto the disk")):
+            with _named(self._where(number, f"the {self.files[number].size} bytes cannot be brought onto the disk")):
                 os.fsync(descriptor)
 
     def _where(self, number: int, what: str) -> str:

@@ -160,7 +160,7 @@ class Subscription:
         version. Collective, with the errors of ``fetch``.
         """
         if not self._wanted.is_staged:
-            raise ValueError(f"the subscription to {self._address.name!r} has no second copy to fetch into; make it "
+            raise ValueError(f"the subscription to {self._address.name!r} has no second copy to fetch into; subscribe "
                              "with subscribe(staged=True)")
         return self._bring(version, timeout, newer, changed, applies=False)
 
@@ -171,7 +171,7 @@ class Subscription:
         """
         if not self._turn.acquire(blocking=False):
             raise ValueError(f"another thread is in a stage or fetch of {self._address.name!r}, which writes the "
-                             "second copy; call apply() after it")
+                             "second copy; call apply() after the fetch")
         try:
             return self._apply()
         finally:
@@ -392,8 +392,8 @@ class Subscription:
     def _what_target_holds(self) -> str:
         """A text about the target for the error of a failed fetch."""
         if not self._wanted.is_staged:
-            return ("the target may hold parts of two versions now (its version is None): do not read it before a "
-                    "fetch succeeds. With subscribe(staged=True) it would be what it was")
+            return ("the target may hold parts of two versions now (its version is None): do not read the target "
+                    "before a fetch succeeds. With subscribe(staged=True) the target would be unchanged")
         return "the target was not touched: " + ("it holds no version yet" if self._version is None
                                                  else f"it is version {self._version}, whole")
 
@@ -425,7 +425,7 @@ class Subscription:
             raise ShardwireError(f"version {choice.version} was asked for, and rank {wrong[0][0]} gave {wrong[0][1]}")
 
     def _without(self, request: Request, choice: Choice) -> Exception:
-        there = f"it has {', '.join(map(str, choice.held))}" if choice.held else "it has none that all its ranks hold"
+        there = f"it has {', '.join(map(str, choice.held))}" if choice.held else "no version is held by all ranks"
         if choice.verdict == "gone":
             return ValueError(f"version {request.wanted} of {self._address.name!r} is gone: {there}; "
                               "publish(buffers=...) keeps more")

@@ -152,9 +152,9 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) { s[1].tensors[0].dtype = static_cast<DType>(77); }},
       {"rank 1 declares tensor 'w' with dtype number 11 and reduction number 99, which do not exist",
        [](Specs& s) { s[1].tensors[0].reduction = static_cast<ReduceOp>(99); }},
-      {"rank 1, inputs[1] belongs to tensor number 1, but that rank declares 1 tensors, counted from 0",
+      {"rank 1, inputs[1] belongs to tensor number 1, but the rank declares 1 tensors, counted from 0",
        [](Specs& s) { s[1].inputs[1].tensor = 1; }},
-      {"rank 0, outputs[0] belongs to tensor number -1, but that rank declares 1 tensors, counted from 0",
+      {"rank 0, outputs[0] belongs to tensor number -1, but the rank declares 1 tensors, counted from 0",
        [](Specs& s) { s[0].outputs[0].tensor = -1; }},
       {"rank 1, outputs[0] has a replica class: only inputs can be replicas of one another",
        [](Specs& s) { s[1].outputs[0].replicaClass = 5; }},
@@ -192,8 +192,8 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) {
          s[1].inputs[1].localShape = Dims{4, -4};
        }},
-      {"rank 1, inputs[1]: a local tensor of shape [4611686018427387904, 4] has more than 2^63 bytes: no machine holds "
-       "it, check the "
+      {"rank 1, inputs[1]: a local tensor of shape [4611686018427387904, 4] has more than 2^63 bytes: no machine has "
+       "so much memory, check the "
        "extents",
        [](Specs& s) {
          s[1].inputs[1].localShape = Dims{std::int64_t{1} << 62, 4};

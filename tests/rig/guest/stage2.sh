@@ -8,7 +8,8 @@ for ((rail = 0; rail < RAILS; rail++)); do
     [ $node = "$NODE" ] && continue
     mac=$(printf '52:54:00:77:%02x:%02x' $rail $((node + 1)))
     echo "neigh replace 10.77.$rail.$((node + 1)) lladdr $mac nud permanent dev eth$rail"
-    printf 'neigh replace fe80::5054:ff:fe77:%x lladdr %s nud permanent dev eth%d\n' $((rail * 256 + node + 1)) "$mac" $rail
+    printf 'neigh replace fe80::5054:ff:fe77:%x lladdr %s nud permanent dev eth%d\n' $((rail * 256 + node + 1)) "$mac" \
+      $rail
   done
 done >/run/neighbours
 ip -batch /run/neighbours
