@@ -217,6 +217,12 @@ TEST(Frame, IsRefusedWhenItsFieldsCannotBe) {
   expectRefused(GetFrame{part, 0}, boxBytesOf({2, 4}, ""), "no number");
   expectRefused(GetFrame{part, 9}, boxBytesOf({2, 4}, "ab"), "elements");
   expectRefused(GetFrame{{.block = 3, .elemBytes = 3, .numDims = 1}, 9}, boxBytesOf({2, 4}, ""), "elements of 3 bytes");
+  expectRefused(GetFrame{{.block = 3, .elemBytes = 32, .numDims = 1}, 9}, boxBytesOf({2, 32}, ""),
+                "elements of 32 bytes");
+  expectRefused(GetFrame{part, 9}, boxBytesOf({kHuge / 2, 0}, ""), "more bytes than addresses");
+  const PartTag cube{.block = 3, .elemBytes = 2, .numDims = 3};
+  expectRefused(GetFrame{cube, 9}, boxBytesOf({kHuge / 2, kHuge / 2, 16, 0, 0, 0}, ""), "a product without end");
+  expectRefused(GetFrame{cube, 9}, boxBytesOf({2, 2, 2, kHuge / 4, kHuge / 4, kHuge / 4}, ""), "a sum without end");
   expectRefused(GetFrame{{.block = 3, .elemBytes = 2, .numDims = 0xffffffff}, 9}, boxBytesOf({2, 4}, ""),
                 "dimensions without end");
   expectRefused(GetFrame{{.block = 3, .offset = ~std::uint64_t{0}, .elemBytes = 2}, 9}, {}, "an offset without end");

@@ -475,6 +475,8 @@ TEST_P(OneSidedAccess, OutsideOfThePartIsRefusedHere) {
     EXPECT_EQ(block->get(peer, wordsAt(1 << 20, 8), view, {}).code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(block->put(peer, wordsAt(0, 7), view, {}).code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(block->put(2, wordsAt(0, 8), view, {}).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(block->put(-1, wordsAt(0, 8), view, {}).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(block->put(peer, {0, DType::kInt64, {8}, {1}}, view, {}).code(), StatusCode::kInvalidArgument);
     const TensorView noStrides{view.bytes, view.dtype, view.shape};
     expectSays(block->put(peer, wordsAt(0, 8), noStrides, {}), StatusCode::kInvalidArgument,
                "put: the tensor of this rank has shape [8] and 0 strides");
@@ -511,6 +513,7 @@ TEST(ServedBlock, StaysWithinItsBytes) {
   const auto add = static_cast<std::uint32_t>(WordOp::kAdd);
   const auto word = static_cast<std::uint32_t>(DType::kInt64);
   EXPECT_EQ(apply(56, add, word), StatusCode::kOk);
+  EXPECT_EQ(apply(49, add, word), StatusCode::kInternal);  // not aligned
   EXPECT_EQ(apply(57, add, word), StatusCode::kInternal);
   EXPECT_EQ(apply(64, add, word), StatusCode::kInternal);
   EXPECT_EQ(apply(~std::uint64_t{0} - 7, add, word), StatusCode::kInternal);

@@ -171,6 +171,18 @@ TEST(SymmetricMemory, WhatOneRankCannotAskForIsAnErrorOnAll) {
   }
 }
 
+// No memory can have the first size; the second would be rounded up to a part of a few bytes.
+TEST(SymmetricMemory, MoreBytesThanAnyMemoryAndNoChannelsAreErrors) {
+  withSymmetric(2, [](Communicator& group) {
+    for (const std::size_t bytes : {(std::size_t{1} << 60) + 1, ~std::size_t{0}}) {
+      expectSays(group.makeSymmetric({.bytes = bytes, .text = "x"}).status(), StatusCode::kInvalidArgument,
+                 std::to_string(bytes) + " bytes are more than any memory");
+    }
+    expectSays(group.makeSymmetric({.bytes = 8, .text = "x", .numChannels = 0}).status(), StatusCode::kInvalidArgument,
+               "0 channels; at least one is needed");
+  });
+}
+
 TEST(SymmetricMemory, OtherOperationOnOneRankIsAMismatchAndNoHang) {
   withSymmetric(2, [](Communicator& group) {
     const Status status = group.rank() == 0 ? group.makeSymmetric({.bytes = 8, .text = "x"}).status()
@@ -317,6 +329,19 @@ TEST(SymmetricMemory, ManyBlocksLeaveNothing) {
   });
 }
 
+TEST(SymmetricMemory, IsFreedOnceAndByAllRanksOrNone) {
+  withSymmetric(2, [](Communicator& group) {
+    const Block block = makeBlock(group, 64);
+    expectSays(block->free(std::nullopt, group.rank() == 1 ? "the stream is busy" : ""), StatusCode::kInvalidArgument,
+               "rank 1: the stream is busy");
+    ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());  // all ranks still have the block
+    ASSERT_TRUE(block->free(std::nullopt).isOk());
+    expectSays(block->free(std::nullopt), StatusCode::kInvalidArgument, "was freed before");
+    EXPECT_EQ(block->stepWord("put_signal", 0, 0, 0, 0, 0, milliseconds(20)).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(block->enterOrder().code(), StatusCode::kInvalidArgument);
+  });
+}
+
 TEST(SymmetricMemory, OutlivesTheGroup) {
   withSymmetric(2, [](Communicator& group) {
     const Block block = makeBlock(group, 64);
@@ -420,8 +445,7 @@ TEST(SymmetricWait, TimeoutNamesWhoDidNotSignalAndLeavesTheGroupUsable) {
       EXPECT_EQ(seen.status().code(), StatusCode::kTimeout);
       const std::string text = seen.status().message();
       EXPECT_NE(text.find("signal_wait(>= 5, int64 at byte 8 of symmetric memory #"), std::string::npos) << text;
-      EXPECT_NE(text.find("reached its timeout of 0.03 s: the signal is 0, and nothing else came from rank 2"),
-                std::string::npos)
+      EXPECT_TRUE(text.ends_with("reached its timeout of 0.03 s: the signal is 0, and nothing else came from rank 2"))
           << text;
       EXPECT_EQ(block->waitUntil(8, DType::kFloat32, Comparison::kGe, 5, {}, {}).status().code(),
                 StatusCode::kTypeError);
@@ -431,6 +455,36 @@ TEST(SymmetricWait, TimeoutNamesWhoDidNotSignalAndLeavesTheGroupUsable) {
       EXPECT_EQ(block->waitUntil(8, DType::kInt64, Comparison::kGe, 5, {}, std::span(&nobody, 1)).status().code(),
                 StatusCode::kInvalidArgument);
     }
+    ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
+  });
+}
+
+TEST(SymmetricWait, WordsRanksAndChannelsThatAreNotThereAreRefused) {
+  withSymmetric(2, [](Communicator& group) {
+    const Block block = makeBlock(group, 32);
+    const Rank me = group.rank();
+    // The words are 0, so each wait and each step that is not refused is over at once.
+    const auto waitAt = [&](std::size_t offset, Rank source) {
+      return block->waitUntil(offset, DType::kInt64, Comparison::kEq, 0, milliseconds(20), std::span(&source, 1))
+          .status()
+          .code();
+    };
+    EXPECT_EQ(waitAt(24, 1), StatusCode::kOk);
+    EXPECT_EQ(waitAt(20, 1), StatusCode::kTypeError);
+    EXPECT_EQ(waitAt(32, 1), StatusCode::kTypeError);
+    EXPECT_EQ(waitAt(24, 2), StatusCode::kInvalidArgument);
+    EXPECT_EQ(waitAt(24, -1), StatusCode::kInvalidArgument);
+    const auto stepAt = [&](Rank owner, std::size_t offset, Rank other) {
+      return block->stepWord("put_signal", owner, offset, 0, 0, other, milliseconds(20)).code();
+    };
+    EXPECT_EQ(stepAt(1, 28, me), StatusCode::kOk);
+    EXPECT_EQ(stepAt(1, 30, me), StatusCode::kInvalidArgument);
+    EXPECT_EQ(stepAt(1, 26, me), StatusCode::kInvalidArgument);
+    EXPECT_EQ(stepAt(1, 32, me), StatusCode::kInvalidArgument);
+    EXPECT_EQ(stepAt(-1, 28, me), StatusCode::kInvalidArgument);
+    EXPECT_EQ(stepAt(1, 28, 2), StatusCode::kInvalidArgument);
+    EXPECT_EQ(block->barrier(-1, std::nullopt).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(block->barrier(block->numChannels(), std::nullopt).code(), StatusCode::kInvalidArgument);
     ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
   });
 }
@@ -558,7 +612,7 @@ TEST(SymmetricMemory, BetweenHostsSaysWhatCannotBeAddressed) {
     EXPECT_FALSE(block->reachesAll());
     EXPECT_EQ(block->address(2) == nullptr, rank != 2);
     EXPECT_EQ(block->address(0) == nullptr, rank == 2);
-    EXPECT_EQ(block->barrier(0, std::nullopt).code(), StatusCode::kUnsupported);
+    EXPECT_EQ(block->barrier(0, std::nullopt), Status(StatusCode::kUnsupported, block->whyNot(rank == 2 ? 0 : 2)));
     if (rank == 0) {
       EXPECT_NE(block->whyNot(2).find("rank 2 is reached by tcp: its memory cannot be addressed"), std::string::npos)
           << block->whyNot(2);

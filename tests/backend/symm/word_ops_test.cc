@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "ops/boxes/reduce_box.h"
 #include "tests/support/random.h"
@@ -79,6 +81,22 @@ TEST(WordOps, SwapsAndStores) {
     EXPECT_EQ(applyWord(memory.data(), dtype, WordOp::kCompareSwap, 9, 6), 6U);
     EXPECT_EQ(applyWord(memory.data(), dtype, WordOp::kFetch, 0), 9U);
   }
+}
+
+TEST(WordOps, EachTypeAndOperationIsOfItsKind) {
+  const std::vector<DType> integers = {DType::kInt8,  DType::kInt16,  DType::kInt32,  DType::kInt64,
+                                       DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
+  for (int d = 0; d < kNumDTypes; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    const bool isOneOfThem = std::ranges::find(integers, dtype) != integers.end();
+    EXPECT_EQ(isInteger(dtype), isOneOfThem) << dtypeName(dtype);
+    EXPECT_EQ(commutes(dtype, WordOp::kAdd), isOneOfThem || dtype == DType::kBool) << dtypeName(dtype);
+    EXPECT_FALSE(commutes(dtype, WordOp::kSwap)) << dtypeName(dtype);
+  }
+  for (const auto& [op, reduction] : kArithmetic) {
+    EXPECT_EQ(wordOpOf(reduction), op);
+  }
+  EXPECT_EQ(wordOpOf(ReduceOp::kNone), std::nullopt);
 }
 
 TEST(WordOps, IntegersAreComparedBySign) {
