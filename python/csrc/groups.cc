@@ -119,7 +119,13 @@ void bindBackend(py::module_& module) {
             return py::module_::import("shardwire.survive.verdict")
                 .attr("agree")(flag, groups.attr("group_around")(self), timeout);
           },
-          py::arg("flag") = true, py::arg("timeout") = py::none());
+          py::arg("flag") = true, py::arg("timeout") = py::none())
+      .def(
+          "cat",
+          [](const py::object& self, const py::object& locals, const py::object& timeout) {
+            return py::module_::import("shardwire.compiler.cat").attr("cat")(locals, self, timeout);
+          },
+          py::arg("locals"), py::arg("timeout") = py::none());
 }
 
 }  // namespace

@@ -703,7 +703,7 @@ def limited(rank: int, folder: str) -> tuple[str, str]:
 
 def test_a_full_disk_is_reported_before_anything_is_moved(tmp_path: Path) -> None:
     same_on_all(run_ranks(2, limited, str(tmp_path)), "SystemFailure", "rank 1: ",
-                f"{tmp_path}: file 2 of 2 of the checkpoint (.00001.shardwire-", "its 1200", "File too large")
+                f"{tmp_path}: file 2 of 2 of the checkpoint (.00001.shardwire-", "the 1200", "File too large")
     assert os.listdir(tmp_path) == []
 
 

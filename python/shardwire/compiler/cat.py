@@ -115,11 +115,3 @@ def _judge(pieces: list[tuple[int, int, tuple[int, ...], str]]) -> tuple[list[in
                              f"{piece[0]} of rank {piece[1]} {piece[3]}{list(piece[2])}; they must be alike but for "
                              "the first dimension")
     return [sum(piece[2][0] for piece in ordered), *first[2][1:]], dtype_named(first[3])
-
-
-def _cat_of_group(self: Any, locals: Sequence[tuple[int, torch.Tensor]], timeout: Seconds = None) -> CatFuture:
-    """:func:`shardwire.cat` in this group."""
-    return cat(locals, self, timeout)
-
-
-_C.ProcessGroupShardwire.cat = _cat_of_group  # type: ignore[method-assign,assignment]
