@@ -127,15 +127,18 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
 // holder (prepareShort), so its program stays.
 void ProgramCache::forget() {
   last_ = nullptr;
-  std::erase_if(kept_, [&](const auto& entry) {
+  std::erase_if(kept_, [](const auto& entry) {
     const Kept& kept = *entry.second;
     bool isInCall = false;
     if (kept.isShort) {
       kept.stages[0].pool.forEach([&](const Run& run) { isInCall |= !run.isDone(); });
     }
-    bytes_ -= isInCall ? 0 : kept.bytes;
     return !isInCall;
   });
+  bytes_ = 0;
+  for (const auto& entry : kept_) {
+    bytes_ += entry.second->bytes;
+  }
 }
 
 const std::shared_ptr<Run>& ProgramCache::takeRun(const Kept& kept, KeptStage& stage) {
