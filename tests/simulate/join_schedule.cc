@@ -94,11 +94,11 @@ void drawHandshakes(JoinSchedule& schedule) {
 // Rank 0 answers a rank while another rank of that rank's host dies. The two ranks of the host have attached to each
 // other, so rank 0 alone sees the death and hangs up. The reason reaches the store a little later than the end of the
 // connection.
-void drawDeathInHandshake(JoinSchedule& schedule) {
+void drawDeathInHandshake(JoinSchedule& schedule, Draws draws) {
   Random random(testing::mix64(schedule.seed ^ kDeathSalt));
   const bool isFit = !schedule.isLazy && schedule.groups.size() == 1 && schedule.numRanks >= 3 &&
                      schedule.numRanks <= 4 && schedule.timeout > 6 * kSecond;
-  if (!isFit || !random.chance(25)) {
+  if (!isFit || !random.chance(draws == Draws::kManyFaults ? 60 : 25)) {
     return;
   }
   schedule.numRounds = 1;
@@ -161,7 +161,7 @@ void leaveOut(JoinSchedule& schedule, const Without& without) {
   }
 }
 
-JoinSchedule drawJoins(std::uint64_t seed, const Without& without) {
+JoinSchedule drawJoins(std::uint64_t seed, const Without& without, Draws draws) {
   Random random(testing::mix64(seed ^ 0x6a6f696e73));
   JoinSchedule schedule{.seed = seed};
   schedule.numRanks = static_cast<int>(random.between(2, random.chance(30) ? kMostRanks : 5));
@@ -192,9 +192,12 @@ JoinSchedule drawJoins(std::uint64_t seed, const Without& without) {
   for (auto left = random.chance(50) ? (random.chance(15) ? 2 : 1) : 0; left > 0; --left) {
     schedule.faults.push_back(drawFault(random, schedule));
   }
+  for (auto left = draws == Draws::kManyFaults ? random.between(1, 2) : 0; left > 0; --left) {
+    schedule.faults.push_back(drawFault(random, schedule));
+  }
   drawWires(schedule);
   drawHandshakes(schedule);
-  drawDeathInHandshake(schedule);
+  drawDeathInHandshake(schedule, draws);
   drawTransport(schedule);
   drawFetches(schedule);
   leaveOut(schedule, without);

@@ -91,7 +91,7 @@ struct JoinSchedule {
   std::string labelOf(std::size_t group) const { return "g" + std::to_string(group); }
 };
 
-JoinSchedule drawJoins(std::uint64_t seed, const Without& without = {});
+JoinSchedule drawJoins(std::uint64_t seed, const Without& without = {}, Draws draws = Draws::kUsual);
 // Draws the behaviour of the wires, where there are wires (join_transport.cc).
 void drawTransport(JoinSchedule& schedule);
 // Draws operations that fetch over the wires (join_fetches.cc).

@@ -23,7 +23,7 @@ namespace shardwire::simulate {
 namespace {
 
 constexpr const char* kHelp =
-    "simulate [--joins] [--seed S] [--seeds N] [--seconds T] [--trace] [--view FILE] [--shrink] "
+    "simulate [--joins] [--many-faults] [--seed S] [--seeds N] [--seconds T] [--trace] [--view FILE] [--shrink] "
     "[--without-operations A,B] [--without-faults A]\n"
     "  --seed S      the first seed (1)\n"
     "  --seeds N     so many seeds (1 with --seed, else 1000); --seconds T: until T seconds are over\n"
@@ -32,7 +32,13 @@ constexpr const char* kHelp =
     "  --shrink      removes operations and faults from a failing seed as long as it fails\n"
     "  --without-... numbers of operations and faults to leave out, as --shrink prints them\n"
     "  --joins       the seeds draw processes that join groups\n"
+    "  --many-faults the seeds draw more faults, and rare conditions often\n"
     "  --keep-going  goes on after a failing seed\n";
+
+struct Mode {
+  bool joins = false;
+  Draws draws = Draws::kUsual;
+};
 
 struct Arguments {
   std::uint64_t seed = 1;
@@ -41,7 +47,7 @@ struct Arguments {
   bool isTraced = false;
   bool shrinks = false;
   bool keepsGoing = false;
-  bool joins = false;
+  Mode mode;
   bool hasSeed = false;
   std::string page;
   Without without;
@@ -64,7 +70,9 @@ bool read(int argc, char** argv, Arguments* arguments) {
     } else if (name == "--shrink") {
       arguments->shrinks = true;
     } else if (name == "--joins") {
-      arguments->joins = true;
+      arguments->mode.joins = true;
+    } else if (name == "--many-faults") {
+      arguments->mode.draws = Draws::kManyFaults;
     } else if (name == "--keep-going") {
       arguments->keepsGoing = true;
     } else if (i + 1 == argc) {
@@ -89,31 +97,33 @@ bool read(int argc, char** argv, Arguments* arguments) {
   if (arguments->numSeeds == 0) {
     arguments->numSeeds = arguments->seconds > 0 ? ~std::uint64_t{0} : arguments->hasSeed ? 1 : 1000;
   }
-  return !arguments->joins || arguments->page.empty();
+  return !arguments->mode.joins || arguments->page.empty();
 }
 
-Outcome outcomeOf(std::uint64_t seed, const Without& without, bool joins, bool isTraced) {
-  return joins ? simulateJoins(drawJoins(seed, without), isTraced) : simulate(drawSchedule(seed, without), isTraced);
+Outcome outcomeOf(std::uint64_t seed, const Without& without, const Mode& mode, bool isTraced) {
+  return mode.joins ? simulateJoins(drawJoins(seed, without, mode.draws), isTraced)
+                    : simulate(drawSchedule(seed, without, mode.draws), isTraced);
 }
 
-std::string describeRun(std::uint64_t seed, const Without& without, bool joins) {
-  return joins ? describe(drawJoins(seed, without)) : describe(drawSchedule(seed, without));
+std::string describeRun(std::uint64_t seed, const Without& without, const Mode& mode) {
+  return mode.joins ? describe(drawJoins(seed, without, mode.draws))
+                    : describe(drawSchedule(seed, without, mode.draws));
 }
 
 // The numbers of all operations and faults of the seed that `without` does not leave out.
-Without partsOf(std::uint64_t seed, const Without& without, bool joins) {
+Without partsOf(std::uint64_t seed, const Without& without, const Mode& mode) {
   Without parts;
   const auto add = [](std::vector<int>& numbers, const auto& each) {
     std::ranges::transform(each, std::back_inserter(numbers), [](const auto& part) { return part.number; });
   };
-  if (joins) {
-    const JoinSchedule schedule = drawJoins(seed, without);
+  if (mode.joins) {
+    const JoinSchedule schedule = drawJoins(seed, without, mode.draws);
     std::ranges::for_each(schedule.operations, [&](const auto& each) { add(parts.operations, each); });
     add(parts.faults, schedule.faults);
     std::ranges::sort(parts.operations);  // each group has the same numbers
     parts.operations.erase(std::ranges::unique(parts.operations).begin(), parts.operations.end());
   } else {
-    const Schedule schedule = drawSchedule(seed, without);
+    const Schedule schedule = drawSchedule(seed, without, mode.draws);
     add(parts.operations, schedule.operations);
     add(parts.faults, schedule.faults);
   }
@@ -121,14 +131,14 @@ Without partsOf(std::uint64_t seed, const Without& without, bool joins) {
 }
 
 // Leaves out one operation or fault after the other as long as the seed still fails.
-Without shrink(std::uint64_t seed, Without without, bool joins) {
+Without shrink(std::uint64_t seed, Without without, const Mode& mode) {
   for (bool hasShrunk = true; hasShrunk;) {
     hasShrunk = false;
-    const Without parts = partsOf(seed, without, joins);
+    const Without parts = partsOf(seed, without, mode);
     const auto leaveOut = [&](std::vector<int> Without::*kind, int number) {
       Without fewer = without;
       (fewer.*kind).push_back(number);
-      if (!outcomeOf(seed, fewer, joins, false).faults.empty()) {
+      if (!outcomeOf(seed, fewer, mode, false).faults.empty()) {
         without = fewer;
         hasShrunk = true;
       }
@@ -143,8 +153,9 @@ Without shrink(std::uint64_t seed, Without without, bool joins) {
   return without;
 }
 
-std::string commandOf(std::uint64_t seed, const Without& without, bool joins) {
-  std::string text = fmt::format("./run simulate {}--seed {}", joins ? "--joins " : "", seed);
+std::string commandOf(std::uint64_t seed, const Without& without, const Mode& mode) {
+  std::string text = fmt::format("./run simulate {}{}--seed {}", mode.joins ? "--joins " : "",
+                                 mode.draws == Draws::kManyFaults ? "--many-faults " : "", seed);
   if (!without.operations.empty()) {
     text += fmt::format(" --without-operations {}", fmt::join(without.operations, ","));
   }
@@ -154,17 +165,18 @@ std::string commandOf(std::uint64_t seed, const Without& without, bool joins) {
   return text;
 }
 
-void print(std::uint64_t seed, const Without& without, bool joins, const Outcome& outcome) {
+void print(std::uint64_t seed, const Without& without, const Mode& mode, const Outcome& outcome) {
   fmt::print("seed {} FAILS:\n", seed);
   for (const std::string& fault : outcome.faults) {
     fmt::print("  {}\n", fault);
   }
-  fmt::print("{}{}{} --trace\n", describeRun(seed, without, joins), outcome.summary, commandOf(seed, without, joins));
+  fmt::print("{}{}{} --trace\n", describeRun(seed, without, mode), outcome.summary, commandOf(seed, without, mode));
   std::fflush(stdout);
 }
 
-void view(std::uint64_t seed, const Without& without, const std::string& path) {
-  if (!writePage(drawSchedule(seed, without), path)) {
+void view(std::uint64_t seed, const Arguments& arguments, const Without& without) {
+  const std::string& path = arguments.page;
+  if (!writePage(drawSchedule(seed, without, arguments.mode.draws), path)) {
     fmt::print(stderr, "cannot write {}\n", path);
     std::exit(2);
   }
@@ -173,21 +185,21 @@ void view(std::uint64_t seed, const Without& without, const std::string& path) {
 // Whether the seed fails.
 bool runSeed(std::uint64_t seed, const Arguments& arguments, Outcome* outcome) {
   Without without = arguments.without;
-  const bool joins = arguments.joins;
-  *outcome = outcomeOf(seed, without, joins, arguments.isTraced);
+  const Mode& mode = arguments.mode;
+  *outcome = outcomeOf(seed, without, mode, arguments.isTraced);
   if (arguments.isTraced) {
-    fmt::print("{}{}{}", describeRun(seed, without, joins), outcome->trace, outcome->summary);
+    fmt::print("{}{}{}", describeRun(seed, without, mode), outcome->trace, outcome->summary);
   }
   const bool hasFailed = !outcome->faults.empty();
   if (hasFailed && arguments.shrinks) {
-    without = shrink(seed, without, joins);
-    *outcome = outcomeOf(seed, without, joins, false);
+    without = shrink(seed, without, mode);
+    *outcome = outcomeOf(seed, without, mode, false);
   }
   if (hasFailed) {
-    print(seed, without, joins, *outcome);
+    print(seed, without, mode, *outcome);
   }
   if (!arguments.page.empty() && (hasFailed || arguments.numSeeds == 1)) {
-    view(seed, without, arguments.page);
+    view(seed, arguments, without);
   }
   return hasFailed;
 }

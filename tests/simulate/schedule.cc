@@ -38,6 +38,7 @@ constexpr std::uint64_t kAnewSalt = 0x726d013b;
 constexpr std::uint64_t kIdleSalt = 0x69646c65;
 constexpr std::uint64_t kStallSalt = 0x73746113;
 constexpr std::uint64_t kFetchesSalt = 0x668c374e;
+constexpr std::uint64_t kManyFaultsSalt = 0x6d616e79;
 
 // More ranks exchange by trees. Some seeds only, since a simulation of so many ranks takes ten times as long.
 constexpr int kFewestByTree = 17;
@@ -126,12 +127,12 @@ void drawFetches(Schedule& schedule) {
 }
 
 // Two or three groups with random members in random orders. Returns the number of operations that come in addition.
-int drawGroups(Schedule& schedule) {
+int drawGroups(Schedule& schedule, Draws draws) {
   Members all(static_cast<std::size_t>(schedule.numRanks));
   std::iota(all.begin(), all.end(), 0);
   schedule.groups = {all};
   Random random(mix64(schedule.seed ^ kGroupsSalt));
-  if (!random.chance(25) || schedule.numRanks >= kFewestByTree) {
+  if (!random.chance(draws == Draws::kManyFaults ? 45 : 25) || schedule.numRanks >= kFewestByTree) {
     return 0;
   }
   const auto draw = [&](std::int64_t least) {
@@ -159,6 +160,32 @@ int drawGroups(Schedule& schedule) {
     schedule.options.grace = std::chrono::seconds(5);
   }
   return static_cast<int>(random.between(0, 10));
+}
+
+// One or two further losses. Half of the long stops end near the timeout, while the waiting operations expire.
+void drawManyFaults(Schedule& schedule, std::vector<Fault>& faults) {
+  Random random(mix64(schedule.seed ^ kManyFaultsSalt));
+  for (auto left = random.between(1, 2); left > 0; --left) {
+    faults.push_back(drawFault(random, static_cast<int>(faults.size()), schedule.numRanks, false));
+  }
+  for (Fault& fault : faults) {
+    if (fault.kind == FaultKind::kStop && fault.duration > kLongestHarmless && random.chance(50)) {
+      fault.duration = kTimeout + random.between(-kLongestSpike, kLongestSpike);
+    }
+  }
+  NetworkOptions& network = schedule.network;
+  if (random.chance(50) && network.numStalls == 0) {
+    network.lateness = random.chance(60) ? Lateness::kAll : Lateness::kOtherHosts;
+  }
+  if (random.chance(50)) {
+    network.fullPercent = static_cast<int>(random.between(10, 60));
+  }
+  if (random.chance(30) && schedule.numRanks < kFewestByTree) {
+    network.capacities[static_cast<std::size_t>(internal::Lane::kControl)] = kShortControlLane;
+  }
+  if (schedule.afterFailure == AfterFailure::kStops && random.chance(50)) {
+    schedule.longestStay = random.between(0, 20 * kSecond);
+  }
 }
 
 // A group of the process, if it has one.
@@ -254,7 +281,7 @@ std::vector<Operation> drawOperationsAnew(const Schedule& schedule, std::size_t 
   return operations;
 }
 
-Schedule drawSchedule(std::uint64_t seed, const Without& without) {
+Schedule drawSchedule(std::uint64_t seed, const Without& without, Draws draws) {
   Random random(mix64(seed ^ 0x7363686564));
   Schedule schedule{.seed = seed};
   schedule.numRanks = static_cast<int>(random.between(2, 6));
@@ -270,7 +297,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
     schedule.network.capacities[static_cast<std::size_t>(internal::Lane::kControl)] = kShortControlLane;
   }
   drawFetches(schedule);
-  const int numFurther = drawGroups(schedule);
+  const int numFurther = drawGroups(schedule, draws);
   const bool hasMoreKinds = Random(mix64(seed ^ kMoreKindsSalt)).chance(20);
   Random lateness(mix64(seed ^ kLatenessSalt));
   if (lateness.chance(30)) {
@@ -282,7 +309,7 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   }
   schedule.longestPause = random.chance(30) ? 0 : random.between(1, random.chance(20) ? 5000 : 300) * kMicrosecond;
   schedule.window = static_cast<std::size_t>(random.between(1, 6));
-  const auto numOperations = static_cast<int>(random.between(1, 12)) + numFurther;
+  const auto numOperations = static_cast<int>(random.between(1, draws == Draws::kManyFaults ? 5 : 12)) + numFurther;
   for (int number = 0; number < numOperations; ++number) {
     if (!has(without.operations, number)) {
       const std::uint64_t own = mix64(seed * 1000 + static_cast<std::uint64_t>(number));
@@ -297,6 +324,9 @@ Schedule drawSchedule(std::uint64_t seed, const Without& without) {
   }
   for (auto left = random.chance(50) ? (random.chance(20) ? 2 : 1) : 0; left > 0; --left) {
     faults.push_back(drawFault(random, static_cast<int>(faults.size()), schedule.numRanks, false));
+  }
+  if (draws == Draws::kManyFaults) {
+    drawManyFaults(schedule, faults);
   }
   if (Random revoke(mix64(seed ^ kRevokeSalt)); revoke.chance(10)) {
     faults.push_back(drawFault(revoke, static_cast<int>(faults.size()), schedule.numRanks, true));

@@ -123,7 +123,14 @@ struct Without {
   std::vector<int> faults;
 };
 
-Schedule drawSchedule(std::uint64_t seed, const Without& without = {});
+// What the seeds draw.
+enum class Draws : std::uint8_t {
+  kUsual,
+  kManyFaults,  // rare conditions, often: losses one after the other, stops as long as the timeout, late links, full
+                // lanes
+};
+
+Schedule drawSchedule(std::uint64_t seed, const Without& without = {}, Draws draws = Draws::kUsual);
 // The operations of a group that was made anew.
 std::vector<Operation> drawOperationsAnew(const Schedule& schedule, std::size_t group);
 // The notice of a rank that revokes the group.
