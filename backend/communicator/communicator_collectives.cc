@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory_resource>
+#include <optional>
 
 #include "backend/communicator/communicator_impl.h"
 #include "backend/communicator/flat_tensor.h"
@@ -174,8 +175,13 @@ Result<WorkPtr> CommunicatorImpl::startLong(Call& call, const CollectiveCall& co
 Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& collective, Activity& run,
                                              std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
   run.timeout = timeoutOf(call.options.timeout);
+  std::optional<CallRecord> record;  // would be a thirtieth of a short call
+  if (engine_->isRecording()) {
+    record = call.record(collective);
+  }
   std::shared_ptr<Activity> late;
-  SW_RETURN_IF_ERROR(engine_->submitShort(run, call.options.keepAlive, call.record(collective), &late));
+  SW_RETURN_IF_ERROR(
+      engine_->submitShort(run, call.options.keepAlive, record.has_value() ? &*record : nullptr, &late));
   if (late == nullptr) {
     return overInCall();
   }

@@ -149,12 +149,14 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
   return status;
 }
 
-Status Engine::submitShort(Activity& activity, std::shared_ptr<void>& keepAlive, const CallRecord& record,
+Status Engine::submitShort(Activity& activity, std::shared_ptr<void>& keepAlive, const CallRecord* record,
                            std::shared_ptr<Activity>* late) {
   bool isOver = false;
   const auto begin = [&](GroupState& state) -> const Activity* {
     state.operations.number(activity, state.operations.nextCall());
-    state.operations.record(activity, record);
+    if (record != nullptr) {
+      state.operations.record(activity, *record);
+    }
     isOver = state.moveNow(activity, driving_.mostPolls(true));
     if (isOver) {
       return nullptr;

@@ -43,9 +43,12 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   Status submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline,
                 const CallRecord& record = {});
   // submit() of one short operation of a pool. Sets `late` when the operation was not over inside the call. Else the
-  // pool may already use the activity again. `keepAlive` is for the time after the call.
-  Status submitShort(Activity& activity, std::shared_ptr<void>& keepAlive, const CallRecord& record,
+  // pool may already use the activity again. `keepAlive` is for the time after the call. `record`: null unless
+  // isRecording().
+  Status submitShort(Activity& activity, std::shared_ptr<void>& keepAlive, const CallRecord* record,
                      std::shared_ptr<Activity>* late);
+  // The flight recorder is on.
+  bool isRecording() const { return recorder_.isOn(); }
   // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock. `spinInline` as in submit().
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                      Duration spinInline = {}, const CallRecord& record = {},
