@@ -183,7 +183,7 @@ Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& c
   SW_RETURN_IF_ERROR(
       engine_->submitShort(run, call.options.keepAlive, record.has_value() ? &*record : nullptr, &late));
   if (late == nullptr) {
-    return overInCall();
+    return WorkPtr(overInCall());
   }
   if (!late->isDone()) {
     std::unique_ptr<MemoryUse> use = call.newUse(*inFlight_, inputs, outputs);

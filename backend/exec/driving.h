@@ -125,9 +125,6 @@ class Driving {
       }
       try {
         over = attempt(state_);
-        if (over != nullptr && !over->isIn(state_.context)) {
-          over->enter(state_.context, state_.driver);
-        }
         leaveRest();
       } catch (const std::exception& error) {
         status = startFailed(error.what());

@@ -208,6 +208,9 @@ Result<WorkPtr> Engine::recvNow(std::span<std::byte> bytes, const CallRecord& re
     driving_.pollBriefly(state, spins, [&] { return receive.isDone() || !receive.isOpen(); });
     std::shared_ptr<Activity> received = receive.takeWork();
     if (received != nullptr) {
+      if (!received->isIn(state.context)) {
+        received->enter(state.context, state.driver);  // for lendDriver()
+      }
       state.operations.recordOver(record, timeout, bytes.size());
     }
     return received;

@@ -11,7 +11,7 @@ std::shared_ptr<Activity> OverInCall::make(Rank source) {
   return over;
 }
 
-WorkPtr overInCall() {
+std::shared_ptr<Activity> overInCall() {
   static const auto* const over = new std::shared_ptr<Activity>(OverInCall::make(-1));
   return {std::shared_ptr<void>(), over->get()};
 }

@@ -30,8 +30,8 @@ class OverInCall final : public Activity {
   const Rank source_;
 };
 
-// Stands for all such collectives of the process. The pointer has no owner, and the object is never destroyed: counting
-// the holders would take a tenth of a short call.
-WorkPtr overInCall();
+// Stands for all such collectives and sends of the process. The pointer has no owner, and the object is never
+// destroyed: counting the holders would take a tenth of a short call.
+std::shared_ptr<Activity> overInCall();
 
 }  // namespace shardwire::internal

@@ -123,10 +123,7 @@ std::shared_ptr<Activity> PointToPoint::sendNow(Rank to, int tag, std::span<cons
   }
   ++peer.nextMessage;
   noteEager(to, bytes.size());
-  if (sent_ == nullptr) {
-    sent_ = OverInCall::make(-1);
-  }
-  return sent_;
+  return overInCall();
 }
 
 PointToPoint::ReceiveNow::ReceiveNow(PointToPoint& points, Rank from, int tag, std::span<std::byte> bytes)

@@ -139,7 +139,6 @@ class PointToPoint {
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<std::shared_ptr<PointRecv>> receives_;  // not yet matched, in order
   ReceiveNow* now_ = nullptr;
-  std::shared_ptr<Activity> sent_;  // for sendNow; made by its first use
 };
 
 class PointSend final : public Activity {
