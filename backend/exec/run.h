@@ -78,7 +78,7 @@ class Run : public Activity {
   bool isOutOfStep() const {
     bool isOut = false;
     for (const PlanEdge& edge : plan_->sends) {
-      isOut |= context().refuseStale(edge.peer);
+      isOut |= !context().connection(edge.peer).peek(Lane::kBulk).empty() && context().refuseStale(edge.peer);
     }
     return isOut;
   }
