@@ -32,6 +32,13 @@ class Run : public Activity {
     startsAfter_ = startsAfter;
     gate_ = nullptr;
   }
+  // follow() of a run that is the first stage, which it mostly is already.
+  void followNothing() {
+    if (previous_ != nullptr || gate_ != nullptr) {
+      follow(nullptr, false);
+    }
+    startsAfter_ = false;
+  }
   // After prepare() and follow(): moves nothing before the gate opens.
   void startAfter(std::shared_ptr<StartGate> gate) { gate_ = std::move(gate); }
   // After prepare(): some tensors among the views are host copies, and the run touches only bytes that are ready. null:

@@ -84,7 +84,7 @@ void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const Tenso
 
 ShortRun::Addresses ShortRun::restart() {
   reuse();
-  follow(nullptr, false);
+  followNothing();
   stage(nullptr);
   for (Send& edge : sends_) {
     edge.done = false;
