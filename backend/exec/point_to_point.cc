@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "backend/base/copy_few.h"
 #include "backend/exec/over_in_call.h"
 
 namespace shardwire::internal {
@@ -139,7 +140,7 @@ bool PointToPoint::takeNow(Rank from, const Received<EagerFrame>& frame) {
       frame.about.messageBytes != now_->bytes_.size() || frame.about.textBytes != 0) {
     return false;
   }
-  std::copy_n(frame.payload.begin(), now_->bytes_.size(), now_->bytes_.begin());
+  copyFew(now_->bytes_.data(), frame.payload.data(), now_->bytes_.size());
   std::shared_ptr<Activity>& received = peer(from).received;
   if (received == nullptr) {
     received = OverInCall::make(from);

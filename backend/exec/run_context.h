@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/base/copy_few.h"
 #include "backend/exec/frame.h"
 #include "backend/exec/process_failures.h"
 #include "backend/transport/transport.h"
@@ -117,7 +118,7 @@ struct RunContext {
       return false;
     }
     writeFrame(room, frame, payload.size());
-    std::copy(payload.begin(), payload.end(), room.begin() + kHeadBytes<F>);
+    copyFew(room.data() + kHeadBytes<F>, payload.data(), payload.size());
     to.commit(Lane::kControl, bytes);
     return true;
   }

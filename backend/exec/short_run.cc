@@ -7,8 +7,8 @@
 #include "backend/exec/short_run.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "backend/base/copy_few.h"
 #include "backend/base/relax.h"
 #include "ops/boxes/reduce_box.h"
 
@@ -177,7 +177,7 @@ bool ShortRun::send(RunContext& context, Send& edge) {
   std::byte* out = frame.data() + kHeadBytes<StagedFrame>;
   for (std::uint32_t i = 0; i < edge.numPieces; ++i) {
     const Piece& piece = pieces_[edge.firstPiece + i];
-    std::memcpy(out, inputs_[static_cast<std::size_t>(piece.input)] + piece.offset, piece.bytes);
+    copyFew(out, inputs_[static_cast<std::size_t>(piece.input)] + piece.offset, piece.bytes);
     out += piece.bytes;
   }
   context.commitBulk(edge.peer, frameBytes);
@@ -212,7 +212,7 @@ void ShortRun::move() {
     std::byte* out = outputs_[static_cast<std::size_t>(move.output)] + move.offset;
     if (move.numSources == 1) {
       if (const std::byte* from = addressOf(sources_[move.firstSource]); from != out) {
-        std::memcpy(out, from, move.bytes);
+        copyFew(out, from, move.bytes);
       }
       if (staging_ != nullptr) {
         staging_->wrote(out, move.bytes, move.bytes);
