@@ -131,7 +131,8 @@ PointToPoint::ReceiveNow::ReceiveNow(PointToPoint& points, Rank from, int tag, s
     : points_(points), from_(from), tag_(tag), bytes_(bytes) {
   const Peer& peer = points.peer(from);
   const bool isNext = points.context_.connection(from).isJoined() && points.receives_.empty() && peer.givenUp.empty() &&
-                      std::ranges::find(peer.unexpected, tag, &Unexpected::tag) == peer.unexpected.end();
+                      (peer.unexpected.empty() ||
+                       std::ranges::find(peer.unexpected, tag, &Unexpected::tag) == peer.unexpected.end());
   points.now_ = isNext ? this : nullptr;
 }
 
