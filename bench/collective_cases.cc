@@ -74,8 +74,10 @@ CollectiveCase::CollectiveCase(Communicator& group, std::string name, std::size_
     ordinaryOut_.resize(room);
     heapOut_ = newInHeap(room);
   }
-  if (isList(name_)) {
-    for (const By by : {By::kHeap, By::kOrdinary}) {
+  for (const By by : {By::kHeap, By::kOrdinary}) {
+    in_[static_cast<std::size_t>(by)] = TensorView::contiguous(input(by), DType::kFloat32, {chunk_});
+    out_[static_cast<std::size_t>(by)] = TensorView::contiguous(output(by), DType::kFloat32, {chunk_});
+    if (isList(name_)) {
       inputs_[static_cast<std::size_t>(by)] = views(input(by));
       outputs_[static_cast<std::size_t>(by)] = views(output(by));
     }
@@ -131,7 +133,8 @@ std::vector<TensorView> CollectiveCase::views(float* first) const {
 void CollectiveCase::runShardwire(By by) {
   const auto& inputs = inputs_[static_cast<std::size_t>(by)];
   const auto& outputs = outputs_[static_cast<std::size_t>(by)];
-  const TensorView in = TensorView::contiguous(input(by), DType::kFloat32, {chunk_});
+  const TensorView& in = in_[static_cast<std::size_t>(by)];
+  const TensorView& out = out_[static_cast<std::size_t>(by)];
   if (name_ == "barrier") {
     wait(group_.barrier());
   } else if (name_ == "all_reduce") {
@@ -143,11 +146,10 @@ void CollectiveCase::runShardwire(By by) {
   } else if (name_ == "all_gather") {
     wait(group_.allGather(in, outputs));
   } else if (name_ == "reduce_scatter") {
-    wait(group_.reduceScatter(TensorView::contiguous(output(by), DType::kFloat32, {chunk_}), inputs, ReduceOp::kSum));
+    wait(group_.reduceScatter(out, inputs, ReduceOp::kSum));
   } else if (name_ == "all_to_all") {
     wait(group_.allToAll(outputs, inputs));
   } else if (rank_ < 2) {
-    const TensorView out = TensorView::contiguous(output(by), DType::kFloat32, {chunk_});
     if (rank_ == 0) {
       wait(group_.send(in, 1, kTag));
       wait(group_.recv(out, 1, kTag));

@@ -56,6 +56,7 @@ class CollectiveCase {
   std::vector<float> ordinaryIn_, ordinaryOut_;
   float* heapIn_ = nullptr;
   float* heapOut_ = nullptr;
+  std::array<TensorView, 2> in_, out_;                       // one tensor, by By; made once, as the lists are
   std::array<std::vector<TensorView>, 2> inputs_, outputs_;  // of a list, by By
 };
 
