@@ -282,26 +282,22 @@ bool Operations::isOther(const OperationTag& operation) const {
 }
 
 void Operations::noteGivenUp(const OperationTag& operation, Rank by, std::string_view why) {
-  if (OpHistory::Entry* entry = history_.find(operation.seq); entry != nullptr && entry->givenUpBy < 0) {
-    entry->givenUpBy = by;
-    entry->whyGivenUp = why;
-  }
+  history_.noteGivenUp(operation.seq, by, why);
 }
 
 bool Operations::isGivenUp(const OperationTag& operation) const {
-  const OpHistory::Entry* const entry = history_.find(operation.seq);
-  return entry != nullptr && entry->givenUpBy >= 0;
+  return history_.givenUp(operation.seq) != nullptr;
 }
 
 bool Operations::sendGivenUp(Rank to, const OperationTag& operation) const {
-  const OpHistory::Entry* entry = history_.find(operation.seq);
-  if (!isGivenUp(operation)) {
+  const OpHistory::GivenUp* const givenUp = history_.givenUp(operation.seq);
+  if (givenUp == nullptr) {
     return false;
   }
-  const CancelFrame frame{.operation = operation,
-                          .origin = entry->givenUpBy == context_.rank ? CancelFrame::kSender
-                                                                      : static_cast<std::uint32_t>(entry->givenUpBy)};
-  return context_.sendText(to, frame, entry->whyGivenUp);
+  const CancelFrame frame{
+      .operation = operation,
+      .origin = givenUp->by == context_.rank ? CancelFrame::kSender : static_cast<std::uint32_t>(givenUp->by)};
+  return context_.sendText(to, frame, givenUp->why);
 }
 
 }  // namespace shardwire::internal

@@ -22,12 +22,17 @@ TEST(OpHistory, KnowsTheLatestOnly) {
 TEST(OpHistory, ALaterOperationHasNothingOfTheOneBeforeInItsPlace) {
   OpHistory history;
   history.note(3, 3, 1, {});
-  history.find(3)->givenUpBy = 2;
-  history.find(3)->whyGivenUp = "why";
+  history.noteGivenUp(3, 2, "why");
+  history.noteGivenUp(3, 1, "another rank, later");
+  ASSERT_NE(history.givenUp(3), nullptr);
+  EXPECT_EQ(history.givenUp(3)->by, 2);
+  EXPECT_EQ(history.givenUp(3)->why, "why");
   history.note(3 + 256, 259, 1, {});
   EXPECT_EQ(history.find(3), nullptr);
-  EXPECT_EQ(history.find(3 + 256)->givenUpBy, -1);
-  EXPECT_EQ(history.find(3 + 256)->whyGivenUp, "");
+  EXPECT_EQ(history.givenUp(3), nullptr);
+  EXPECT_EQ(history.givenUp(3 + 256), nullptr);
+  history.noteGivenUp(3, 2, "why");
+  EXPECT_EQ(history.givenUp(3), nullptr);
 }
 
 }  // namespace
