@@ -162,20 +162,21 @@ int drawGroups(Schedule& schedule, Draws draws) {
   return static_cast<int>(random.between(0, 10));
 }
 
-// One or two further losses. Half of the long stops end near the timeout, while the waiting operations expire.
+// One or two further losses. Some long stops end near the timeout, while the waiting operations expire.
 void drawManyFaults(Schedule& schedule, std::vector<Fault>& faults) {
   Random random(mix64(schedule.seed ^ kManyFaultsSalt));
   for (auto left = random.between(1, 2); left > 0; --left) {
     faults.push_back(drawFault(random, static_cast<int>(faults.size()), schedule.numRanks, false));
   }
-  for (Fault& fault : faults) {
-    if (fault.kind == FaultKind::kStop && fault.duration > kLongestHarmless && random.chance(50)) {
-      fault.duration = kTimeout + random.between(-kLongestSpike, kLongestSpike);
-    }
-  }
   NetworkOptions& network = schedule.network;
   if (random.chance(50) && network.numStalls == 0) {
     network.lateness = random.chance(60) ? Lateness::kAll : Lateness::kOtherHosts;
+  }
+  for (Fault& fault : faults) {
+    // Where a link is missing, the question for the stopped rank may come after the stop.
+    if (fault.kind == FaultKind::kStop && fault.duration > kLongestHarmless && network.lateness == Lateness::kNone) {
+      fault.duration = random.chance(50) ? kTimeout + random.between(-kLongestSpike, kLongestSpike) : fault.duration;
+    }
   }
   if (random.chance(50)) {
     network.fullPercent = static_cast<int>(random.between(10, 60));
