@@ -180,8 +180,7 @@ Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& c
     record = call.record(collective);
   }
   std::shared_ptr<Activity> late;
-  SW_RETURN_IF_ERROR(
-      engine_->submitShort(run, call.options.keepAlive, record.has_value() ? &*record : nullptr, &late));
+  SW_RETURN_IF_ERROR(engine_->submitShort(run, call.options.keepAlive, record.has_value() ? &*record : nullptr, &late));
   if (late == nullptr) {
     return WorkPtr(overInCall());
   }

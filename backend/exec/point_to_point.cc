@@ -130,9 +130,9 @@ std::shared_ptr<Activity> PointToPoint::sendNow(Rank to, int tag, std::span<cons
 PointToPoint::ReceiveNow::ReceiveNow(PointToPoint& points, Rank from, int tag, std::span<std::byte> bytes)
     : points_(points), from_(from), tag_(tag), bytes_(bytes) {
   const Peer& peer = points.peer(from);
-  const bool isNext = points.context_.connection(from).isJoined() && points.receives_.empty() && peer.givenUp.empty() &&
-                      (peer.unexpected.empty() ||
-                       std::ranges::find(peer.unexpected, tag, &Unexpected::tag) == peer.unexpected.end());
+  const bool isNext =
+      points.context_.connection(from).isJoined() && points.receives_.empty() && peer.givenUp.empty() &&
+      (peer.unexpected.empty() || std::ranges::find(peer.unexpected, tag, &Unexpected::tag) == peer.unexpected.end());
   points.now_ = isNext ? this : nullptr;
 }
 
