@@ -67,11 +67,8 @@ std::unique_ptr<MemoryUse> CommunicatorImpl::Call::newUse(InFlight& inFlight, st
   return use;
 }
 
-CallRecord CommunicatorImpl::Call::record(const CollectiveCall& collective) const {
-  return {.name = collectiveName(collective.kind).data(),
-          .inputs = givenInputs,
-          .outputs = givenOutputs,
-          .lists = listsOf(collective.kind)};
+CallRecord CommunicatorImpl::Call::record(Collective kind) const {
+  return {.name = collectiveName(kind).data(), .inputs = givenInputs, .outputs = givenOutputs, .lists = listsOf(kind)};
 }
 
 std::shared_ptr<Activity> CommunicatorImpl::argumentCheck(const Call& call, const CollectiveCall& collective) const {
@@ -103,11 +100,25 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   const bool isAlone = inFlight_->isEmpty();
   if (isAlone && call.options.staging == nullptr && !call.flat.hasCopies() && call.flat.status().isOk() &&
       !engine_->facts().options.checkAll) {
-    if (Activity* const run = programs_.prepareShort(collective, inputs, outputs)) {
-      return startShort(call, collective, *run, inputs, outputs);
+    if (Activity* const run =
+            programs_.prepareShort(collective, inputs, outputs, {call.givenInputs, call.givenOutputs})) {
+      return startShort(call, collective.kind, *run, inputs, outputs);
     }
   }
   return startLong(call, collective, isAlone, inputs, outputs);
+}
+
+std::optional<Result<WorkPtr>> CommunicatorImpl::startAgain(Call& call, const CollectiveCall& collective) {
+  if (!owner().isHere() || call.options.staging != nullptr || engine_->facts().options.checkAll ||
+      !inFlight_->isEmpty()) {
+    return std::nullopt;
+  }
+  ProgramCache::Given given{call.givenInputs, call.givenOutputs};
+  Activity* const run = programs_.prepareAgain(collective, &given);
+  if (run == nullptr) {
+    return std::nullopt;
+  }
+  return startShort(call, collective.kind, *run, given.inputs, given.outputs);
 }
 
 Result<WorkPtr> CommunicatorImpl::startLong(Call& call, const CollectiveCall& collective, bool isAlone,
@@ -156,7 +167,7 @@ Result<WorkPtr> CommunicatorImpl::startLong(Call& call, const CollectiveCall& co
   if (call.flat.hasCopies()) {
     last->epilogue = call.flat.finish();
   }
-  CallRecord record = call.record(collective);
+  CallRecord record = call.record(collective.kind);
   record.isHeldBack = gate != nullptr;
   SW_RETURN_IF_ERROR(engine_->submit(
       checked.empty() ? runs.span() : std::span<const std::shared_ptr<Activity>>(checked), runs.spin, record));
@@ -172,12 +183,12 @@ Result<WorkPtr> CommunicatorImpl::startLong(Call& call, const CollectiveCall& co
   return WorkPtr(std::move(last));
 }
 
-Result<WorkPtr> CommunicatorImpl::startShort(Call& call, const CollectiveCall& collective, Activity& run,
+Result<WorkPtr> CommunicatorImpl::startShort(Call& call, Collective kind, Activity& run,
                                              std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
   run.timeout = timeoutOf(call.options.timeout);
   std::optional<CallRecord> record;  // would be a thirtieth of a short call
   if (engine_->isRecording()) {
-    record = call.record(collective);
+    record = call.record(kind);
   }
   std::shared_ptr<Activity> late;
   SW_RETURN_IF_ERROR(engine_->submitShort(run, call.options.keepAlive, record.has_value() ? &*record : nullptr, &late));
@@ -206,6 +217,9 @@ Result<WorkPtr> CommunicatorImpl::broadcast(const TensorView& tensor, Rank root,
             .like = &tensor,
             .givenInputs = one(tensor),
             .givenOutputs = one(tensor)};
+  if (auto again = startAgain(call, {.kind = Collective::kBroadcast, .root = root})) {
+    return *std::move(again);
+  }
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.input(tensor) : call.flat.output(tensor);
   SW_RETURN_IF_ERROR(flat.status());
@@ -220,6 +234,9 @@ Result<WorkPtr> CommunicatorImpl::allReduce(const TensorView& tensor, ReduceOp o
             .like = &tensor,
             .givenInputs = one(tensor),
             .givenOutputs = one(tensor)};
+  if (auto again = startAgain(call, {.kind = Collective::kAllReduce, .op = op})) {
+    return *std::move(again);
+  }
   const Result<const TensorView*> flat = call.flat.inOut(tensor);
   SW_RETURN_IF_ERROR(flat.status());
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "all_reduce"));
@@ -234,6 +251,9 @@ Result<WorkPtr> CommunicatorImpl::reduce(const TensorView& tensor, Rank root, Re
             .like = &tensor,
             .givenInputs = one(tensor),
             .givenOutputs = one(tensor)};
+  if (auto again = startAgain(call, {.kind = Collective::kReduce, .op = op, .root = root})) {
+    return *std::move(again);
+  }
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
   SW_RETURN_IF_ERROR(flat.status());
@@ -249,6 +269,9 @@ Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, cons
             .like = &input,
             .givenInputs = one(input),
             .givenOutputs = outputs};
+  if (auto again = startAgain(call, collective)) {
+    return *std::move(again);
+  }
   const Result<const TensorView*> flat = call.flat.input(input);
   SW_RETURN_IF_ERROR(flat.status());
   const Result<std::span<const TensorView>> flatOutputs = call.flat.outputs(outputs);
@@ -267,6 +290,9 @@ Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, con
             .like = &output,
             .givenInputs = inputs,
             .givenOutputs = one(output)};
+  if (auto again = startAgain(call, collective)) {
+    return *std::move(again);
+  }
   const Result<const TensorView*> flat = call.flat.output(output);
   SW_RETURN_IF_ERROR(flat.status());
   const Result<std::span<const TensorView>> flatInputs = call.flat.inputs(inputs);
@@ -314,6 +340,9 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
             .receives = outputs,
             .givenInputs = inputs,
             .givenOutputs = outputs};
+  if (auto again = startAgain(call, {.kind = Collective::kAllToAll})) {
+    return *std::move(again);
+  }
   const Result<std::span<const TensorView>> flatInputs = call.flat.inputs(inputs);
   const Result<std::span<const TensorView>> flatOutputs = call.flat.outputs(outputs);
   if (!flatInputs.isOk() || !flatOutputs.isOk()) {

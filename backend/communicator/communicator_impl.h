@@ -81,20 +81,23 @@ class CommunicatorImpl final : public Communicator {
     std::shared_ptr<void> keepAlive(std::shared_ptr<void> scratch = nullptr) const;
     std::unique_ptr<MemoryUse> newUse(InFlight& inFlight, std::span<const TensorView> inputs,
                                       std::span<const TensorView> outputs) const;
-    CallRecord record(const CollectiveCall& collective) const;
+    CallRecord record(Collective kind) const;
   };
 
   std::shared_ptr<Activity> argumentCheck(const Call& call, const CollectiveCall& collective) const;
   // `inputs` and `outputs` are row-major without gaps, and as `collective` says.
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
+  // start() before any check, of a call that repeats the last short one; nothing for all other calls. Of `collective`
+  // only the kind, the operation and the root are read.
+  std::optional<Result<WorkPtr>> startAgain(Call& call, const CollectiveCall& collective);
   // start() of any other call than the following. `isAlone`: nothing else is in flight.
   Result<WorkPtr> startLong(Call& call, const CollectiveCall& collective, bool isAlone,
                             std::span<const TensorView> inputs, std::span<const TensorView> outputs);
   // start() of a call that is one short stage, over tensors without copies, while nothing else is in flight: mostly
   // over before the return.
-  Result<WorkPtr> startShort(Call& call, const CollectiveCall& collective, Activity& run,
-                             std::span<const TensorView> inputs, std::span<const TensorView> outputs);
+  Result<WorkPtr> startShort(Call& call, Collective kind, Activity& run, std::span<const TensorView> inputs,
+                             std::span<const TensorView> outputs);
   // One tensor to many, and many to one; the tensors are checked.
   Result<WorkPtr> startGathering(CollectiveCall collective, const TensorView& input,
                                  std::span<const TensorView> outputs, CallOptions options);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -67,10 +68,19 @@ class ProgramCache {
   // without memory for scratch: the runs exist nevertheless, and must not start.
   Status prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                  Runs* runs);
+  // The tensors of a call, as the caller gave them.
+  struct Given {
+    std::span<const TensorView> inputs;
+    std::span<const TensorView> outputs;
+  };
   // prepare() for a program of one short stage, in a third of the time; null for all other programs. The run is the
-  // caller's, and stays in place, until the run is done.
+  // caller's, and stays in place, until the run is done. `given`: for prepareAgain().
   Activity* prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
-                         std::span<const TensorView> outputs);
+                         std::span<const TensorView> outputs, const Given& given);
+  // prepareShort() of a call that was prepared twice before with the same kind, operation, root and tensors, so its
+  // checks are known to succeed; null for all other calls. Reads no other members of `call`. Sets `given` to the
+  // tensors that the run reads and writes.
+  Activity* prepareAgain(const CollectiveCall& call, Given* given);
   const Selection& selection() const { return selection_; }
   // Of all kept programs, roughly; at most kMaxBytes, or a few programs.
   std::size_t keptBytes() {
@@ -100,7 +110,17 @@ class ProgramCache {
     bool isShort = false;   // one short stage, without scratch
   };
 
+  // The call that may be repeated.
+  struct Latest {
+    Kept* kept = nullptr;
+    const std::byte* first = nullptr;  // address of a tensor
+    std::vector<TensorView> inputs;    // empty before the second of equal calls
+    std::vector<TensorView> outputs;
+  };
+
   Kept& keptFor(const CollectiveCall& call) SW_REQUIRES(mutex_);
+  static Activity* pointShort(Kept& kept, std::span<const TensorView> inputs, std::span<const TensorView> outputs);
+  void noteLatest(Kept& kept, const Given& given) SW_REQUIRES(mutex_);
   static const std::shared_ptr<Run>& takeRun(const Kept& kept, KeptStage& stage);
   void forget() SW_REQUIRES(mutex_);
   std::unique_ptr<Kept> make(const CollectiveCall& call) const;
@@ -111,6 +131,8 @@ class ProgramCache {
   std::unordered_multimap<std::uint64_t, std::unique_ptr<Kept>> kept_ SW_GUARDED_BY(mutex_);
   std::size_t bytes_ SW_GUARDED_BY(mutex_) = 0;
   Kept* last_ SW_GUARDED_BY(mutex_) = nullptr;  // most calls repeat the one before
+  Latest latest_ SW_GUARDED_BY(mutex_);
+  std::atomic<const std::byte*> repeats_ = nullptr;  // latest_.first where latest_ has the tensors; no order is needed
 };
 
 }  // namespace shardwire::internal

@@ -162,6 +162,143 @@ TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
 
 // Long reductions read their sources in place: the memory kept for the next call of a shape is small, however many
 // shapes there are.
+// A short call whose first tensor is that of the call before, with the same arguments or with others.
+struct Repeatable {
+  std::int64_t kind = 0;
+  bool isWide = false;  // kInt64, else kInt32
+  ReduceOp op = ReduceOp::kSum;
+  Rank root = 0;
+  std::int64_t elems = 1;
+  std::int64_t first = 0;  // of the memory, in units of 8 bytes
+};
+
+void redrawOne(testing::Random& random, int worldSize, Repeatable* what) {
+  switch (random.between(0, 5)) {
+    case 0:
+      what->kind = random.between(0, 5);
+      break;
+    case 1:
+      what->isWide = !what->isWide;
+      break;
+    case 2:
+      what->op = random.chance(50) ? ReduceOp::kSum : ReduceOp::kMax;
+      break;
+    case 3:
+      what->root = static_cast<Rank>(random.between(0, worldSize - 1));
+      break;
+    case 4:
+      what->elems = random.between(1, 5);
+      break;
+    default:
+      what->first = random.between(0, 1);
+  }
+}
+
+template <typename T>
+void callAndCompare(Communicator& group, const Repeatable& what, std::vector<std::int64_t>& memory, int step) {
+  const int n = group.worldSize();
+  const auto numIn = static_cast<std::size_t>(n * what.elems);
+  auto* const bytes = reinterpret_cast<T*>(memory.data() + what.first);
+  const std::span<T> in(bytes, numIn);
+  const std::span<T> out(bytes + numIn, numIn);
+  const auto valueOf = [&](Rank rank, std::size_t i) {
+    return static_cast<T>(step * 31 + rank * 7 + static_cast<int>(i));
+  };
+  for (std::size_t i = 0; i < numIn; ++i) {
+    in[i] = valueOf(group.rank(), i);
+    out[i] = -1;
+  }
+  const auto reducedAt = [&](std::size_t i) {
+    T result = valueOf(0, i);
+    for (Rank rank = 1; rank < n; ++rank) {
+      result = what.op == ReduceOp::kSum ? result + valueOf(rank, i) : std::max(result, valueOf(rank, i));
+    }
+    return result;
+  };
+  const auto viewAt = [&](std::span<T> part, int index) {
+    return TensorView::contiguous(part.data() + index * what.elems, what.isWide ? DType::kInt64 : DType::kInt32,
+                                  {what.elems});
+  };
+  std::vector<TensorView> ins;
+  std::vector<TensorView> outs;
+  for (int index = 0; index < n; ++index) {
+    ins.push_back(viewAt(in, index));
+    outs.push_back(viewAt(out, index));
+  }
+  const auto elems = static_cast<std::size_t>(what.elems);
+  const auto self = static_cast<std::size_t>(group.rank());
+  const auto expectEach = [&](std::span<T> found, std::size_t count, const auto& expected) {
+    for (std::size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(found[i], expected(i)) << "step " << step << ", kind " << what.kind << ", element " << i;
+    }
+  };
+  switch (what.kind) {
+    case 0:
+      expectOk(group.allReduce(ins[0], what.op));
+      expectEach(in, elems, reducedAt);
+      break;
+    case 1:
+      expectOk(group.broadcast(ins[0], what.root));
+      expectEach(in, elems, [&](std::size_t i) { return valueOf(what.root, i); });
+      break;
+    case 2:
+      expectOk(group.reduce(ins[0], what.root, what.op));
+      expectEach(in, elems,
+                 [&](std::size_t i) { return group.rank() == what.root ? reducedAt(i) : valueOf(group.rank(), i); });
+      break;
+    case 3:
+      expectOk(group.allGather(ins[0], outs));
+      expectEach(out, numIn, [&](std::size_t i) { return valueOf(static_cast<Rank>(i / elems), i % elems); });
+      break;
+    case 4:
+      expectOk(group.reduceScatter(outs[0], ins, what.op));
+      expectEach(out, elems, [&](std::size_t i) { return reducedAt(self * elems + i); });
+      break;
+    default:
+      expectOk(group.allToAll(outs, ins));
+      expectEach(out, numIn,
+                 [&](std::size_t i) { return valueOf(static_cast<Rank>(i / elems), self * elems + i % elems); });
+  }
+}
+
+TEST_P(Collectives, ARepeatedCallIsToldApartFromACallWithOtherArguments) {
+  const int n = GetParam();
+  const std::uint64_t seed = testing::numberFromEnvironment("SHARDWIRE_ORACLE_SEED", std::random_device()());
+  withGroup(n, [&](Communicator& group) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    testing::Random random(seed);
+    std::vector<std::int64_t> memory(static_cast<std::size_t>(10 * n + 1));
+    Repeatable what;
+    for (int step = 0; step < 600; ++step) {
+      for (auto left = random.chance(40) ? random.between(1, 2) : 0; left > 0; --left) {
+        redrawOne(random, n, &what);
+      }
+      if (what.isWide) {
+        callAndCompare<std::int64_t>(group, what, memory, step);
+      } else {
+        callAndCompare<std::int32_t>(group, what, memory, step);
+      }
+    }
+  });
+}
+
+TEST(Collectives, AListThatRepeatsInPartIsChecked) {
+  withGroup(2, [](Communicator& group) {
+    std::vector<std::int64_t> in(1);
+    std::vector<std::int64_t> out(2);
+    const auto viewAt = [](std::int64_t* at) { return TensorView::contiguous(at, DType::kInt64, {1}); };
+    const std::vector<TensorView> outs = {viewAt(out.data()), viewAt(out.data() + 1)};
+    for (int step = 0; step < 4; ++step) {
+      expectOk(group.allGather(viewAt(in.data()), outs));
+    }
+    const std::vector<TensorView> overlapping = {outs[0], outs[0]};
+    EXPECT_EQ(group.allGather(viewAt(in.data()), overlapping).status().code(), StatusCode::kInvalidArgument);
+    const std::vector<TensorView> tooFew = {outs[0]};
+    EXPECT_EQ(group.allGather(viewAt(in.data()), tooFew).status().code(), StatusCode::kInvalidArgument);
+    expectOk(group.allGather(viewAt(in.data()), outs));
+  });
+}
+
 TEST(Memory, OfReductionsOfManyShapesIsSmall) {
   constexpr std::size_t kElements = std::size_t{64} << 10;  // 512 KiB: a segment for each rank at least
   constexpr std::size_t kShapes = 20;
