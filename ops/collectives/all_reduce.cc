@@ -23,61 +23,26 @@ namespace shardwire::internal {
 
 namespace {
 
-Program directAllReduce(const CollectiveCall& call, Rank rank, int worldSize) {
-  const std::int64_t n = call.numElems;
-  Program program;
-  Stage& stage = program.stages.emplace_back();
-  stage.plan = planStage(call, call.op, n, rank, worldSize, [&](Rank) {
-    RankSpec spec;
-    spec.inputs.push_back(flatPart(0, n));
-    spec.outputs.push_back(flatPart(0, n));
-    return spec;
-  });
-  stage.inputs = {inputOf(n)};
-  stage.outputs = {outputOf(n)};
-  return program;
-}
-
-StageTensor chunkInOutput(const CollectiveCall& call, Rank rank, int worldSize) {
-  const auto [first, last] = chunkOf(call, rank, worldSize);
-  return {StageTensor::From::kOutput, 0, first, last - first};
-}
-
-// Each rank combines one chunk.
-Stage combineStage(const CollectiveCall& call, Rank rank, int worldSize) {
-  Stage combine;
-  combine.plan = combineChunks(call, rank, worldSize);
-  combine.inputs = {inputOf(call.numElems)};
-  combine.outputs = {chunkInOutput(call, rank, worldSize)};
-  return combine;
-}
-
 // In the first stage peers read only the chunks of my tensor that I do not write. In the second stage peers read only
 // my chunk. So one buffer is enough.
 Program chunkedAllReduce(const CollectiveCall& call, Rank rank, int worldSize) {
-  const std::int64_t n = call.numElems;
+  const StageTensor mine = chunkIn(StageTensor::From::kOutput, call, rank, worldSize);
   Program program;
-  program.stages.push_back(combineStage(call, rank, worldSize));
+  program.stages.push_back(combineChunks(call, rank, worldSize, mine));
   Stage& collect = program.stages.emplace_back();
-  collect.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
-    const auto chunk = chunkOf(call, r, worldSize);
-    RankSpec spec;
-    spec.inputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
-    spec.outputs.push_back(flatAllBut(chunk, n));
-    return spec;
-  });
-  collect.inputs = {chunkInOutput(call, rank, worldSize)};
-  collect.outputs = {outputOf(n)};
+  collect.plan = exchangeChunks(call, rank, worldSize);
+  collect.inputs = {mine};
+  collect.outputs = {outputOf(call.numElems)};
   collect.afterPrevious = true;
   return program;
 }
 
 // The first stage equals the first stage of chunks, so the bits are equal too.
 Program hierarchicalAllReduce(const CollectiveCall& call, Rank rank, const Topology& topology) {
-  Program program;
-  program.stages.push_back(combineStage(call, rank, topology.worldSize));
   const auto partOf = [&](Rank r) { return chunkOf(call, r, topology.worldSize); };
-  const auto placeOf = [&](Rank r) { return chunkInOutput(call, r, topology.worldSize); };
+  const auto placeOf = [&](Rank r) { return chunkIn(StageTensor::From::kOutput, call, r, topology.worldSize); };
+  Program program;
+  program.stages.push_back(combineChunks(call, rank, topology.worldSize, placeOf(rank)));
   addSpread(program, {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf}, rank,
             topology);
   return program;
@@ -199,7 +164,7 @@ Program allReduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank r
     case Algorithm::kHierarchical:
       return hierarchicalAllReduce(call, rank, topology);
     default:
-      return directAllReduce(call, rank, topology.worldSize);
+      return reduceProgram(call, Algorithm::kDirect, rank, topology);
   }
 }
 

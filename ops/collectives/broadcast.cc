@@ -16,9 +16,10 @@ namespace shardwire::internal {
 
 namespace {
 
-Stage directBroadcast(const CollectiveCall& call, Rank rank, int worldSize) {
+Program directBroadcast(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
-  Stage stage;
+  Program program;
+  Stage& stage = program.stages.emplace_back();
   stage.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
     RankSpec spec;
     (r == call.root ? spec.inputs : spec.outputs).push_back(flatPart(0, n));
@@ -29,7 +30,7 @@ Stage directBroadcast(const CollectiveCall& call, Rank rank, int worldSize) {
   } else {
     stage.outputs = {outputOf(n)};
   }
-  return stage;
+  return program;
 }
 
 // In stage t the first 2^t ranks, counted from root, have the tensor, and each gives it to the rank 2^t further on.
@@ -57,8 +58,7 @@ Program treeBroadcast(const CollectiveCall& call, Rank rank, int worldSize) {
 }
 
 StageTensor chunkPlace(const CollectiveCall& call, Rank owner, Rank rank, int worldSize) {
-  const auto [first, last] = chunkOf(call, owner, worldSize);
-  return {rank == call.root ? StageTensor::From::kInput : StageTensor::From::kOutput, 0, first, last - first};
+  return chunkIn(rank == call.root ? StageTensor::From::kInput : StageTensor::From::kOutput, call, owner, worldSize);
 }
 
 // Root gives each rank its chunk.
@@ -69,8 +69,7 @@ Stage scatterStage(const CollectiveCall& call, Rank rank, int worldSize) {
     if (r == call.root) {
       spec.inputs.push_back(flatPart(0, call.numElems));
     } else {
-      const auto chunk = chunkOf(call, r, worldSize);
-      spec.outputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
+      spec.outputs.push_back(chunkPart(call, r, worldSize));
     }
     return spec;
   });
@@ -83,21 +82,12 @@ Stage scatterStage(const CollectiveCall& call, Rank rank, int worldSize) {
 }
 
 Program chunkedBroadcast(const CollectiveCall& call, Rank rank, int worldSize) {
-  const std::int64_t n = call.numElems;
   Program program;
   program.stages.push_back(scatterStage(call, rank, worldSize));
   Stage& exchange = program.stages.emplace_back();
-  exchange.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
-    const auto chunk = chunkOf(call, r, worldSize);
-    RankSpec spec;
-    spec.inputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
-    if (r != call.root) {
-      spec.outputs.push_back(flatAllBut(chunk, n));
-    }
-    return spec;
-  });
+  exchange.plan = exchangeChunks(call, rank, worldSize);
   if (rank != call.root) {
-    exchange.outputs = {outputOf(n)};
+    exchange.outputs = {outputOf(call.numElems)};
     exchange.afterPrevious = true;
   }
   exchange.inputs = {chunkPlace(call, rank, rank, worldSize)};
@@ -127,9 +117,7 @@ Program broadcastProgram(const CollectiveCall& call, Algorithm algorithm, Rank r
     case Algorithm::kHierarchical:
       return hierarchicalBroadcast(call, rank, topology);
     default:
-      Program program;
-      program.stages.push_back(directBroadcast(call, rank, topology.worldSize));
-      return program;
+      return directBroadcast(call, rank, topology.worldSize);
   }
 }
 

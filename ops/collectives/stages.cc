@@ -30,6 +30,16 @@ std::pair<std::int64_t, std::int64_t> chunkOf(const CollectiveCall& call, Rank r
   return {std::min(rank * chunk, call.numElems), std::min((rank + 1) * chunk, call.numElems)};
 }
 
+LocalTensor chunkPart(const CollectiveCall& call, Rank rank, int worldSize) {
+  const auto [first, last] = chunkOf(call, rank, worldSize);
+  return flatPart(first, last - first);
+}
+
+StageTensor chunkIn(StageTensor::From from, const CollectiveCall& call, Rank rank, int worldSize) {
+  const auto [first, last] = chunkOf(call, rank, worldSize);
+  return {from, 0, first, last - first};
+}
+
 StageTensor inputOf(std::int64_t numElems, std::int32_t index) {
   return {StageTensor::From::kInput, index, 0, numElems};
 }
@@ -51,12 +61,26 @@ Plan planStage(const CollectiveCall& call, ReduceOp op, std::int64_t globalElems
   return std::move(*plan);
 }
 
-Plan combineChunks(const CollectiveCall& call, Rank rank, int worldSize) {
-  return planStage(call, call.op, call.numElems, rank, worldSize, [&](Rank r) {
-    const auto [first, last] = chunkOf(call, r, worldSize);
+Stage combineChunks(const CollectiveCall& call, Rank rank, int worldSize, const StageTensor& chunk) {
+  Stage stage;
+  stage.plan = planStage(call, call.op, call.numElems, rank, worldSize, [&](Rank r) {
+    return RankSpec{.inputs = {flatPart(0, call.numElems)}, .outputs = {chunkPart(call, r, worldSize)}};
+  });
+  stage.inputs = {inputOf(call.numElems)};
+  stage.outputs = {chunk};
+  return stage;
+}
+
+Plan exchangeChunks(const CollectiveCall& call, Rank rank, int worldSize) {
+  return planStage(call, ReduceOp::kNone, call.numElems, rank, worldSize, [&](Rank r) {
+    const bool isReduce = call.kind == Collective::kReduce;
     RankSpec spec;
-    spec.inputs.push_back(flatPart(0, call.numElems));
-    spec.outputs.push_back(flatPart(first, last - first));
+    if (!isReduce || r != call.root) {
+      spec.inputs.push_back(chunkPart(call, r, worldSize));
+    }
+    if (call.kind == Collective::kAllReduce || isReduce == (r == call.root)) {
+      spec.outputs.push_back(flatAllBut(chunkOf(call, r, worldSize), call.numElems));
+    }
     return spec;
   });
 }

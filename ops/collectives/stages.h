@@ -18,6 +18,10 @@ LocalTensor flatAllBut(std::pair<std::int64_t, std::int64_t> part, std::int64_t 
 // empty.
 std::pair<std::int64_t, std::int64_t> chunkOf(const CollectiveCall& call, Rank rank, int worldSize);
 
+// The chunk as a part of the global tensor, and in a tensor of all chunks.
+LocalTensor chunkPart(const CollectiveCall& call, Rank rank, int worldSize);
+StageTensor chunkIn(StageTensor::From from, const CollectiveCall& call, Rank rank, int worldSize);
+
 StageTensor inputOf(std::int64_t numElems, std::int32_t index = 0);
 StageTensor outputOf(std::int64_t numElems, std::int32_t index = 0);
 
@@ -26,8 +30,10 @@ StageTensor outputOf(std::int64_t numElems, std::int32_t index = 0);
 Plan planStage(const CollectiveCall& call, ReduceOp op, std::int64_t globalElems, Rank rank, int worldSize,
                const std::function<RankSpec(Rank)>& specOf, std::span<const std::int32_t> hosts = {});
 
-// The plan by which each rank combines its own chunk of all inputs: the first half of a reduction by chunks.
-Plan combineChunks(const CollectiveCall& call, Rank rank, int worldSize);
+// The first half of a reduction by chunks: each rank combines its own chunk of all inputs, into `chunk`.
+Stage combineChunks(const CollectiveCall& call, Rank rank, int worldSize, const StageTensor& chunk);
+// The plan of the second half of an algorithm by chunks: the ranks that lack chunks get them from their owners.
+Plan exchangeChunks(const CollectiveCall& call, Rank rank, int worldSize);
 
 // Plans written by hand, where the partner is fixed by the algorithm and not by who has what.
 inline constexpr Rank kNobody = -1;
