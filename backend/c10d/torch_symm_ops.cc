@@ -12,7 +12,9 @@
 
 #include "backend/c10d/throw_status.h"
 #include "backend/c10d/torch_symm_meeting.h"
+#include "ops/boxes/copy_box.h"
 #include "ops/boxes/reduce_box.h"
+#include "ops/collectives/stages.h"
 // After shardwire/torch_backend.h.
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
@@ -151,16 +153,10 @@ at::Tensor oneShotAllReduceCopy(const at::Tensor& buffer, const at::Tensor& loca
 
 // ---- two shots: each rank reduces a chunk, and all ranks get each chunk
 
-struct Chunk {
-  std::int64_t begin;  // elements
-  std::int64_t end;
-};
-
-// No two chunks share a cache line.
-Chunk chunkOf(std::int64_t numElems, std::size_t elemBytes, Rank rank, int worldSize) {
-  const std::int64_t line = std::max<std::int64_t>(1, 64 / static_cast<std::int64_t>(elemBytes));
-  const std::int64_t each = ((numElems + worldSize - 1) / worldSize + line - 1) / line * line;
-  return {std::min(numElems, each * rank), std::min(numElems, each * (rank + 1))};
+// [first, last) of the rank's chunk, in elements.
+std::pair<std::int64_t, std::int64_t> chunkOfOperand(const SymmetricOperand& operand, Rank rank) {
+  return chunkOf({.dtype = operand.view.dtype, .numElems = numElements(operand.view.shape)}, rank,
+                 operand.memory->get_world_size());
 }
 
 // Reduces the chunk of this rank over all parts, into this rank's own part and, with `toAll`, into every part. No other
@@ -170,11 +166,11 @@ void reduceChunk(const SymmetricOperand& operand, ReduceOp op, bool toAll) {
   const Rank self = operand.memory->get_rank();
   const int worldSize = operand.memory->get_world_size();
   const auto elemBytes = static_cast<std::int64_t>(elementBytes(operand.view.dtype));
-  const Chunk chunk = chunkOf(numElements(operand.view.shape), static_cast<std::size_t>(elemBytes), self, worldSize);
+  const auto [first, last] = chunkOfOperand(operand, self);
   const std::int64_t piece = std::max<std::int64_t>(1, kPieceBytes / elemBytes);
   std::vector<const std::byte*> sources(static_cast<std::size_t>(worldSize));
-  for (std::int64_t at = chunk.begin; at < chunk.end; at += piece) {
-    const std::int64_t count = std::min(piece, chunk.end - at);
+  for (std::int64_t at = first; at < last; at += piece) {
+    const std::int64_t count = std::min(piece, last - at);
     const std::int64_t byte = operand.byteOffset + at * elemBytes;
     for (Rank rank = 0; rank < worldSize; ++rank) {
       sources[static_cast<std::size_t>(rank)] = memory.part(rank) + byte;
@@ -183,8 +179,7 @@ void reduceChunk(const SymmetricOperand& operand, ReduceOp op, bool toAll) {
     reduceContiguous(mine, sources, static_cast<std::size_t>(count), operand.view.dtype, op);
     for (Rank rank = 0; toAll && rank < worldSize; ++rank) {
       if (rank != self) {
-        copyBox({memory.part(rank) + byte, {elemBytes}}, {mine, {elemBytes}}, {count},
-                static_cast<std::size_t>(elemBytes));
+        copyRun(memory.part(rank) + byte, mine, static_cast<std::size_t>(count * elemBytes), StoreHint::kAuto);
       }
     }
   }
@@ -221,12 +216,10 @@ void twoShot(const char* name, const at::Tensor& input, const std::string& reduc
   const auto elemBytes = static_cast<std::int64_t>(elementBytes(operand.view.dtype));
   for (int step = 0; step < meeting.worldSize(); ++step) {
     const Rank rank = (meeting.rank() + step) % meeting.worldSize();  // the ranks begin at different parts
-    const Chunk chunk =
-        chunkOf(numElements(operand.view.shape), static_cast<std::size_t>(elemBytes), rank, meeting.worldSize());
-    if (chunk.begin < chunk.end) {
-      copyBox({to.bytes + chunk.begin * elemBytes, {elemBytes}},
-              {operand.bytes(rank) + chunk.begin * elemBytes, {elemBytes}}, {chunk.end - chunk.begin},
-              static_cast<std::size_t>(elemBytes));
+    const auto [first, last] = chunkOfOperand(operand, rank);
+    if (first < last) {
+      copyRun(to.bytes + first * elemBytes, operand.bytes(rank) + first * elemBytes,
+              static_cast<std::size_t>((last - first) * elemBytes), StoreHint::kAuto);
     }
   }
   meeting.leave();

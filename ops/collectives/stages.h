@@ -6,6 +6,7 @@
 
 #include "ops/collectives/collective.h"
 #include "ops/plan/global_spec.h"
+#include "shardwire/export.h"
 
 namespace shardwire::internal {
 
@@ -16,7 +17,7 @@ LocalTensor flatAllBut(std::pair<std::int64_t, std::int64_t> part, std::int64_t 
 
 // [first, last) of `rank`'s chunk: even to within one cache line, the same cut on every rank. The last chunks may be
 // empty.
-std::pair<std::int64_t, std::int64_t> chunkOf(const CollectiveCall& call, Rank rank, int worldSize);
+SHARDWIRE_EXPORT std::pair<std::int64_t, std::int64_t> chunkOf(const CollectiveCall& call, Rank rank, int worldSize);
 
 // The chunk as a part of the global tensor, and in a tensor of all chunks.
 LocalTensor chunkPart(const CollectiveCall& call, Rank rank, int worldSize);
