@@ -22,15 +22,14 @@ namespace {
 template <typename Visit>
 void forEachPair(std::span<const at::Tensor* const> tensors, Visit&& visit) {
   std::vector<TensorView> views;
-  std::vector<IndexedRange> ranges;
   for (const at::Tensor* tensor : tensors) {
     views.push_back(deviceViewOf(*tensor));
-    ranges.push_back({addressRange(views.back()), ranges.size()});
   }
-  visitMeetings(std::move(ranges), [&](const IndexedRange& a, const IndexedRange& b) {
+  const auto viewOf = [&](std::size_t i) -> const TensorView& { return views[i]; };
+  visitMeetings(views.size(), viewOf, [&](std::size_t a, std::size_t b) {
     // Addresses of two devices, or of a device and the host, are unrelated.
-    if (tensors[a.index]->device() == tensors[b.index]->device() && shareMemory(views[a.index], views[b.index])) {
-      visit(std::min(a.index, b.index), std::max(a.index, b.index));
+    if (tensors[a]->device() == tensors[b]->device() && shareMemory(views[a], views[b])) {
+      visit(a, b);
     }
     return false;
   });

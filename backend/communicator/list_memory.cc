@@ -2,10 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "ops/boxes/view_overlap.h"
 
@@ -37,21 +34,8 @@ Status checkListMemory(const ListNames& names, Rank rank, std::span<const Tensor
   const auto isOwn = [&](std::size_t index, std::size_t count) {
     return count == 1 || index == static_cast<std::size_t>(rank);
   };
-  std::vector<IndexedRange> ranges;  // of the inputs, then of the outputs
-  ranges.reserve(inputs.size() + outputs.size());
-  for (const std::span<const TensorView> views : {inputs, outputs}) {
-    for (const TensorView& view : views) {
-      ranges.push_back({addressRange(view), ranges.size()});
-    }
-  }
   Status status;
-  visitMeetings(std::move(ranges), [&](const IndexedRange& a, const IndexedRange& b) {
-    const std::size_t i = std::min(a.index, b.index);
-    const std::size_t last = std::max(a.index, b.index);
-    if (i >= inputs.size() || last < inputs.size()) {
-      return false;
-    }
-    const std::size_t o = last - inputs.size();
+  visitMeetings(inputs, outputs, [&](std::size_t i, std::size_t o) {
     const bool inPlace = isOwn(i, inputs.size()) && isOwn(o, outputs.size()) && areOneTensor(inputs[i], outputs[o]);
     if (!inPlace && shareMemory(inputs[i], outputs[o])) {
       status = {StatusCode::kInvalidArgument,

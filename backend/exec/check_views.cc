@@ -106,15 +106,11 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
       accesses.resize(numBefore);
     }
   }
-  std::vector<IndexedRange> ranges;
-  ranges.reserve(accesses.size());
-  for (const Access& access : accesses) {
-    ranges.push_back({addressRange(access.box), ranges.size()});
-  }
   bool isSafe = true;
-  visitMeetings(std::move(ranges), [&](const IndexedRange& first, const IndexedRange& second) {
-    const Access& a = accesses[first.index];
-    const Access& b = accesses[second.index];
+  const auto boxAt = [&](std::size_t i) -> const TensorView& { return accesses[i].box; };
+  visitMeetings(accesses.size(), boxAt, [&](std::size_t first, std::size_t second) {
+    const Access& a = accesses[first];
+    const Access& b = accesses[second];
     isSafe = a.isWrite == b.isWrite || areInOrder(a, b) || !shareMemory(a.box, b.box);
     return !isSafe;
   });
@@ -146,19 +142,9 @@ Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::spa
 
 Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                      const std::string& opName) {
-  std::vector<IndexedRange> ranges;  // of the inputs, then of the outputs
-  ranges.reserve(inputs.size() + outputs.size());
-  for (const std::span<const TensorView> views : {inputs, outputs}) {
-    for (const TensorView& view : views) {
-      ranges.push_back({addressRange(view), ranges.size()});
-    }
-  }
   Status status;
-  visitMeetings(std::move(ranges), [&](const IndexedRange& a, const IndexedRange& b) {
-    const std::size_t input = std::min(a.index, b.index);
-    const std::size_t output = std::max(a.index, b.index) - inputs.size();
-    if (input < inputs.size() && std::max(a.index, b.index) >= inputs.size() &&
-        shareMemory(inputs[input], outputs[output]) && !mayRun(plan, inputs, outputs, input, output)) {
+  visitMeetings(inputs, outputs, [&](std::size_t input, std::size_t output) {
+    if (shareMemory(inputs[input], outputs[output]) && !mayRun(plan, inputs, outputs, input, output)) {
       status = sharedMemory(opName, plan.rank, input, output);
     }
     return !status.isOk();

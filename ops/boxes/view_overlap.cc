@@ -88,34 +88,6 @@ class StepSum {
   int searched_ = 0;
 };
 
-bool shareMemory(const TensorView& a, const AddressRange& rangeA, const TensorView& b, const AddressRange& rangeB) {
-  if (!rangeA.meets(rangeB)) {
-    return false;
-  }
-  if (isContiguous(a) && isContiguous(b)) {
-    return true;
-  }
-  const auto elemA = static_cast<std::int64_t>(elementBytes(a.dtype));
-  const auto elemB = static_cast<std::int64_t>(elementBytes(b.dtype));
-  // firstA + stepsOfA + byteInElement == firstB + stepsOfB + byteInElement; b's steps are counted backwards from its
-  // last byte, so that every step has one sign.
-  StepSum sum;
-  const auto addSteps = [&](const TensorView& view, std::int64_t elem) {
-    for (int d = 0; d < view.shape.size(); ++d) {
-      sum.add(std::abs(view.strides[d]) * elem, view.shape[d] - 1);
-    }
-  };
-  addSteps(a, elemA);
-  addSteps(b, elemB);
-  const auto target = static_cast<std::int64_t>(rangeB.last - rangeA.first) - 1;  // >= 0: the ranges meet
-  if (elemA == elemB && static_cast<std::int64_t>(rangeB.first - rangeA.first) % elemA == 0) {
-    // Elements lie on one grid: they share all bytes or none.
-    return sum.reaches(target - (elemA - 1));
-  }
-  sum.add(1, elemA + elemB - 2);
-  return sum.reaches(target);
-}
-
 }  // namespace
 
 AddressRange addressRange(const TensorView& view) {
@@ -153,7 +125,33 @@ bool isAddressable(const TensorView& view) {
 }
 
 bool shareMemory(const TensorView& a, const TensorView& b) {
-  return shareMemory(a, addressRange(a), b, addressRange(b));
+  const AddressRange rangeA = addressRange(a);
+  const AddressRange rangeB = addressRange(b);
+  if (!rangeA.meets(rangeB)) {
+    return false;
+  }
+  if (isContiguous(a) && isContiguous(b)) {
+    return true;
+  }
+  const auto elemA = static_cast<std::int64_t>(elementBytes(a.dtype));
+  const auto elemB = static_cast<std::int64_t>(elementBytes(b.dtype));
+  // firstA + stepsOfA + byteInElement == firstB + stepsOfB + byteInElement; b's steps are counted backwards from its
+  // last byte, so that every step has one sign.
+  StepSum sum;
+  const auto addSteps = [&](const TensorView& view, std::int64_t elem) {
+    for (int d = 0; d < view.shape.size(); ++d) {
+      sum.add(std::abs(view.strides[d]) * elem, view.shape[d] - 1);
+    }
+  };
+  addSteps(a, elemA);
+  addSteps(b, elemB);
+  const auto target = static_cast<std::int64_t>(rangeB.last - rangeA.first) - 1;  // >= 0: the ranges meet
+  if (elemA == elemB && static_cast<std::int64_t>(rangeB.first - rangeA.first) % elemA == 0) {
+    // Elements lie on one grid: they share all bytes or none.
+    return sum.reaches(target - (elemA - 1));
+  }
+  sum.add(1, elemA + elemB - 2);
+  return sum.reaches(target);
 }
 
 bool overlapsItself(const TensorView& view) {
@@ -226,15 +224,11 @@ std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const Te
   if (extentOf(views).ascend) {
     return std::nullopt;
   }
-  std::vector<IndexedRange> ranges;
-  ranges.reserve(views.size());
-  for (const TensorView& view : views) {
-    ranges.push_back({addressRange(view), ranges.size()});
-  }
   std::optional<std::pair<std::size_t, std::size_t>> found;
-  visitMeetings(std::move(ranges), [&](const IndexedRange& a, const IndexedRange& b) {
-    if (shareMemory(views[a.index], a.range, views[b.index], b.range)) {
-      found.emplace(std::min(a.index, b.index), std::max(a.index, b.index));
+  const auto viewOf = [&](std::size_t i) -> const TensorView& { return views[i]; };
+  visitMeetings(views.size(), viewOf, [&](std::size_t a, std::size_t b) {
+    if (shareMemory(views[a], views[b])) {
+      found.emplace(a, b);
     }
     return found.has_value();
   });

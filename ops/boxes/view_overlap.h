@@ -23,26 +23,45 @@ struct AddressRange {
 };
 SHARDWIRE_EXPORT AddressRange addressRange(const TensorView& view);
 
-struct IndexedRange {
-  AddressRange range;
-  std::size_t index = 0;
-};
-// Calls visit(a, b) for each pair of ranges that meet, until visit() returns true. Empty ranges meet no other.
-template <typename Visit>
-void visitMeetings(std::vector<IndexedRange> ranges, Visit&& visit) {
-  std::erase_if(ranges, [](const IndexedRange& each) { return each.range.first >= each.range.last; });
+// Calls visit(a, b), a < b, for each pair of views whose addresses meet, until visit() returns true. `viewOf(i)` is one
+// of `count` views.
+template <typename ViewOf, typename Visit>
+void visitMeetings(std::size_t count, const ViewOf& viewOf, Visit&& visit) {
+  struct Indexed {
+    AddressRange range;
+    std::size_t index;
+  };
+  std::vector<Indexed> ranges;
+  ranges.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (const AddressRange range = addressRange(viewOf(i)); range.first < range.last) {
+      ranges.push_back({range, i});
+    }
+  }
   std::sort(ranges.begin(), ranges.end(),
-            [](const IndexedRange& a, const IndexedRange& b) { return a.range.first < b.range.first; });
-  std::vector<IndexedRange> open;  // ranges that go on at the current address
-  for (const IndexedRange& each : ranges) {
-    std::erase_if(open, [&](const IndexedRange& other) { return other.range.last <= each.range.first; });
-    for (const IndexedRange& other : open) {
-      if (visit(other, each)) {
+            [](const Indexed& a, const Indexed& b) { return a.range.first < b.range.first; });
+  std::vector<Indexed> open;  // ranges that go on at the current address
+  for (const Indexed& each : ranges) {
+    std::erase_if(open, [&](const Indexed& other) { return other.range.last <= each.range.first; });
+    for (const Indexed& other : open) {
+      if (visit(std::min(other.index, each.index), std::max(other.index, each.index))) {
         return;
       }
     }
     open.push_back(each);
   }
+}
+// Calls visit(input, output), by index, for each input and each output whose addresses meet, until visit() returns
+// true.
+template <typename Visit>
+void visitMeetings(std::span<const TensorView> inputs, std::span<const TensorView> outputs, Visit&& visit) {
+  const std::size_t numInputs = inputs.size();
+  const auto viewOf = [&](std::size_t i) -> const TensorView& {
+    return i < numInputs ? inputs[i] : outputs[i - numInputs];
+  };
+  visitMeetings(numInputs + outputs.size(), viewOf, [&](std::size_t a, std::size_t b) {
+    return a < numInputs && b >= numInputs && visit(a, b - numInputs);
+  });
 }
 
 // Whether there is one stride per dimension. The other functions of this file require true.
