@@ -146,7 +146,7 @@ bool Combiner::gatherOne(const PlanMove& move, std::uint32_t index) {
     edge.consume(bytes);
     packed = copy;
   }
-  box = {const_cast<std::byte*>(packed), packedByteStrides(cursor_.shape(), elementBytes(move.sourceDtype))};
+  box = packedBox(packed, cursor_.shape(), elementBytes(move.sourceDtype));
   return true;
 }
 

@@ -52,7 +52,7 @@ Status RemoteReads::copy(PeerReads& owner, const StridedBox& dst, DType dstDtype
       return owner.read(runsInto(dst, localRun, box));
     }
   }
-  const StridedBox packed{run_.context().scratch(bytes).data(), packedByteStrides(box.shape, box.elemBytes())};
+  const StridedBox packed = packedBox(run_.context().scratch(bytes).data(), box.shape, box.elemBytes());
   SW_RETURN_IF_ERROR(owner.read(runsInto(packed, bytes, box)));
   unpackCastBox(dst, dstDtype, packed.bytes, box.dtype, box.shape, run_.hint);
   return Status::ok();
@@ -73,8 +73,7 @@ bool Landings::start(PeerFetches& owner, std::size_t minLocalRun, const StridedB
   if (isPacked && free->packed.size() < bytes) {
     free->packed.resize(bytes);
   }
-  const StridedBox local =
-      isPacked ? StridedBox{free->packed.data(), packedByteStrides(box.shape, box.elemBytes())} : dst;
+  const StridedBox local = isPacked ? packedBox(free->packed.data(), box.shape, box.elemBytes()) : dst;
   free->inUse = owner.fetch(box.input.space, reads_.runsInto(local, isPacked ? bytes : localRun, box), &free->fetches);
   free->isPacked = isPacked;
   free->dst = dst;

@@ -111,10 +111,6 @@ class BoxCaster {
   alignas(64) std::byte stored_[kBufferBytes];
 };
 
-StridedBox packedBox(std::byte* bytes, const Dims& shape, DType dtype) {
-  return {bytes, packedByteStrides(shape, elementBytes(dtype))};
-}
-
 }  // namespace
 
 void castBox(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType srcDtype, const Dims& shape,
@@ -129,14 +125,13 @@ void castBox(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType
 
 std::size_t packCastBox(std::byte* packed, DType packedDtype, const StridedBox& src, DType srcDtype, const Dims& shape,
                         StoreHint hint) {
-  castBox(packedBox(packed, shape, packedDtype), packedDtype, src, srcDtype, shape, hint);
+  castBox(packedBox(packed, shape, elementBytes(packedDtype)), packedDtype, src, srcDtype, shape, hint);
   return boxBytes(shape, elementBytes(packedDtype));
 }
 
 void unpackCastBox(const StridedBox& dst, DType dstDtype, const std::byte* packed, DType packedDtype, const Dims& shape,
                    StoreHint hint) {
-  // The box type has one kind of pointer; a source is only read.
-  castBox(dst, dstDtype, packedBox(const_cast<std::byte*>(packed), shape, packedDtype), packedDtype, shape, hint);
+  castBox(dst, dstDtype, packedBox(packed, shape, elementBytes(packedDtype)), packedDtype, shape, hint);
 }
 
 }  // namespace shardwire::internal

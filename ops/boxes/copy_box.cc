@@ -101,16 +101,6 @@ void copyTransposed(std::byte* dst, const std::byte* src, const PairLoops& loops
   }
 }
 
-// Elements of a size that no dtype has.
-void copyOddElements(std::byte* dst, const std::byte* src, const PairLoops& loops) {
-  for (std::int64_t row = 0; row < loops[1].extent; ++row) {
-    for (std::int64_t i = 0; i < loops[0].extent; ++i) {
-      std::memcpy(dst + row * loops[1].dstStep + i * loops[0].dstStep,
-                  src + row * loops[1].srcStep + i * loops[0].srcStep, static_cast<std::size_t>(loops.dstElem));
-    }
-  }
-}
-
 using Leaf = void (*)(std::byte* dst, const std::byte* src, const PairLoops& loops);
 
 Leaf leafOf(std::int64_t elemBytes, bool isTransposed) {
@@ -123,10 +113,8 @@ Leaf leafOf(std::int64_t elemBytes, bool isTransposed) {
       return isTransposed ? copyTransposed<std::uint32_t> : copyStrided<std::uint32_t>;
     case 8:
       return isTransposed ? copyTransposed<std::uint64_t> : copyStrided<std::uint64_t>;
-    case 16:
+    default:  // 16
       return isTransposed ? copyTransposed<Word16> : copyStrided<Word16>;
-    default:
-      return copyOddElements;
   }
 }
 
@@ -160,10 +148,6 @@ bool isSameBox(const StridedBox& a, const StridedBox& b, const Dims& shape) {
     isSame = shape[dim] == 1 || a.byteStrides[dim] == b.byteStrides[dim];
   }
   return isSame;
-}
-
-StridedBox packedBox(std::byte* bytes, const Dims& shape, std::size_t elemBytes) {
-  return {bytes, packedByteStrides(shape, elemBytes)};
 }
 
 }  // namespace
@@ -202,8 +186,7 @@ std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape,
 
 std::size_t unpackBox(const StridedBox& dst, const std::byte* packed, const Dims& shape, std::size_t elemBytes,
                       StoreHint hint) {
-  // The box type has one kind of pointer; a source is only read.
-  copyBox(dst, packedBox(const_cast<std::byte*>(packed), shape, elemBytes), shape, elemBytes, hint);
+  copyBox(dst, packedBox(packed, shape, elemBytes), shape, elemBytes, hint);
   return boxBytes(shape, elemBytes);
 }
 

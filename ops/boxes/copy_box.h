@@ -21,10 +21,10 @@ enum class StoreHint : unsigned char {
 // from this size on streaming does not lose even where the destination is warm and read again at once.
 inline constexpr std::size_t kStreamFromBytes = std::size_t{8} << 20;
 
-// Copies a box of `shape` elements of `elemBytes` bytes. Dimensions are collapsed jointly, contiguous runs are moved as
-// blocks, transposes are blocked for the cache. When the function returns, all bytes are visible in order with later
-// stores. `dst` and `src` may be identical (then nothing is done) but must not overlap otherwise. Where the extent is
-// above 1, the stride of `dst` must not be 0.
+// Copies a box of `shape` elements of `elemBytes` bytes, a size that some dtype has. Dimensions are collapsed jointly,
+// contiguous runs are moved as blocks, transposes are blocked for the cache. When the function returns, all bytes are
+// visible in order with later stores. `dst` and `src` may be identical (then nothing is done) but must not overlap
+// otherwise. Where the extent is above 1, the stride of `dst` must not be 0.
 SHARDWIRE_EXPORT void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
                               StoreHint hint = StoreHint::kAuto);
 // One run of bytes, as a box of one row is copied.

@@ -35,6 +35,10 @@ inline std::size_t boxBytes(const Dims& shape, std::size_t elemBytes) {
 std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset);
 // The strides of a packed box.
 Dims packedByteStrides(const Dims& shape, std::size_t elemBytes);
+// The box type has one kind of pointer; a source is only read.
+inline StridedBox packedBox(const std::byte* bytes, const Dims& shape, std::size_t elemBytes) {
+  return {const_cast<std::byte*>(bytes), packedByteStrides(shape, elemBytes)};
+}
 
 // Cuts a box, row-major, into segments of about equal size, at most maxBytes each (at least one element): both ends of
 // an edge cut alike. Usage: for (SegmentCursor c(shape, elemBytes, maxBytes); !c.done(); c.next()) use(c.offset(),
