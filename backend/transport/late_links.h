@@ -61,9 +61,7 @@ class UnjoinedConnection final : public Connection {
   bool isJoined() const override { return false; }
   std::span<std::byte> reserve(Lane, std::size_t, std::size_t) override { return {}; }
   void commit(Lane, std::size_t) override {}
-  std::size_t maxFrameBytes(Lane lane) const override {
-    return maxLaneFrameBytes(laneBytes_[static_cast<std::size_t>(lane)]);
-  }
+  std::size_t maxFrameBytes(Lane lane) const override { return maxLaneFrameBytes(laneBytes_[indexOf(lane)]); }
   std::span<const std::byte> peek(Lane) override { return {}; }
   void release(Lane) override {}
   Reach expose(const void*, std::size_t, RemoteAddress*) override { return Reach::kNone; }

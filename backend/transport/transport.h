@@ -30,6 +30,9 @@ enum class Lane : unsigned char {
   kPoint = 2,    // staged payloads of send/recv requested by the receiver
 };
 inline constexpr int kNumLanes = 3;
+constexpr std::size_t indexOf(Lane lane) {
+  return static_cast<std::size_t>(lane);
+}
 
 // How this rank can read the peer's memory at some address.
 enum class Reach : unsigned char {

@@ -38,21 +38,15 @@ constexpr int kServiceTag = kNumLanes;
 constexpr int kFetchTag = kNumLanes + 1;
 static_assert(kFetchTag < MpiProcess::kTagsPerConnection);
 
-std::size_t index(Lane lane) {
-  return static_cast<std::size_t>(lane);
-}
-
 }  // namespace
 
 MpiConnection::MpiConnection(MpiJoint joint, MpiWire* wire)
     : joint_(std::move(joint)),
       wire_(wire),
-      writers_{MpiLaneWriter(joint_.laneBytes[0], maxLaneFrameBytes(joint_.laneBytes[0])),
-               MpiLaneWriter(joint_.laneBytes[1], maxLaneFrameBytes(joint_.laneBytes[1])),
-               MpiLaneWriter(joint_.laneBytes[2], maxLaneFrameBytes(joint_.laneBytes[2]))},
-      readers_{MpiLaneReader(joint_.laneBytes[0], maxLaneFrameBytes(joint_.laneBytes[0])),
-               MpiLaneReader(joint_.laneBytes[1], maxLaneFrameBytes(joint_.laneBytes[1])),
-               MpiLaneReader(joint_.laneBytes[2], maxLaneFrameBytes(joint_.laneBytes[2]))},
+      writers_{MpiLaneWriter(joint_.laneBytes[0]), MpiLaneWriter(joint_.laneBytes[1]),
+               MpiLaneWriter(joint_.laneBytes[2])},
+      readers_{MpiLaneReader(joint_.laneBytes[0]), MpiLaneReader(joint_.laneBytes[1]),
+               MpiLaneReader(joint_.laneBytes[2])},
       fetches_(wire, joint_.pair, joint_.firstTag + kFetchTag, this),
       serviceIn_(std::make_unique_for_overwrite<std::byte[]>(kMpiServiceBytes)) {}
 
@@ -120,7 +114,7 @@ MpiHead MpiConnection::head(MpiKind kind) {
 }
 
 std::span<std::byte> MpiConnection::reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) {
-  return writers_[index(lane)].reserve(minBytes, maxBytes);
+  return writers_[indexOf(lane)].reserve(minBytes, maxBytes);
 }
 
 void MpiConnection::commit(Lane lane, std::size_t bytes) {
@@ -128,7 +122,7 @@ void MpiConnection::commit(Lane lane, std::size_t bytes) {
     return;  // the reservation is dropped, or the peer's process has ended
   }
   std::uint32_t number = 0;
-  const std::span<std::byte> message = writers_[index(lane)].commit(bytes, &number);
+  const std::span<std::byte> message = writers_[indexOf(lane)].commit(bytes, &number);
   encodeHead(head(MpiKind::kFrame), message.data());
   const Status sent =
       wire_->operations().send(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {message.data(), message.size()},
@@ -137,7 +131,7 @@ void MpiConnection::commit(Lane lane, std::size_t bytes) {
 }
 
 std::size_t MpiConnection::maxFrameBytes(Lane lane) const {
-  return maxLaneFrameBytes(static_cast<std::size_t>(joint_.laneBytes[index(lane)]));
+  return maxLaneFrameBytes(static_cast<std::size_t>(joint_.laneBytes[indexOf(lane)]));
 }
 
 void MpiConnection::sendService(MpiKind kind, std::string_view body) {
@@ -181,12 +175,12 @@ void MpiConnection::sendNoticeIfDue() {
 // ---- frames in
 
 std::span<const std::byte> MpiConnection::peek(Lane lane) {
-  return readers_[index(lane)].peek();
+  return readers_[indexOf(lane)].peek();
 }
 
 void MpiConnection::release(Lane lane) {
-  readers_[index(lane)].release();
-  post(index(lane));
+  readers_[indexOf(lane)].release();
+  post(indexOf(lane));
   sendNoticeIfDue();
 }
 

@@ -16,6 +16,8 @@
 #include <memory>
 #include <span>
 
+#include "backend/transport/lanes.h"
+
 namespace shardwire::internal {
 
 // In front of each message's frame: see MpiHead.
@@ -34,7 +36,8 @@ struct LaneMemory {
 // The sending end. Memory is free again once MPI has sent the message and the peer has released it.
 class MpiLaneWriter {
  public:
-  MpiLaneWriter(std::size_t capacity, std::size_t maxFrame) : memory_(capacity, maxFrame), maxFrame_(maxFrame) {}
+  explicit MpiLaneWriter(std::size_t capacity)
+      : memory_(capacity, maxLaneFrameBytes(capacity)), maxFrame_(maxLaneFrameBytes(capacity)) {}
 
   // Room for a frame, behind its head; empty when there is none.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
@@ -70,8 +73,10 @@ class MpiLaneWriter {
 class MpiLaneReader {
  public:
   // `capacity`: of the peer's writer.
-  MpiLaneReader(std::size_t capacity, std::size_t maxFrame)
-      : capacity_(capacity), memory_(capacity + LaneMemory::granules(kMpiHeadBytes + maxFrame), maxFrame) {}
+  explicit MpiLaneReader(std::size_t capacity)
+      : capacity_(capacity),
+        memory_(capacity + LaneMemory::granules(kMpiHeadBytes + maxLaneFrameBytes(capacity)),
+                maxLaneFrameBytes(capacity)) {}
 
   // Room to receive the next message; empty while a receive is posted, or when the peer sent more than it may.
   std::span<std::byte> post();

@@ -111,23 +111,23 @@ void RdmaConnection::sendLastFrames() {
 }
 
 std::span<std::byte> RdmaConnection::reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) {
-  return join_.lanes->reserve(static_cast<std::size_t>(lane), minBytes, maxBytes);
+  return join_.lanes->reserve(indexOf(lane), minBytes, maxBytes);
 }
 
 void RdmaConnection::commit(Lane lane, std::size_t bytes) {
-  join_.lanes->commit(static_cast<std::size_t>(lane), bytes);
+  join_.lanes->commit(indexOf(lane), bytes);
 }
 
 std::size_t RdmaConnection::maxFrameBytes(Lane lane) const {
-  return join_.lanes->maxFrameBytes(static_cast<std::size_t>(lane));
+  return join_.lanes->maxFrameBytes(indexOf(lane));
 }
 
 std::span<const std::byte> RdmaConnection::peek(Lane lane) {
-  return join_.lanes->peek(static_cast<std::size_t>(lane));
+  return join_.lanes->peek(indexOf(lane));
 }
 
 void RdmaConnection::release(Lane lane) {
-  if (join_.lanes->release(static_cast<std::size_t>(lane))) {
+  if (join_.lanes->release(indexOf(lane))) {
     fabric_->activate(slot_);
   }
 }

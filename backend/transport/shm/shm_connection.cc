@@ -29,10 +29,6 @@ constexpr std::size_t kMinReadRun = 2048;
 constexpr std::size_t kMinCombinedRead = std::size_t{1} << 20;
 constexpr std::size_t kMaxEdgeRead = std::size_t{12} << 20;
 
-std::size_t index(Lane lane) {
-  return static_cast<std::size_t>(lane);
-}
-
 // The part of each ring that short frames use: fits the caches of both cores.
 constexpr std::size_t kRewindFrom = std::size_t{64} << 10;
 
@@ -44,10 +40,11 @@ ShmConnection::ShmConnection(ShmJoint joint) : joint_(std::move(joint)) {
   const InboxSlot out = joint_.theirs->slot(joint_.self);
   const InboxSlot in = joint_.mine->slot(joint_.peer);
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
-    writers_[index(lane)] =
-        RingWriter(out.words(lane), out.laneData(lane), out.laneBytes[index(lane)], Publish::kHeader, kRewindFrom);
-    readers_[index(lane)] = RingReader(in.words(lane), in.laneData(lane), in.laneBytes[index(lane)], Publish::kHeader);
-    maxFrameBytes_[index(lane)] = maxLaneFrameBytes(out.laneBytes[index(lane)]);
+    writers_[indexOf(lane)] =
+        RingWriter(out.words(lane), out.laneData(lane), out.laneBytes[indexOf(lane)], Publish::kHeader, kRewindFrom);
+    readers_[indexOf(lane)] =
+        RingReader(in.words(lane), in.laneData(lane), in.laneBytes[indexOf(lane)], Publish::kHeader);
+    maxFrameBytes_[indexOf(lane)] = maxLaneFrameBytes(out.laneBytes[indexOf(lane)]);
   }
   SlotReader& sign = mySign();
   sign.process = joint_.mine->fabric()->address().process;
@@ -76,25 +73,25 @@ bool ShmConnection::readAnnouncement() {
 }
 
 std::span<std::byte> ShmConnection::reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) {
-  return writers_[index(lane)].reserve(minBytes, maxBytes);
+  return writers_[indexOf(lane)].reserve(minBytes, maxBytes);
 }
 
 void ShmConnection::commit(Lane lane, std::size_t bytes) {
-  writers_[index(lane)].commit(bytes);
+  writers_[indexOf(lane)].commit(bytes);
   joint_.theirs->ringIfArmed();
 }
 
 std::size_t ShmConnection::maxFrameBytes(Lane lane) const {
-  return maxFrameBytes_[index(lane)];
+  return maxFrameBytes_[indexOf(lane)];
 }
 
 std::span<const std::byte> ShmConnection::peek(Lane lane) {
-  return readers_[index(lane)].peek();
+  return readers_[indexOf(lane)].peek();
 }
 
 void ShmConnection::release(Lane lane) {
-  const bool awaitsRoom = readers_[index(lane)].release();
-  writers_[index(lane)].noteAnswer();
+  const bool awaitsRoom = readers_[indexOf(lane)].release();
+  writers_[indexOf(lane)].noteAnswer();
   if (awaitsRoom) {
     joint_.theirs->ringIfArmed();
   }
@@ -196,10 +193,10 @@ Status ShmConnection::lookAtPeer() {
     return {StatusCode::kPeerFailed, fmt::format("{} died", joint_.who)};
   }
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
-    if (writers_[index(lane)].isBroken() || readers_[index(lane)].isBroken()) {
+    if (writers_[indexOf(lane)].isBroken() || readers_[indexOf(lane)].isBroken()) {
       return {StatusCode::kPeerFailed,
               fmt::format("the {} ring shared with {} is corrupt: a stray write on one of the two sides",
-                          kLaneNames[index(lane)], joint_.who)};
+                          kLaneNames[indexOf(lane)], joint_.who)};
     }
   }
   const Deadline now = Clock::now();

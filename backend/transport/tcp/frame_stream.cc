@@ -99,7 +99,7 @@ void FrameStream::Batch::advance(std::size_t sentBytes) {
 }
 
 void FrameStream::addCredit(Lane lane) {
-  LaneState& state = lanes_[static_cast<std::size_t>(lane)];
+  LaneState& state = lanes_[indexOf(lane)];
   const std::uint64_t released = state.in.released.load(std::memory_order_relaxed);
   if (released > state.credited) {
     batch_.add(UnitType::kCredit, static_cast<std::uint8_t>(lane), 0, released - state.credited, nullptr);
@@ -124,7 +124,7 @@ std::size_t FrameStream::LaneState::unsentFrames() const {
 
 // Consecutive frames are sent as one unit, a long frame in parts.
 void FrameStream::addFrames(Lane lane) {
-  LaneState& state = lanes_[static_cast<std::size_t>(lane)];
+  LaneState& state = lanes_[indexOf(lane)];
   const auto tag = static_cast<std::uint8_t>(lane);
   while (state.sent < state.out.written.load(std::memory_order_relaxed) && !batch_.isFull()) {
     const std::size_t position = state.sent & (state.capacity - 1);

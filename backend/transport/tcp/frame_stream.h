@@ -47,8 +47,8 @@ class FrameStream {
   // Lane capacities as returned by laneCapacities(): equal on both ends. hasChecksums: also equal on both ends.
   FrameStream(TcpStream stream, const std::array<std::uint64_t, kNumLanes>& capacities, bool hasChecksums = false);
 
-  RingWriter& writer(Lane lane) { return lanes_[static_cast<std::size_t>(lane)].writer; }
-  RingReader& reader(Lane lane) { return lanes_[static_cast<std::size_t>(lane)].reader; }
+  RingWriter& writer(Lane lane) { return lanes_[indexOf(lane)].writer; }
+  RingReader& reader(Lane lane) { return lanes_[indexOf(lane)].reader; }
   const TcpStream& stream() const { return stream_; }
   const Fd& socket() const { return stream_.socket(); }
 

@@ -51,9 +51,7 @@ class TcpConnection final : public Connection {
   const char* transportName() const override { return "tcp"; }
   std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override;
   void commit(Lane lane, std::size_t bytes) override;
-  std::size_t maxFrameBytes(Lane lane) const override {
-    return maxLaneFrameBytes(joint_.capacities[static_cast<std::size_t>(lane)]);
-  }
+  std::size_t maxFrameBytes(Lane lane) const override { return maxLaneFrameBytes(joint_.capacities[indexOf(lane)]); }
   std::span<const std::byte> peek(Lane lane) override { return frames_.reader(lane).peek(); }
   void release(Lane lane) override;
   Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;

@@ -102,9 +102,9 @@ TEST(MpiEndpoint, IsUnsupportedWithoutAJob) {
 // Frames of random lengths go from a writer to a reader as over MPI, each end keeping as much as allowed.
 TEST(MpiLane, CarriesFramesInOrderAndNeverOverwritesOne) {
   for (const std::size_t capacity : {std::size_t{4096}, std::size_t{16} << 10}) {
-    const std::size_t maxFrame = capacity / 4 - 8;
-    MpiLaneWriter writer(capacity, maxFrame);
-    MpiLaneReader reader(capacity, maxFrame);
+    const std::size_t maxFrame = maxLaneFrameBytes(capacity);
+    MpiLaneWriter writer(capacity);
+    MpiLaneReader reader(capacity);
     std::minstd_rand random(7);
     struct Sent {
       std::span<std::byte> message;
