@@ -84,10 +84,10 @@ EncodedMessage encodeMessage(const QueueMessage& message, const std::vector<Queu
 // `rest`: the head, if the head is outside of the frame. An error where the frame is no message.
 SHARDWIRE_EXPORT Result<QueueMessage> decodeMessage(const QueueFrame& frame, std::string rest);
 // Sends `message` with `parts`, whose owners are kept until the bytes are sent. `tag`: of the frame.
-SHARDWIRE_EXPORT Status sendMessage(Communicator& link, Rank peer, int tag, const QueueMessage& message,
-                                    const std::vector<QueuePart>& parts);
+Status sendMessage(Communicator& link, Rank peer, int tag, const QueueMessage& message,
+                   const std::vector<QueuePart>& parts);
 // Receives `size` bytes, and then calls `then` (null: nothing), which must not wait.
-SHARDWIRE_EXPORT Result<WorkPtr> receiveBytes(Communicator& link, Rank peer, int tag, const QueuePart& into,
-                                              std::function<void(const Status&)> then);
+Result<WorkPtr> receiveBytes(Communicator& link, Rank peer, int tag, const QueuePart& into,
+                             std::function<void(const Status&)> then);
 
 }  // namespace shardwire::internal

@@ -36,7 +36,7 @@ struct BlockPart {
 using AddressTable = std::vector<std::vector<bool>>;
 // The lowest rank whose part all ranks of the host of `rank` can address; -1: there is none. Two ranks are of one host
 // if one can address the other's part, or if both are of one host with a third rank.
-SHARDWIRE_EXPORT Rank commonOwner(const AddressTable& table, Rank rank);
+Rank commonOwner(const AddressTable& table, Rank rank);
 
 class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_from_this<SymmetricBlock> {
  public:

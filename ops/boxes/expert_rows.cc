@@ -126,13 +126,9 @@ void returnRows(std::span<std::byte* const> targets, const std::byte* rows, std:
   table.fence();
 }
 
-bool canSumRows(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
 void sumRows(std::byte* out, const ReturnedRows& returned, std::span<const std::int32_t> places, const float* weights,
              std::int64_t topK, DType dtype) {
-  SW_CHECK(canSumRows(dtype));
+  SW_CHECK(dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16);
   const PlainFloats plain;
   const KernelTable& table = kernels();
   const ReduceKernel& kernel = sumKernel(dtype);

@@ -57,10 +57,9 @@ struct ReturnedRows {
   std::size_t rowBytes = 0;
 };
 // out = for each token the sum over its choices of weight * row, in float32, rounded once; zero for a token without a
-// choice. places: of sortByExpert(). weights: one for each choice, or null: 1. Whether the dtype has such sums:
-// canSumRows().
+// choice. places: of sortByExpert(). weights: one for each choice, or null: 1. Precondition: the dtype is float32,
+// float16 or bfloat16.
 SHARDWIRE_EXPORT void sumRows(std::byte* out, const ReturnedRows& returned, std::span<const std::int32_t> places,
                               const float* weights, std::int64_t topK, DType dtype);
-SHARDWIRE_EXPORT bool canSumRows(DType dtype);
 
 }  // namespace shardwire::internal
