@@ -60,32 +60,34 @@ std::string describe(const CollectiveCall& call, const Dims& shape) {
 
 namespace {
 
-Program build(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
-  switch (call.kind) {
+Builder* builderOf(Collective kind) {
+  switch (kind) {
     case Collective::kBroadcast:
-      return broadcastProgram(call, algorithm, rank, topology);
+      return broadcastProgram;
     case Collective::kReduce:
-      return reduceProgram(call, algorithm, rank, topology);
+      return reduceProgram;
     case Collective::kAllReduce:
-      return allReduceProgram(call, algorithm, rank, topology);
+      return allReduceProgram;
     case Collective::kAllGather:
     case Collective::kGather:
-      return gatherProgram(call, algorithm, rank, topology);
+      return gatherProgram;
     case Collective::kScatter:
-      return scatterProgram(call, algorithm, rank, topology);
+      return scatterProgram;
     case Collective::kReduceScatter:
-      return reduceScatterProgram(call, algorithm, rank, topology);
+      return reduceScatterProgram;
     case Collective::kAllToAll:
-      return allToAllProgram(call, algorithm, rank, topology);
+      return allToAllProgram;
     case Collective::kBarrier:
-      return barrierProgram(call, algorithm, rank, topology);
+      return barrierProgram;
   }
-  return {};
+  return nullptr;
 }
 
 }  // namespace
 
 Program programOf(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
+  Builder* const build = builderOf(call.kind);
+  SW_CHECK(build != nullptr);
   Program program = build(call, algorithm, rank, topology);
   SW_CHECK(!program.stages.empty());
   // Ranks that chose different algorithms, or that are in different stages, must not accept each other's frames.

@@ -5,21 +5,15 @@
 
 namespace shardwire::internal {
 
-Program broadcastProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank,
-                         const Topology& topology);  // broadcast.cc
-Program reduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank,
-                      const Topology& topology);  // reduce.cc
-Program allReduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank,
-                         const Topology& topology);  // all_reduce.cc
-Program gatherProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank,
-                      const Topology& topology);  // gather.cc, also all_gather
-Program scatterProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank,
-                       const Topology& topology);  // scatter.cc
-Program reduceScatterProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank,
-                             const Topology& topology);  // reduce_scatter.cc
-Program allToAllProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank,
-                        const Topology& topology);  // all_to_all.cc
-Program barrierProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank,
-                       const Topology& topology);  // barrier.cc
+using Builder = Program(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology);
+
+Builder broadcastProgram;      // broadcast.cc
+Builder reduceProgram;         // reduce.cc
+Builder allReduceProgram;      // all_reduce.cc
+Builder gatherProgram;         // gather.cc, also all_gather
+Builder scatterProgram;        // scatter.cc
+Builder reduceScatterProgram;  // reduce_scatter.cc
+Builder allToAllProgram;       // all_to_all.cc
+Builder barrierProgram;        // barrier.cc
 
 }  // namespace shardwire::internal
