@@ -65,10 +65,6 @@ bool LifeWatch::isDead(Rank rank, const RankAddress& address) {
   return watched.isDead;
 }
 
-bool LifeWatch::isOnThisKernel(const RankAddress& address) const {
-  return !kernel_.empty() && address.kernel == kernel_;
-}
-
 bool LifeWatch::hasAnswered(Rank rank) const {
   const auto found = watched_.find(rank);
   return found != watched_.end() && found->second.hasAnswered;

@@ -67,7 +67,7 @@ class LifeWatch {
   void dialOn(Watched& watched);
   void waysTo(const RankAddress& address, Watched* watched) const;
 
-  bool isOnThisKernel(const RankAddress& address) const;
+  bool isOnThisKernel(const RankAddress& address) const { return !kernel_.empty() && address.kernel == kernel_; }
 
   const std::string kernel_;
   const bool hasUnixSocket_;

@@ -185,10 +185,6 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, i
   return start(call, {{}, {tensor}}, host, ::c10d::kUnsetTimeout, calling(&Communicator::send, view, peer, tag));
 }
 
-ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recv(Tensors& tensors, int peer, int tag) {
-  return receive(tensors, peer, tag);
-}
-
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recvAnysource(Tensors& tensors, int tag) {
   return receive(tensors, kAnySource, tag);
 }

@@ -101,7 +101,7 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   TorchWork alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& outputSplits,
                           std::vector<std::int64_t>& inputSplits, const ::c10d::AllToAllOptions& options = {}) override;
   TorchWork send(Tensors& tensors, int peer, int tag) override;
-  TorchWork recv(Tensors& tensors, int peer, int tag) override;
+  TorchWork recv(Tensors& tensors, int peer, int tag) override { return receive(tensors, peer, tag); }
   TorchWork recvAnysource(Tensors& tensors, int tag) override;
   TorchWork barrier(const ::c10d::BarrierOptions& options = {}) override;
   // Rank 0 receives a report from each rank and sends all ranks the list of late ranks. The error names the first late

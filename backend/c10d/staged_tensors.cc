@@ -103,10 +103,6 @@ void StagedTensors::release() {
   }
 }
 
-void StagedTensors::attach(std::function<void()> wake) {
-  wake_ = std::move(wake);
-}
-
 StagedTensors::Twin* StagedTensors::find(const std::byte* first) {
   for (Twin& twin : twins_) {
     if (first >= twin.first && first < twin.first + twin.bytes) {

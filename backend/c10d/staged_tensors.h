@@ -56,7 +56,7 @@ class StagedTensors final : public Staging {
   // Called when no thread or device reads or writes the copies any more: returns the memory and releases the tensors.
   void release();
 
-  void attach(std::function<void()> wake) override;
+  void attach(std::function<void()> wake) override { wake_ = std::move(wake); }
   void willWrite(const std::byte* first, std::size_t extent, std::size_t bytes) override;
   bool isReady(const std::byte* first, std::size_t extent) const override;
   bool allReady() const override;

@@ -45,10 +45,6 @@ bool StagedWork::isAwaited() const {
   return !gates_.empty();
 }
 
-Status StagedWork::status() const {
-  return isDone() ? status_ : Status::ok();
-}
-
 Status StagedWork::wait(Deadline deadline) {
   if (!isDone() && transport_ != nullptr) {
     Status status = transport_->wait(deadline);  // drives the transport

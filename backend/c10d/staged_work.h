@@ -43,7 +43,7 @@ class StagedWork final : public DeviceWork, public std::enable_shared_from_this<
   bool isAwaited() const;
   bool isDone() const override { return done_.load(std::memory_order_acquire); }
   Status wait(Deadline deadline) override;
-  Status status() const override;
+  Status status() const override { return isDone() ? status_ : Status::ok(); }
   void onDone(std::function<void(const Status&)> callback) override;
   Rank sourceRank() const override { return transport_ != nullptr ? transport_->sourceRank() : -1; }
   Status waitOnStreams() override;

@@ -27,10 +27,6 @@ void Meeting::add(const char* what, const SymmetricOperand& operand) {
   tensors_.at(numTensors_++) = {what, operand.view, operand.byteOffset};
 }
 
-void Meeting::add(const char* what, std::int64_t number) {
-  numbers_.at(numNumbers_++) = {what, number};
-}
-
 std::uint64_t Meeting::fingerprint() const {
   Hasher hash;
   hash.add(std::string_view(op_));

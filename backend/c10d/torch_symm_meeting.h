@@ -45,7 +45,7 @@ class Meeting {
   }
   // Values that must be equal on all ranks.
   void add(const char* what, const SymmetricOperand& operand);
-  void add(const char* what, std::int64_t number);
+  void add(const char* what, std::int64_t number) { numbers_.at(numNumbers_++) = {what, number}; }
   void meet();
   // At the end of an op that may have failed on one rank alone.
   void meetAgain();

@@ -205,25 +205,9 @@ void WorkShardwire::observe() {
   });
 }
 
-bool WorkShardwire::isCompleted() {
-  return work_->isDone();
-}
-
-bool WorkShardwire::isSuccess() const {
-  return work_->status().isOk();
-}
-
 std::exception_ptr WorkShardwire::exception() const {
   const Status status = work_->status();
   return status.isOk() ? nullptr : std::make_exception_ptr(StatusError(status));
-}
-
-int WorkShardwire::sourceRank() const {
-  return work_->sourceRank();
-}
-
-std::vector<at::Tensor> WorkShardwire::result() {
-  return {tensors_->outputs.begin(), tensors_->outputs.end()};
 }
 
 void WorkShardwire::synchronize() {
@@ -280,10 +264,6 @@ c10::intrusive_ptr<Future> WorkShardwire::getFutureResult() {
 #endif
 }
 
-std::uint64_t WorkShardwire::getSequencenumber() const {
-  return sequence_;
-}
-
 float WorkShardwire::getDuration() const {
   const std::int64_t nanoseconds = durationNs_.load(std::memory_order_relaxed);
   if (nanoseconds < 0) {
@@ -292,10 +272,6 @@ float WorkShardwire::getDuration() const {
                "the operation has no duration: it is not over, or began before the group's timing was enabled"));
   }
   return static_cast<float>(nanoseconds) * 1e-6F;
-}
-
-void WorkShardwire::blockCurrentStream() {
-  wait(kNoTimeout);
 }
 
 }  // namespace shardwire::internal

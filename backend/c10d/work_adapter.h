@@ -37,11 +37,11 @@ class SHARDWIRE_EXPORT WorkShardwire final : public ::c10d::Work {
   WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
                 std::shared_ptr<Observer> observer);
 
-  bool isCompleted() override;
-  bool isSuccess() const override;
+  bool isCompleted() override { return work_->isDone(); }
+  bool isSuccess() const override { return work_->status().isOk(); }
   std::exception_ptr exception() const override;
-  int sourceRank() const override;
-  std::vector<at::Tensor> result() override;
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return {tensors_->outputs.begin(), tensors_->outputs.end()}; }
   // CPU tensors: nothing, done means done. Device tensors: as wait() without a timeout.
   void synchronize() override;
   // Throws the operation's StatusError, or one of kTimeout while the operation goes on. kNoTimeout: the CPU waits for
@@ -52,11 +52,11 @@ class SHARDWIRE_EXPORT WorkShardwire final : public ::c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   // Value: c10d's WorkResult; never an error. Throws where torch has no such thing.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult();
-  std::uint64_t getSequencenumber() const;
+  std::uint64_t getSequencenumber() const { return sequence_; }
   // Milliseconds from the call to the end. Throws until then, and when the group was not asked to time its operations.
   float getDuration() const;
   // As wait() without a timeout: there are no streams of CPU tensors.
-  void blockCurrentStream();
+  void blockCurrentStream() { wait(kNoTimeout); }
   bool hasDeviceTensors() const { return device_ != nullptr; }
 
   Status waitUntil(Deadline deadline) { return work_->wait(deadline); }

@@ -42,18 +42,6 @@ Status Activity::wait(Deadline until) {
   return driver == nullptr ? status() : driver->waitFor(*this, until);
 }
 
-Status Activity::status() const {
-  return isDone() ? status_ : Status::ok();
-}
-
-void Activity::onDone(std::function<void(const Status&)> callback) {
-  add(new Callback{std::move(callback), true});
-}
-
-void Activity::onDoneWithoutWait(std::function<void(const Status&)> callback) {
-  add(new Callback{std::move(callback), false});
-}
-
 void Activity::add(Callback* added) {
   Callback* newest = callbacks_.load(std::memory_order_acquire);
   while (newest != kCalled) {
@@ -64,19 +52,6 @@ void Activity::add(Callback* added) {
   }
   const std::unique_ptr<Callback> mine(added);
   invoke(*mine);
-}
-
-Status Activity::onPost(Rank from, const Received<PostFrame>&) {
-  return misfit(from, FrameKind::kPost);
-}
-Status Activity::onAck(Rank from, const Received<AckFrame>&) {
-  return misfit(from, FrameKind::kAck);
-}
-Status Activity::onBlob(Rank from, const Received<BlobFrame>&) {
-  return misfit(from, FrameKind::kBlob);
-}
-Status Activity::onCancel(Rank from, const Received<CancelFrame>&) {
-  return misfit(from, FrameKind::kCancel);
 }
 
 Status Activity::misfit(Rank from, FrameKind kind) const {

@@ -49,10 +49,10 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
 
   bool isDone() const override { return done_.load(std::memory_order_acquire); }
   Status wait(Deadline deadline) override;
-  Status status() const override;
-  void onDone(std::function<void(const Status&)> callback) override;
+  Status status() const override { return isDone() ? status_ : Status::ok(); }
+  void onDone(std::function<void(const Status&)> callback) override { add(new Callback{std::move(callback), true}); }
   // As onDone(). The callback waits for nothing, so the calling thread need not let another thread drive meanwhile.
-  void onDoneWithoutWait(std::function<void(const Status&)> callback);
+  void onDoneWithoutWait(std::function<void(const Status&)> callback) { add(new Callback{std::move(callback), false}); }
 
   // The rest is the engine's, and runs under the engine's lock.
 
@@ -66,10 +66,10 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
     return false;
   }
   // Control frames of this operation. Not ok: the operation has no use for the frame, and the peer is broken.
-  virtual Status onPost(Rank from, const Received<PostFrame>& frame);
-  virtual Status onAck(Rank from, const Received<AckFrame>& frame);
-  virtual Status onBlob(Rank from, const Received<BlobFrame>& frame);
-  virtual Status onCancel(Rank from, const Received<CancelFrame>& frame);
+  virtual Status onPost(Rank from, const Received<PostFrame>&) { return misfit(from, FrameKind::kPost); }
+  virtual Status onAck(Rank from, const Received<AckFrame>&) { return misfit(from, FrameKind::kAck); }
+  virtual Status onBlob(Rank from, const Received<BlobFrame>&) { return misfit(from, FrameKind::kBlob); }
+  virtual Status onCancel(Rank from, const Received<CancelFrame>&) { return misfit(from, FrameKind::kCancel); }
   // Nothing is left to do.
   virtual bool finished() const = 0;
   // Whether the operation cannot end without more from this peer.

@@ -63,10 +63,6 @@ void HeldQueue::put(const PuttingPtr& putting, bool mayWait) {
   }
 }
 
-bool HeldQueue::hasRoom(std::size_t count) const {
-  return capacity_ == 0 || entries_.size() + reserved_ + count <= capacity_;
-}
-
 void HeldQueue::admit(const PuttingPtr& putting) {
   putting->isAdmitted = true;
   putting->room = putting->entries.size();

@@ -89,7 +89,7 @@ class SHARDWIRE_EXPORT HeldQueue {
   const std::uint32_t number;
 
  private:
-  bool hasRoom(std::size_t count) const;
+  bool hasRoom(std::size_t count) const { return capacity_ == 0 || entries_.size() + reserved_ + count <= capacity_; }
   void admit(const PuttingPtr& putting);
   void admitWaiting();
   void handOut();

@@ -98,14 +98,6 @@ HeldQueuePtr QueueHolder::find(const std::string& key) const {
   return found == held_.end() ? nullptr : found->second;
 }
 
-HeldQueuePtr QueueHolder::find(std::uint32_t number) const {
-  return number < byNumber_.size() ? byNumber_[number] : nullptr;
-}
-
-void QueueHolder::whenHeld(const std::string& key, std::function<void()> action) {
-  openings_[key].push_back(std::move(action));
-}
-
 void QueueHolder::addLink(std::shared_ptr<Communicator> link, Rank user, std::uint64_t endNotice) {
   const auto held = std::make_shared<HeldLink>(shared_from_this(), std::move(link), user, endNotice);
   post([this, held] {
@@ -142,10 +134,6 @@ void QueueHolder::addWait(const LocalCallPtr& call) {
   if (latest_ != nullptr) {
     latest_->lendTo(*call);
   }
-}
-
-void QueueHolder::removeWait(const LocalCallPtr& call) {
-  waits_.erase(call);
 }
 
 // ---- notices, and the end

@@ -49,13 +49,13 @@ class SHARDWIRE_EXPORT QueueHolder : public std::enable_shared_from_this<QueueHo
 
   // The rest is for events.
   HeldQueuePtr find(const std::string& key) const;
-  HeldQueuePtr find(std::uint32_t number) const;
+  HeldQueuePtr find(std::uint32_t number) const { return number < byNumber_.size() ? byNumber_[number] : nullptr; }
   // Calls `action` when the queue is made.
-  void whenHeld(const std::string& key, std::function<void()> action);
+  void whenHeld(const std::string& key, std::function<void()> action) { openings_[key].push_back(std::move(action)); }
   void notify(std::uint64_t number);
   // `call` waits: the caller's thread drives the link of the latest message.
   void addWait(const LocalCallPtr& call);
-  void removeWait(const LocalCallPtr& call);
+  void removeWait(const LocalCallPtr& call) { waits_.erase(call); }
   void useFirst(const std::shared_ptr<HeldLink>& link) { latest_ = link; }
   void removeLink(const std::shared_ptr<HeldLink>& link);
   bool isStopped() const;

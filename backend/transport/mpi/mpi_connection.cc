@@ -113,10 +113,6 @@ MpiHead MpiConnection::head(MpiKind kind) {
   return head;
 }
 
-std::span<std::byte> MpiConnection::reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) {
-  return writers_[indexOf(lane)].reserve(minBytes, maxBytes);
-}
-
 void MpiConnection::commit(Lane lane, std::size_t bytes) {
   if (bytes == 0 || isPeerGone_) {
     return;  // the reservation is dropped, or the peer's process has ended
@@ -128,10 +124,6 @@ void MpiConnection::commit(Lane lane, std::size_t bytes) {
       wire_->operations().send(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {message.data(), message.size()},
                                {static_cast<MpiReceiver*>(this), kFrameSend, static_cast<std::uint16_t>(lane), number});
   sent.isOk() ? static_cast<void>(++numSends_) : fail(sent);
-}
-
-std::size_t MpiConnection::maxFrameBytes(Lane lane) const {
-  return maxLaneFrameBytes(static_cast<std::size_t>(joint_.laneBytes[indexOf(lane)]));
 }
 
 void MpiConnection::sendService(MpiKind kind, std::string_view body) {
@@ -173,10 +165,6 @@ void MpiConnection::sendNoticeIfDue() {
 }
 
 // ---- frames in
-
-std::span<const std::byte> MpiConnection::peek(Lane lane) {
-  return readers_[indexOf(lane)].peek();
-}
 
 void MpiConnection::release(Lane lane) {
   readers_[indexOf(lane)].release();

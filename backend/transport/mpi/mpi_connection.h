@@ -41,10 +41,14 @@ class MpiConnection final : public Connection, private MpiReceiver {
 
   Rank peer() const override { return joint_.peer; }
   const char* transportName() const override { return "mpi"; }
-  std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override;
+  std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override {
+    return writers_[indexOf(lane)].reserve(minBytes, maxBytes);
+  }
   void commit(Lane lane, std::size_t bytes) override;
-  std::size_t maxFrameBytes(Lane lane) const override;
-  std::span<const std::byte> peek(Lane lane) override;
+  std::size_t maxFrameBytes(Lane lane) const override {
+    return maxLaneFrameBytes(static_cast<std::size_t>(joint_.laneBytes[indexOf(lane)]));
+  }
+  std::span<const std::byte> peek(Lane lane) override { return readers_[indexOf(lane)].peek(); }
   void release(Lane lane) override;
   Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
   void conceal(const RemoteAddress& address) override { fetches_.conceal(address.space); }

@@ -85,10 +85,6 @@ Status QueuePair::modify(ibv_qp_attr* attributes, int mask, const char* to) {
                     : systemError(fmt::format("{}: ibv_modify_qp to {}", toString(rail_.address), to), error);
 }
 
-QueuePairAddress QueuePair::address() const {
-  return {qp_->qp_num, firstPacket_};
-}
-
 Status QueuePair::connect(const RailAddress& peer, const QueuePairAddress& peerQueue) {
   ibv_qp_attr ready{};
   ready.qp_state = IBV_QPS_RTR;

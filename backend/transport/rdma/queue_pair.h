@@ -45,7 +45,7 @@ class QueuePair {
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
 
-  QueuePairAddress address() const;
+  QueuePairAddress address() const { return {qp_->qp_num, firstPacket_}; }
   // Posts all receives; the peer may send afterwards.
   Status connect(const RailAddress& peer, const QueuePairAddress& peerQueue);
   const Rail& rail() const { return rail_; }

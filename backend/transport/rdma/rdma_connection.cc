@@ -110,22 +110,6 @@ void RdmaConnection::sendLastFrames() {
   static_cast<void>(::send(join_.link.get(), &kLeavingByte, 1, MSG_DONTWAIT | MSG_NOSIGNAL));
 }
 
-std::span<std::byte> RdmaConnection::reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) {
-  return join_.lanes->reserve(indexOf(lane), minBytes, maxBytes);
-}
-
-void RdmaConnection::commit(Lane lane, std::size_t bytes) {
-  join_.lanes->commit(indexOf(lane), bytes);
-}
-
-std::size_t RdmaConnection::maxFrameBytes(Lane lane) const {
-  return join_.lanes->maxFrameBytes(indexOf(lane));
-}
-
-std::span<const std::byte> RdmaConnection::peek(Lane lane) {
-  return join_.lanes->peek(indexOf(lane));
-}
-
 void RdmaConnection::release(Lane lane) {
   if (join_.lanes->release(indexOf(lane))) {
     fabric_->activate(slot_);
@@ -148,10 +132,6 @@ Reach RdmaConnection::expose(const void* bytes, std::size_t size, RemoteAddress*
   }
   address->space = *space;
   return Reach::kFetch;
-}
-
-void RdmaConnection::conceal(const RemoteAddress& address) {
-  server_.conceal(address.space);
 }
 
 ReadLimits RdmaConnection::readLimits() const {

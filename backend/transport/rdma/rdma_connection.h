@@ -36,13 +36,15 @@ class RdmaConnection final : public Connection, private FabricMember {
 
   Rank peer() const override { return join_.peer; }
   const char* transportName() const override { return "rdma"; }
-  std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override;
-  void commit(Lane lane, std::size_t bytes) override;
-  std::size_t maxFrameBytes(Lane lane) const override;
-  std::span<const std::byte> peek(Lane lane) override;
+  std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override {
+    return join_.lanes->reserve(indexOf(lane), minBytes, maxBytes);
+  }
+  void commit(Lane lane, std::size_t bytes) override { join_.lanes->commit(indexOf(lane), bytes); }
+  std::size_t maxFrameBytes(Lane lane) const override { return join_.lanes->maxFrameBytes(indexOf(lane)); }
+  std::span<const std::byte> peek(Lane lane) override { return join_.lanes->peek(indexOf(lane)); }
   void release(Lane lane) override;
   Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
-  void conceal(const RemoteAddress& address) override;
+  void conceal(const RemoteAddress& address) override { server_.conceal(address.space); }
   ReadLimits readLimits() const override;
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;

@@ -72,21 +72,9 @@ bool ShmConnection::readAnnouncement() {
   return true;
 }
 
-std::span<std::byte> ShmConnection::reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) {
-  return writers_[indexOf(lane)].reserve(minBytes, maxBytes);
-}
-
 void ShmConnection::commit(Lane lane, std::size_t bytes) {
   writers_[indexOf(lane)].commit(bytes);
   joint_.theirs->ringIfArmed();
-}
-
-std::size_t ShmConnection::maxFrameBytes(Lane lane) const {
-  return maxFrameBytes_[indexOf(lane)];
-}
-
-std::span<const std::byte> ShmConnection::peek(Lane lane) {
-  return readers_[indexOf(lane)].peek();
 }
 
 void ShmConnection::release(Lane lane) {
