@@ -61,10 +61,7 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   virtual bool step(std::vector<bool>& blockedBulk) = 0;
   // Before the engine takes the operation, while nothing else is in flight: moves the whole operation inside its call,
   // with at most `polls` looks for the peers' frames. False: the engine has to take the operation, and step() goes on.
-  virtual bool moveNow(int polls) {
-    static_cast<void>(polls);
-    return false;
-  }
+  virtual bool moveNow(int /*polls*/) { return false; }
   // Control frames of this operation. Not ok: the operation has no use for the frame, and the peer is broken.
   virtual Status onPost(Rank from, const Received<PostFrame>&) { return misfit(from, FrameKind::kPost); }
   virtual Status onAck(Rank from, const Received<AckFrame>&) { return misfit(from, FrameKind::kAck); }
@@ -95,7 +92,7 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   // move.
   virtual EdgeBytes edgeBytes(Rank) const { return {}; }
   // Adds edgeBytes() of all peers to `byPeer`, when the operation is over.
-  virtual void addTraffic(std::span<EdgeBytes> byPeer) const { static_cast<void>(byPeer); }
+  virtual void addTraffic(std::span<EdgeBytes> /*byPeer*/) const {}
   // As sourceRank(), under the lock, also before the operation is done.
   virtual Rank matchedRank() const { return -1; }
   // The error for a frame without a meaning in this operation.

@@ -51,9 +51,9 @@ class RunHost {
   // This operation ends now, and the group goes on.
   virtual void finish(Activity& activity, Status status) = 0;
   // The operation needs further peers from now on, whose links may be missing.
-  virtual void want(Activity& activity) { static_cast<void>(activity); }
+  virtual void want(Activity& /*activity*/) {}
   // The wait of the operation before its first move is over.
-  virtual void begin(Activity& activity) { static_cast<void>(activity); }
+  virtual void begin(Activity& /*activity*/) {}
 
  protected:
   ~RunHost() = default;

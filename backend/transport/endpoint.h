@@ -94,19 +94,16 @@ class Endpoint {
   // Whether begin() is implemented, and may be called after takeWire(), when connections are polled already.
   virtual bool mayJoinLate() const { return false; }
   // connect() for callers that must not wait.
-  virtual std::unique_ptr<Joining> begin(Link link, Rank peer, bool isDialer, std::string_view peerAddress,
-                                         const std::string& who) {
-    static_cast<void>(link), static_cast<void>(peer), static_cast<void>(isDialer), static_cast<void>(peerAddress),
-        static_cast<void>(who);
+  virtual std::unique_ptr<Joining> begin(Link /*link*/, Rank /*peer*/, bool /*isDialer*/,
+                                         std::string_view /*peerAddress*/, const std::string&) {
     return nullptr;
   }
   // Reports to a caller why the caller is not joined, in place of begin(). Does not wait: a caller that misses the
   // report gets it at the next dial.
   virtual void refuse(Link /*link*/, const Status& /*why*/) {}
   // Does this rank's half of being joined to `peer`. The connection may be used once isMet() is true.
-  virtual Result<std::unique_ptr<Connection>> attach(Rank peer, std::string_view peerAddress, const std::string& who,
-                                                     const WaitLimit& limit) {
-    static_cast<void>(peer), static_cast<void>(peerAddress), static_cast<void>(who), static_cast<void>(limit);
+  virtual Result<std::unique_ptr<Connection>> attach(Rank /*peer*/, std::string_view /*peerAddress*/,
+                                                     const std::string&, const WaitLimit& /*limit*/) {
     return Status{StatusCode::kInternal, "this transport needs a link"};
   }
   // Whether the peer has done its half of a connection made by attach(). The peer rings this rank's bell at that time.
