@@ -4,20 +4,8 @@
 
 namespace shardwire::internal {
 
-Status Machine::prepare(OwnEnds& own, Rank rank, int worldSize, const Options& options) {
-  return own.prepare(rank, worldSize, options);
-}
-
 std::unique_ptr<Doorbell> Machine::makeDoorbell(const OwnEnds& own) {
   return std::make_unique<RankDoorbell>(own.fabric, own.bell);
-}
-
-Result<Link> Machine::dial(OwnEnds& own, Rank peer, TransportKind kind, const WaitLimit& limit) {
-  return own.rankLinks.dial(peer, kind, limit);
-}
-
-Result<std::vector<Caller>> Machine::callers(OwnEnds& own) {
-  return own.rankLinks.callers();
 }
 
 std::unique_ptr<LifeWatch> Machine::watch(const OwnEnds& own, const Options& options) {

@@ -16,11 +16,15 @@ class Machine {
  public:
   virtual ~Machine() = default;
   // OwnEnds::prepare().
-  virtual Status prepare(OwnEnds& own, Rank rank, int worldSize, const Options& options);
+  virtual Status prepare(OwnEnds& own, Rank rank, int worldSize, const Options& options) {
+    return own.prepare(rank, worldSize, options);
+  }
   virtual std::unique_ptr<Doorbell> makeDoorbell(const OwnEnds& own);
   // RankLinks::dial() and callers().
-  virtual Result<Link> dial(OwnEnds& own, Rank peer, TransportKind kind, const WaitLimit& limit);
-  virtual Result<std::vector<Caller>> callers(OwnEnds& own);
+  virtual Result<Link> dial(OwnEnds& own, Rank peer, TransportKind kind, const WaitLimit& limit) {
+    return own.rankLinks.dial(peer, kind, limit);
+  }
+  virtual Result<std::vector<Caller>> callers(OwnEnds& own) { return own.rankLinks.callers(); }
   // A watch of the other ranks for the rank with these ends.
   virtual std::unique_ptr<LifeWatch> watch(const OwnEnds& own, const Options& options);
 };

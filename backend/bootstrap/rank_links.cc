@@ -89,7 +89,7 @@ std::optional<Result<Link>> PeerDial::step() {
     if (!known->isOk()) {
       return Result<Link>(noSecret(known->status()));
     }
-    beginLink(**known);
+    link_.emplace(LinkDial(reach_, makeLinkKey(token_, **known), hello_));
   }
   return link_->step();
 }
@@ -127,10 +127,6 @@ std::optional<Result<std::string>> PeerDial::secret() {
     return std::nullopt;
   }
   return answer;
-}
-
-void PeerDial::beginLink(const std::string& secret) {
-  link_.emplace(LinkDial(reach_, makeLinkKey(token_, secret), hello_));
 }
 
 Status PeerDial::noSecret(const Status& why) const {

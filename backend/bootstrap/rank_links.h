@@ -58,7 +58,6 @@ class PeerDial {
  private:
   // Nothing: the process has not answered yet.
   std::optional<Result<std::string>> secret();
-  void beginLink(const std::string& secret);
   Status noSecret(const Status& why) const;
 
   const RankAddress& address_;

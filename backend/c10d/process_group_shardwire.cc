@@ -234,10 +234,6 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::endCoalescing() {
                                          observer_->isActive() ? observer_ : nullptr);
 }
 
-std::uint64_t ProcessGroupShardwire::getSequenceNumberForGroup() {
-  return communicator()->sequenceNumber();
-}
-
 void ProcessGroupShardwire::enableCollectivesTiming() {
   observer_->enableTiming();
 }
@@ -338,10 +334,6 @@ void ProcessGroupShardwire::abort() {
   if (communicator != nullptr) {
     communicator->abort("abort() was called on this rank's process group");
   }
-}
-
-void ProcessGroupShardwire::revoke(const std::string& notice) {
-  communicator()->revoke(notice);
 }
 
 // The queues of the group look for the notice now and then, and perhaps not before the group's end.

@@ -134,7 +134,7 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }  // the CPU has no index
 
   void setSequenceNumberForGroup() override {}  // ours starts at 0 on every rank
-  std::uint64_t getSequenceNumberForGroup() override;
+  std::uint64_t getSequenceNumberForGroup() override { return communicator()->sequenceNumber(); }
   // From this call on, works have a getDuration().
   void enableCollectivesTiming();
 #if SW_TORCH_HAS_WORK_INFO
@@ -153,7 +153,9 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
   // Fails every pending and later operation on this rank. Idempotent.
   void abort();
   // Communicator::revoke(). Throws kAborted after shutdown().
-  void revoke(const std::string& notice = "");
+  void revoke(const std::string& notice = "") {
+    communicator()->revoke(notice);
+  }
   // Communicator::revocation(). After shutdown() the last notice; throws kAborted where there was none.
   std::string revocation() const;
   // For a group that is finished: pending and later operations fail on this rank. Other ranks notice only when they

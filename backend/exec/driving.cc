@@ -186,10 +186,6 @@ bool Driving::flushThem(Completions* done, Duty duty) {
   return !handOver || stepBack(duty, turn);
 }
 
-void Driving::finishCallbacks() {
-  callbacks_.run();
-}
-
 bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
   Counted driver(drivers_);
   peers_.doorbell->disarm();

@@ -157,7 +157,7 @@ class Driving {
   void help();
   // Runs the callbacks that another thread's callback keeps waiting. Before removeFrom(), after which nobody else
   // would.
-  void finishCallbacks();
+  void finishCallbacks() { callbacks_.run(); }
 
   // Before addTo(): the progress thread runs. kSystem when the system gives no thread.
   Status startThread() { return progress_->start(); }

@@ -111,10 +111,6 @@ void ProgressThread::remove(const Progressed* group) {
   }
 }
 
-void ProgressThread::ring() {
-  state_->bell->ring();
-}
-
 void ProgressThread::enterCallbacks(std::uint64_t* turn) {
   isCounted = true;
   entered->numInCallbacks.fetch_add(1, std::memory_order_seq_cst);

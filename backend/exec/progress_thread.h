@@ -45,7 +45,7 @@ class ProgressThread {
   // Returns when no other thread looks at the group, or ever will. In a callback: when no other thread does anything
   // but run the group's callbacks.
   void remove(const Progressed* group);
-  void ring();
+  void ring() { state_->bell->ring(); }
   // Around callbacks on the leading thread, within lookAsLeader(), which touches nothing of a removed group afterwards.
   // leaveCallbacks: false when another thread leads by now.
   void enterCallbacks(std::uint64_t* turn);

@@ -190,10 +190,6 @@ void TcpConnection::giveUp(Status why, std::string note) {
   }
 }
 
-void TcpConnection::giveUp(const Status& why) {
-  giveUp(why, "the connection: " + why.message());
-}
-
 // The peer sent what cannot be, or its bytes were changed on the way. The peer's error says so, too.
 void TcpConnection::refuse(const char* stream, const Status& why) {
   giveUp({StatusCode::kPeerFailed,

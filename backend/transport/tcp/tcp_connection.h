@@ -89,7 +89,7 @@ class TcpConnection final : public Connection {
   void updateWatches();
   void fail(Status why);
   void giveUp(Status why, std::string note);
-  void giveUp(const Status& why);
+  void giveUp(const Status& why) { giveUp(why, "the connection: " + why.message()); }
   void refuse(const char* stream, const Status& why);
   Status died(const std::string& how) const;
   void endOfFrames(const std::string& how) { fail(died(how)); }
