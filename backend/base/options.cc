@@ -202,12 +202,8 @@ std::string toString(const Options& options) {
   const std::string heap = options.heapBytes == 0 ? "auto" : fmt::format("{}", options.heapBytes);
   return fmt::format(
       "timeout_s={} warn_s={} grace_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} "
-      "transports={} "
-      "links={} host_id={} "
-      "socket_ifname={} tcp_crc={} tcp_tls={} "
-      "rdma_devices={} "
-      "rdma_gid_index={} job_token={} algorithms={} check={} staging_bytes={} "
-      "recorded_ops={} record_file={} status={}",
+      "transports={} links={} host_id={} socket_ifname={} tcp_crc={} tcp_tls={} rdma_devices={} rdma_gid_index={} "
+      "job_token={} algorithms={} check={} staging_bytes={} recorded_ops={} record_file={} status={}",
       timeout.count(), std::chrono::duration<double>(options.warnAfter).count(),
       std::chrono::duration<double>(options.grace).count(), spin, options.ringBytes, options.inlineBytes,
       choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports),

@@ -53,8 +53,7 @@ Status checkJobTokens(const std::vector<RankAddress>& addresses) {
       const std::size_t with = addresses[0].hasJobToken ? 0 : i;
       const std::size_t without = addresses[0].hasJobToken ? i : 0;
       return {StatusCode::kMismatch,
-              fmt::format("SHARDWIRE_JOB_TOKEN is set for {} and not for {}: set one secret for all ranks, or "
-                          "for none",
+              fmt::format("SHARDWIRE_JOB_TOKEN is set for {} and not for {}: set one secret for all ranks, or for none",
                           nameOf(static_cast<Rank>(with), addresses[with]),
                           nameOf(static_cast<Rank>(without), addresses[without]))};
     }

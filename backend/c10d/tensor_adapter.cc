@@ -81,9 +81,8 @@ std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
   const std::size_t has = tensor.storage().nbytes();
   if (has == 0) {
     refuseCall(StatusCode::kInvalidArgument,
-               "{} is {}, but its storage was freed (resize_(0), as FSDP does with "
-               "parameters that are not in use): give the storage "
-               "its size back first",
+               "{} is {}, but its storage was freed (resize_(0), as FSDP does with parameters that are not in use): "
+               "give the storage its size back first",
                what, describeTensor(tensor));
   }
   const std::optional<std::size_t> needs = bytesReached(tensor);

@@ -60,9 +60,8 @@ void ListMemory::refuse() {
     }
     if (a.written != b.written && a.operation != b.operation) {
       refuseCall(StatusCode::kInvalidArgument,
-                 "{}: {} and {} share memory, and the operation would write there before it has read everything; "
-                 "give the output "
-                 "memory of its own, or pass a clone of the input",
+                 "{}: {} and {} share memory, and the operation would write there before it has read everything; give "
+                 "the output memory of its own, or pass a clone of the input",
                  call_, nameOf(a), nameOf(b));
     }
   });

@@ -36,8 +36,7 @@ constexpr std::array kSchemas = {
     "all_to_all_vdev_2d(Tensor input, Tensor(a!) out, Tensor in_splits, Tensor(a!) out_splits_offsets, str group_name, "
     "int? major_align=None) -> ()",
     "all_to_all_vdev_2d_offset(Tensor input, Tensor(a!) out, Tensor in_splits_offsets, Tensor(a!) out_splits_offsets, "
-    "str group_name) -> "
-    "()",
+    "str group_name) -> ()",
     "get_remote_tensors(Tensor x, str group_name) -> Tensor[]",
     "stream_write_value32_(Tensor(a!) input, int offset, int val) -> Tensor(a!)",
     "memset32_(Tensor(a!) input, int offset, int val, int count) -> Tensor(a!)",

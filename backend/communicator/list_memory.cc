@@ -40,8 +40,7 @@ Status checkListMemory(const ListNames& names, Rank rank, std::span<const Tensor
     if (!inPlace && shareMemory(inputs[i], outputs[o])) {
       status = {StatusCode::kInvalidArgument,
                 fmt::format("{}: {} and {} of rank {} share memory, and the operation would write there before it has "
-                            "read everything; give the output "
-                            "memory of its own, or pass a clone of the input",
+                            "read everything; give the output memory of its own, or pass a clone of the input",
                             names.call, nameOf(names.inputs, i, inputs.size()),
                             nameOf(names.outputs, o, outputs.size()), rank)};
     }

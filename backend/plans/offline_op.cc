@@ -40,8 +40,7 @@ class OfflineOp final : public CompiledOp {
   Status refused() const {
     return {StatusCode::kUnsupported,
             fmt::format("{} was planned for rank {} of {} without a group, and has none to run in: attach it to a "
-                        "group of {} ranks first, or "
-                        "compile it in the group",
+                        "group of {} ranks first, or compile it in the group",
                         facts_.label(), facts_.plan()->rank, facts_.plan()->worldSize, facts_.plan()->worldSize)};
   }
 

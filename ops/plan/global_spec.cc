@@ -237,8 +237,7 @@ class Merger {
     } else if (decl.dtype && *decl.dtype != merged.dtype) {
       return invalid(
           fmt::format("rank {} gives {} dtype {}, rank {} gives it {}: give the same dtype on all ranks, and "
-                      "output_dtype where the "
-                      "outputs have another",
+                      "output_dtype where the outputs have another",
                       facts.dtypeRank, nameOf(merged), dtypeName(merged.dtype), rank, dtypeName(*decl.dtype)));
     }
     if (decl.outputDtype && facts.outputDtypeRank < 0) {
@@ -373,8 +372,7 @@ class Merger {
       if (slice.shape[d] > local.localShape[d] - placed.localOffset[d]) {
         return invalid(fmt::format(
             "{}: box {} at local offset {} reaches outside its local tensor of shape {} in dimension {}: the local "
-            "tensor must "
-            "hold the whole box",
+            "tensor must hold the whole box",
             nameOf(place, index), toString(slice), toString(placed.localOffset), toString(local.localShape), d));
       }
     }
@@ -435,8 +433,7 @@ class Merger {
         [&](std::size_t a, std::size_t b) {
           return invalid(fmt::format(
               "{}: its boxes {} ({}) and {} ({}) overlap: the boxes of one local tensor must be disjoint, give "
-              "overlapping "
-              "boxes as separate {}",
+              "overlapping boxes as separate {}",
               nameOf(place), a, toString(local.slices[a].slice), b, toString(local.slices[b].slice), place.list));
         }));
     if (place.list[0] != 'o') {
@@ -450,8 +447,7 @@ class Merger {
         [&](std::size_t a, std::size_t b) {
           return invalid(fmt::format(
               "{}: its boxes {} and {} lie on the same elements of the local tensor (local offsets {} and {}): give "
-              "each "
-              "its own place",
+              "each its own place",
               nameOf(place), a, b, toString(local.slices[a].localOffset), toString(local.slices[b].localOffset)));
         });
   }

@@ -320,10 +320,8 @@ Status checkLayout(const Layout& layout) {
     if (!readingsAgree(layout, d)) {
       return invalid(
           fmt::format("layout: _StridedShard of tensor dimension {} of extent {} is ambiguous: cut by the placements "
-                      "from left to right "
-                      "and cut by the right mesh dimensions first (as FSDP2 over tensor parallelism does) differ for "
-                      "this uneven extent; "
-                      "pad the dimension to a multiple of its number of shards",
+                      "from left to right and cut by the right mesh dimensions first (as FSDP2 over tensor parallelism "
+                      "does) differ for this uneven extent; pad the dimension to a multiple of its number of shards",
                       d, layout.shape[d]));
     }
   }

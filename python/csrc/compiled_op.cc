@@ -262,9 +262,8 @@ void bindCompiledOps(py::module_& module) {
       .def("done", &PyWork::done, "Whether the run is over, with or without an error.")
       .def("wait", &PyWork::wait, py::arg("timeout_s") = py::none(),
            "Blocks until the run is over, and raises its error; TimeoutError when the time is up first. Without a "
-           "time, and with tensors of "
-           "devices: the "
-           "current streams wait instead of the CPU, and the result says whether the run is over.")
+           "time, and with tensors of devices: the current streams wait instead of the CPU, and the result says "
+           "whether the run is over.")
       .def("synchronize", &PyWork::synchronize, py::arg("timeout_s") = py::none(),
            "Like wait, but always the CPU waits.")
       .def("exception", &PyWork::exception, "The run's error; None during the run and after success.")

@@ -173,8 +173,7 @@ void bindGroups(py::module_& module) {
       [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },
       py::arg("store"), py::arg("key"), py::call_guard<GilRelease>(),
       "Whether the key is set. Torch shows its stores' check() to Python in later versions only, and wait() blocks the "
-      "store for other "
-      "calls.");
+      "store for other calls.");
   module.def(
       "shutdown_all",
       [] {
@@ -216,8 +215,7 @@ void bindGroups(py::module_& module) {
       py::arg("backend"), py::arg("call"), py::arg("text") = "", py::arg("blob") = py::bytes(),
       py::arg("error") = py::none(), py::arg("timeout") = py::none(),
       "Collective: the blobs of all ranks. Otherwise one error on all ranks: MismatchError where call or text differ, "
-      "or "
-      "the error of the lowest rank that gives one.");
+      "or the error of the lowest rank that gives one.");
   bindEnds(module);
 }
 

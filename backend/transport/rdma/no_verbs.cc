@@ -6,9 +6,7 @@ namespace shardwire::internal {
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self&) {
   return Status{StatusCode::kUnsupported,
                 "shardwire was built on a machine without libibverbs-dev; install it and build again: ./run setup, or "
-                "pip install "
-                "--force-reinstall --no-deps "
-                "--no-build-isolation ."};
+                "pip install --force-reinstall --no-deps --no-build-isolation ."};
 }
 
 }  // namespace shardwire::internal
