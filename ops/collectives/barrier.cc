@@ -2,7 +2,7 @@
 //
 //   direct          n - 1 messages out of each rank, one stage.
 //   dissemination   in stage t a message to the rank 2^t further on: ceil(log2 n) messages out of each rank, as many
-//   stages.
+//                   stages.
 #include <vector>
 
 #include "ops/collectives/families.h"

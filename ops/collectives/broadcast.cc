@@ -1,12 +1,10 @@
 // Broadcast: root's input -> everybody else's output.
 //
 //   direct        (n - 1) B out of root, one stage. Best on one host: all readers read the same memory, and a short
-//   message is one store
-//                 each.
+//                 message is one store each.
 //   tree          B out of each inner rank up to log2 n times, ceil(log2 n) stages: for short messages to many ranks.
 //   chunks        root scatters n chunks, then all exchange them: 2 B out of root and B out of the others, two stages.
-//   For long messages
-//                 between hosts, where one rank's link is the limit.
+//                 For long messages between hosts, where one rank's link is the limit.
 //   hierarchical  as chunks, three stages; the exchange takes B from each host instead of L B for L ranks on it.
 #include "ops/collectives/families.h"
 #include "ops/collectives/hierarchy.h"

@@ -2,8 +2,7 @@
 //
 //   direct   (n - 1) B into root, which does all the arithmetic; one stage.
 //   chunks   each rank combines one chunk of all inputs, root collects the chunks: 2 (n - 1) / n B in and out of each
-//   rank, two stages. All
-//            cores do the arithmetic, and no link carries more than two tensors.
+//            rank, two stages. All cores do the arithmetic, and no link carries more than two tensors.
 #include "ops/collectives/families.h"
 #include "ops/collectives/stages.h"
 
