@@ -11,13 +11,27 @@
 
 namespace shardwire::internal {
 
-Result<std::shared_ptr<FdWatches>> FdWatches::create() {
-  Fd ready(::epoll_create1(EPOLL_CLOEXEC));
-  if (!ready.isOpen()) {
+Result<Fd> makeEpollSet() {
+  Fd made(::epoll_create1(EPOLL_CLOEXEC));
+  if (!made.isOpen()) {
     return systemError(errno == EMFILE ? "making an epoll set (raise ulimit -n)" : "making an epoll set", errno);
   }
-  ready.closeInChildren();
-  return std::shared_ptr<FdWatches>(new FdWatches(std::move(ready)));
+  return made;
+}
+
+Status watchSocket(const Fd& set, int operation, const Fd& socket, std::uint32_t events, void* data) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = data;
+  return ::epoll_ctl(set.get(), operation, socket.get(), &event) == 0 ? Status::ok()
+                                                                      : systemError("watching a socket", errno);
+}
+
+Result<std::shared_ptr<FdWatches>> FdWatches::create() {
+  auto ready = makeEpollSet();
+  SW_RETURN_IF_ERROR(ready.status());
+  ready->closeInChildren();
+  return std::shared_ptr<FdWatches>(new FdWatches(std::move(*ready)));
 }
 
 void FdWatches::serve() {

@@ -16,6 +16,11 @@
 
 namespace shardwire::internal {
 
+// An epoll set; kSystem when this process has no descriptor left.
+Result<Fd> makeEpollSet();
+// epoll_ctl(2) for a socket of a set with pointers as its data.
+Status watchSocket(const Fd& set, int operation, const Fd& socket, std::uint32_t events, void* data);
+
 class FdWatch;
 
 // Any thread, but for serve().

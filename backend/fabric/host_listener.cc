@@ -16,6 +16,7 @@
 
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
+#include "backend/fabric/fd_watches.h"
 
 namespace shardwire::internal {
 namespace {
@@ -31,14 +32,6 @@ constexpr int kHostBacklog = 4096;
 // The most connections accepted between two checks of the other connections: processes of other users may dial without
 // end.
 constexpr int kMostAtOnce = 16;
-
-Status watchForInput(const Fd& ready, const Fd& socket, void* tag) {
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLRDHUP;
-  event.data.ptr = tag;
-  return ::epoll_ctl(ready.get(), EPOLL_CTL_ADD, socket.get(), &event) == 0 ? Status::ok()
-                                                                            : systemError("watching a socket", errno);
-}
 
 // A message fits the empty buffer of a socket: a message that cannot be sent at once can never be sent.
 Status sendNow(const Fd& socket, std::string_view message, std::span<const int> fds = {}) {
@@ -118,7 +111,7 @@ Result<HostListener> HostListener::create(const std::string& name, HostAnswers a
     return systemError("making an epoll set", errno);
   }
   made.ready_.closeInChildren();
-  SW_RETURN_IF_ERROR(watchForInput(made.ready_, made.listener_, nullptr));
+  SW_RETURN_IF_ERROR(watchSocket(made.ready_, EPOLL_CTL_ADD, made.listener_, EPOLLIN | EPOLLRDHUP, nullptr));
   return made;
 }
 
@@ -162,11 +155,7 @@ Status HostListener::setListening(bool on) {
     return Status::ok();
   }
   isListening_ = on;
-  epoll_event event{};
-  event.events = on ? static_cast<std::uint32_t>(EPOLLIN) : 0U;
-  return ::epoll_ctl(ready_.get(), EPOLL_CTL_MOD, listener_.get(), &event) == 0
-             ? Status::ok()
-             : systemError("watching a socket", errno);
+  return watchSocket(ready_, EPOLL_CTL_MOD, listener_, on ? std::uint32_t{EPOLLIN} : 0U, nullptr);
 }
 
 Status HostListener::acceptAll() {
@@ -193,7 +182,7 @@ Status HostListener::acceptAll() {
       continue;
     }
     auto caller = std::make_unique<Caller>(Caller{std::move(*socket), *peer, Clock::now(), false, {}});
-    SW_RETURN_IF_ERROR(watchForInput(ready_, caller->socket, caller.get()));
+    SW_RETURN_IF_ERROR(watchSocket(ready_, EPOLL_CTL_ADD, caller->socket, EPOLLIN | EPOLLRDHUP, caller.get()));
     callers_.push_back(std::move(caller));
     ++unproved;
   }

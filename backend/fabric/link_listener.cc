@@ -5,7 +5,6 @@
 // descriptors or keeping ranks out. The fabric's thread serves all callers; nothing here waits.
 #include "backend/fabric/link_listener.h"
 
-#include <errno.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>
 
@@ -14,7 +13,6 @@
 #include <utility>
 
 #include "backend/base/log.h"
-#include "backend/base/system_error.h"
 #include "backend/fabric/link_message.h"
 #include "backend/fabric/net_socket.h"
 
@@ -27,14 +25,6 @@ constexpr std::size_t kMaxSilent = 128;
 constexpr std::size_t kMaxUnknownCallers = 64;
 // At the limit, a caller is rejected after this time, in which a rank would have sent its proof.
 constexpr Duration kLeastStay = std::chrono::milliseconds(500);
-
-Status watch(const Fd& ready, const Fd& socket, void* tag) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.ptr = tag;
-  return ::epoll_ctl(ready.get(), EPOLL_CTL_ADD, socket.get(), &event) == 0 ? Status::ok()
-                                                                            : systemError("watching a socket", errno);
-}
 
 // The text goes after "it ".
 Status checkHello(const LinkHello& hello, Rank self, int worldSize) {
@@ -96,15 +86,13 @@ LinkListener::~LinkListener() = default;
 
 Result<std::shared_ptr<LinkListener>> LinkListener::create(ListeningPorts ports, std::shared_ptr<FdWatches> watches,
                                                            Duration proveWithin) {
-  Fd ready(::epoll_create1(EPOLL_CLOEXEC));
-  if (!ready.isOpen()) {
-    return systemError(errno == EMFILE ? "making an epoll set (raise ulimit -n)" : "making an epoll set", errno);
-  }
-  ready.closeInChildren();
+  auto ready = makeEpollSet();
+  SW_RETURN_IF_ERROR(ready.status());
+  ready->closeInChildren();
   for (const Fd& port : ports.sockets) {
-    SW_RETURN_IF_ERROR(watch(ready, port, nullptr));
+    SW_RETURN_IF_ERROR(watchSocket(*ready, EPOLL_CTL_ADD, port, EPOLLIN, nullptr));
   }
-  std::shared_ptr<LinkListener> made(new LinkListener(std::move(ports), std::move(ready), proveWithin));
+  std::shared_ptr<LinkListener> made(new LinkListener(std::move(ports), std::move(*ready), proveWithin));
   auto watched = FdWatch::create(std::move(watches), made->ready_.get(), EPOLLIN, [raw = made.get()] {
     raw->serve();
     return true;
@@ -170,11 +158,7 @@ Status LinkListener::setListening(bool on) {
   }
   isListening_ = on;
   for (const Fd& port : ports_.sockets) {
-    epoll_event event{};
-    event.events = on ? static_cast<std::uint32_t>(EPOLLIN) : 0U;
-    if (::epoll_ctl(ready_.get(), EPOLL_CTL_MOD, port.get(), &event) != 0) {
-      return systemError("watching a socket", errno);
-    }
+    SW_RETURN_IF_ERROR(watchSocket(ready_, EPOLL_CTL_MOD, port, on ? std::uint32_t{EPOLLIN} : 0U, nullptr));
   }
   return Status::ok();
 }
@@ -204,7 +188,7 @@ Status LinkListener::letIn() {
     const auto remote = remoteAddress(*socket);
     auto caller = std::make_unique<Caller>(std::move(*socket), remote.isOk() ? toString(*remote) : "a gone peer",
                                            Clock::now() + proveWithin_);
-    SW_RETURN_IF_ERROR(watch(ready_, caller->socket, caller.get()));
+    SW_RETURN_IF_ERROR(watchSocket(ready_, EPOLL_CTL_ADD, caller->socket, EPOLLIN, caller.get()));
     callers_.push_back(std::move(caller));
     ++silent;
   }

@@ -1,4 +1,3 @@
-#include <errno.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>
 
@@ -6,8 +5,8 @@
 #include <array>
 #include <utility>
 
-#include "backend/base/system_error.h"
 #include "backend/base/wire.h"
+#include "backend/fabric/fd_watches.h"
 #include "backend/transport/endpoint.h"
 #include "backend/transport/lanes.h"
 #include "backend/transport/tcp/tcp_joining.h"
@@ -86,11 +85,9 @@ class TcpEndpoint final : public Endpoint {
 }  // namespace
 
 Result<std::unique_ptr<Endpoint>> makeTcpEndpoint(const Self& self) {
-  Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll.isOpen()) {
-    return systemError(errno == EMFILE ? "making an epoll set (raise ulimit -n)" : "making an epoll set", errno);
-  }
-  return std::unique_ptr<Endpoint>(std::make_unique<TcpEndpoint>(self, std::move(epoll)));
+  auto epoll = makeEpollSet();
+  SW_RETURN_IF_ERROR(epoll.status());
+  return std::unique_ptr<Endpoint>(std::make_unique<TcpEndpoint>(self, std::move(*epoll)));
 }
 
 }  // namespace shardwire::internal
