@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include "backend/memory/shared_heap.h"
 #include "backend/symm/deferred_release.h"
@@ -64,14 +66,13 @@ class MakeSymmetric : public EngineTest {
   }
   // Rank 0's end of a block: rank 0 is interrupted after all its messages to rank 1, before the last answer of rank 1
   // arrives.
-  Status makeInVain() {
+  Status makeInVain(const SymmetricRequest& request = {.bytes = kBytes, .text = "bytes"}) {
     std::thread rank1([&] {
       takeBlob(true);
       takeBlob(false);
       engine_->abort({StatusCode::kAborted, "enough"});
     });
-    const auto made =
-        makeSymmetric(engine_, {.bytes = kBytes, .text = "bytes"}, std::nullopt, [] { return Status::ok(); });
+    const auto made = makeSymmetric(engine_, request, std::nullopt, [] { return Status::ok(); });
     rank1.join();
     return made.status();
   }
@@ -94,6 +95,23 @@ TEST_F(MakeSymmetric, APartThatAPeerMayHoldIsKeptWhenOnlyThisRankFails) {
   releaseUnheld();
   EXPECT_EQ(numDeferred(), deferred);
   EXPECT_EQ(usedBytes(), before);
+}
+
+// Rank 0 holds rank 1's part and the pages that rank 1 attached, and gives both back at once. Rank 0's own pages stay
+// as long as its part.
+TEST_F(MakeSymmetric, AttachedPagesOfAPeerGoBackWhenOnlyThisRankFails) {
+  releaseUnheld();
+  auto pages = std::make_shared<Bytes>(4096);
+  const std::weak_ptr<Bytes> own = pages;
+  const Status made =
+      makeInVain({.bytes = kBytes, .text = "bytes", .attached = std::exchange(pages, nullptr), .attachedBytes = 4096});
+  EXPECT_EQ(made.code(), StatusCode::kAborted);
+  EXPECT_EQ(held_->numReleased, 2);
+  EXPECT_TRUE(held_->isUntouched());
+  EXPECT_FALSE(own.expired());
+  held_->isGone = true;
+  releaseUnheld();
+  EXPECT_TRUE(own.expired());
 }
 
 // Rank 1 gave up, and makes another block: the wants of the second block are no answer about the first.

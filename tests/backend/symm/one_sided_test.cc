@@ -433,6 +433,29 @@ TEST_P(OneSidedAccess, IsOverAfterABarrierOfAnyGroup) {
   });
 }
 
+// Each rank has a group that fails behind a put, and a later group that is quiet.
+TEST(QuietAll, ReturnsTheErrorOfAnEarlierGroup) {
+  MemoryStore store;
+  MemoryStore other;
+  std::atomic<int> done{0};
+  testing::runRanksAsThreads(2, [&](Rank rank) {
+    auto one = Communicator::create(store, rank, 2, optionsFor(Where::kWires, rank, seconds(30)), "one");
+    auto two = Communicator::create(other, rank, 2, optionsFor(Where::kWires, rank, seconds(30)), "two");
+    ASSERT_TRUE(one.isOk()) << one.status().message();
+    ASSERT_TRUE(two.isOk()) << two.status().message();
+    const Block block = zeroedBlock(**one, 8);
+    if (rank == 0) {
+      std::vector<std::uint64_t> values(1, 7);
+      expectFine(block->put(1, wordsAt(0, 1), viewOfWords(values), {}));
+      (*one)->abort("enough");
+      EXPECT_EQ(quietAll().code(), StatusCode::kAborted);
+      expectFine(quietAll());
+    }
+    ++done;
+    await(done, 2);
+  });
+}
+
 // ---- giving back
 
 TEST_P(OneSidedAccess, MemoryComesBackWhenAllHaveDroppedIt) {
