@@ -123,7 +123,7 @@ struct Without {
   std::vector<int> faults;
 };
 
-// What the seeds draw.
+// The choices among which the seeds draw.
 enum class Draws : std::uint8_t {
   kUsual,
   kManyFaults,  // rare conditions, often: losses one after the other, stops as long as the timeout, late links, full
