@@ -1,8 +1,8 @@
 """Puts each defect of tests/simulate/bugs back, and checks that the simulation finds it.
 
 Usage: find_bugs.py [--search] [--many-faults] [NAME...]. Works in a git worktree of HEAD under build/bugs, and takes
-half a minute for each defect on two cores with a warm ccache. Prints one line for each; exit status 1 when a defect was not
-found.
+half a minute for each defect on two cores with a warm ccache. Prints one line for each; exit status 1 when a defect was
+not found.
 --search: runs the seeds from 1 on in place of the patch's seed, and prints the first seed that finds the defect.
 --many-faults: searches with this option of the simulation, whatever the patch's seed needs.
 """
