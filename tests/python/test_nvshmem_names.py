@@ -76,6 +76,51 @@ def test_symmetric_arrays_of_numpy():
     run_ranks(2, arrays_body, None, default_group=True)
 
 
+def dlpack_body(rank, _):
+    core.init()
+    other = 1 - rank
+    buffer = core.buffer(64)
+    array = np.from_dlpack(buffer).view("int32")
+    again = torch.from_dlpack(torch.utils.dlpack.to_dlpack(buffer[8:24]))  # 16 bytes
+    for same in (array, again, array[3:], array.reshape(4, 4).T):
+        assert core.type_of(same) is core.BufferTypes.NORMAL
+    buffer.fill_(rank)
+    core.barrier_all()
+    core.put(again, torch.full((16,), 10 + rank, dtype=torch.uint8), other)
+    core.put(array[6:8], np.full(2, rank, np.int32), other)
+    core.atomic_add(array, 7, other, offset=9)
+    core.signal_op(array[12:], 5, core.SignalOp.SIGNAL_SET, other)
+    core.barrier_all()
+    of_other = (10 + other) * 0x01010101
+    assert buffer.view(torch.int32).tolist()[2:8] == [of_other] * 4 + [other] * 2
+    assert array[9] == 0x01010101 * rank + 7 and core.signal_fetch(array[12:]) == 5
+    core.barrier_all()
+    got = torch.empty(16, dtype=torch.uint8)
+    core.get(got, again, other)
+    assert got.tolist() == [10 + rank] * 16
+    theirs = core.get_peer_array(array[2:6], other)
+    assert theirs.tolist() == [(10 + rank) * 0x01010101] * 4
+    assert core.type_of(np.from_dlpack(core.get_peer_buffer(buffer, other))) is core.BufferTypes.PEER
+    assert core.get_multicast_tensor(again).ld_reduce("add").tolist() == [21] * 16
+    with pytest.raises(core.NvshmemInvalid, match="not made by"):
+        core.type_of(torch.from_dlpack(torch.utils.dlpack.to_dlpack(torch.zeros(64, dtype=torch.uint8))))
+    core.barrier_all()
+    del buffer, again, got, theirs  # the array alone holds the memory
+    assert core.type_of(array) is core.BufferTypes.NORMAL
+    core.free_array(array)
+    with pytest.raises(ValueError, match="was freed"):
+        core.get_peer_array(array, other)
+    del array, same
+    kept, listed = core.buffer(8), shardwire.nvshmem.core.memory._storages
+    assert listed._begins == [kept.data_ptr()]  # no ended storage
+    assert listed.over(kept.data_ptr() - 1) is None and listed.over(kept.data_ptr() + 7) is not None
+    core.finalize()
+
+
+def test_memory_that_came_through_dlpack():
+    run_ranks(2, dlpack_body, None, default_group=True)
+
+
 def access_body(rank, _):
     core.init()
     other = 1 - rank

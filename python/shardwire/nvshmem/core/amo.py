@@ -8,20 +8,22 @@ from typing import Any
 import torch
 
 from ... import symm
+from ..._integers import as_count
 from .all_pes import NvshmemInvalid
-from .memory import _pe, as_tensor
+from .memory import _pe, as_symmetric, as_tensor
 
 
 def _at(target: torch.Tensor, offset: int, dtype: Any) -> torch.Tensor:
-    target = as_tensor(target)
+    target = as_symmetric(as_tensor(target))
     if dtype is not None:
         if target.dtype == torch.uint8 and isinstance(dtype, torch.dtype) and target.is_contiguous():
             target = target.view(-1).view(dtype)
         elif dtype != target.dtype:
             raise NvshmemInvalid(f"dtype is {dtype!r}, and the target's {target.dtype}")
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < target.numel():
+    place = as_count(offset, 0)
+    if place is None or place >= target.numel():
         raise NvshmemInvalid(f"offset is {offset!r}, and the target has {target.numel()} elements")
-    return target.reshape(-1)[offset] if target.is_contiguous() else _nth(target, offset)
+    return target.reshape(-1)[place] if target.is_contiguous() else _nth(target, place)
 
 
 def _nth(target: torch.Tensor, offset: int) -> torch.Tensor:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import symm
+from ..._integers import as_integer
 from ...compiler.layout import kind_of
 from ...symm.tensors import make_tensor
 from .all_pes import NvshmemInvalid, world
-from .memory import as_moved, as_tensor, free_tensor, get_multicast_tensor, get_peer_tensor, tensor_get_buffer
+from .memory import (_storages, as_moved, as_tensor, free_tensor, get_multicast_tensor, get_peer_tensor,
+                     tensor_get_buffer)
 
 if TYPE_CHECKING:
     import numpy
@@ -30,12 +32,13 @@ def array(shape: int | Sequence[int], dtype: Any = "float32", release: bool = Fa
     sizes: tuple[int, ...] = ()
     try:
         kind = numpy.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
-        sizes = (shape,) if isinstance(shape, int) else tuple(map(operator.index, shape))
+        extent = as_integer(shape)
+        sizes = tuple(map(operator.index, shape)) if extent is None else (extent,)  # type: ignore[arg-type]
         if any(extent < 0 for extent in sizes):
             raise ValueError(f"shape {sizes} has a negative extent")
     except (TypeError, ValueError) as failure:  # the other PEs wait for this PE
         error = error or str(failure)
-    made = make_tensor(((math.prod(sizes) * kind.itemsize,),), torch.uint8, team, None, False, error)
+    made = _storages.add(make_tensor(((math.prod(sizes) * kind.itemsize,),), torch.uint8, team, None, False, error))
     return made.numpy().view(kind).reshape(sizes, order=morder)  # type: ignore[call-overload]
 
 

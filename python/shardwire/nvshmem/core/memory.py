@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import numbers
+import threading
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ... import _C, symm
+from ..._integers import as_count
 from ...compiler.layout import kind_of
 from ...plain.tensor_bytes import untyped
 from ...symm.tensors import backend_of, make_tensor
@@ -40,6 +44,37 @@ def _is_registered(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and _C.symm_place(tensor) is not None and _memory_of(tensor) in _external
 
 
+class _Storages:
+    """The storages of symmetric memory by address, which stay no longer for being listed here. Memory that comes back
+    through DLPack has another storage, over the same bytes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[int, StorageWeakRef] = {}
+        self._begins: list[int] = []
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Lists the tensor's storage, and returns the tensor."""
+        with self._lock:
+            self._found = {begin: storage for begin, storage in self._found.items() if not storage.expired()}
+            self._found[_memory_of(tensor)] = StorageWeakRef(untyped(tensor))
+            self._begins = sorted(self._found)
+        return tensor
+
+    def over(self, address: int) -> torch.Tensor | None:
+        """The bytes of the whole storage with this address."""
+        with self._lock:
+            place = bisect.bisect_right(self._begins, address) - 1
+            begin = self._begins[place] if place >= 0 else 0
+            storage = torch.UntypedStorage._new_with_weak_ptr(self._found[begin].cdata) if begin else None
+        if storage is None or address >= begin + storage.nbytes():
+            return None
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
+
+
+_storages = _Storages()
+
+
 def as_tensor(value: Any) -> torch.Tensor:
     """The tensor over the memory of a numpy array, which is symmetric if the array is; any other value as it is."""
     if type(value).__module__ != "numpy":
@@ -47,10 +82,14 @@ def as_tensor(value: Any) -> torch.Tensor:
     plain, owner = torch.from_numpy(value), value
     while type(owner).__module__ == "numpy":
         owner = owner.base
-    size = plain.element_size()
     if not isinstance(owner, torch.Tensor):
-        return plain
-    whole = owner.as_strided((untyped(owner).nbytes() // owner.element_size(),), (1,), 0).view(torch.uint8)
+        return as_symmetric(plain)
+    return _placed(plain, owner.as_strided((untyped(owner).nbytes() // owner.element_size(),), (1,), 0))
+
+
+def _placed(plain: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """``plain`` as a view of ``whole``, which has the memory of ``plain`` and all of its storage."""
+    whole, size = whole.view(torch.uint8), plain.element_size()
     if plain.numel() == 0:
         return whole[:0].view(plain.dtype).as_strided(plain.shape, plain.stride())
     begin = plain.data_ptr() - whole.data_ptr()
@@ -67,10 +106,20 @@ def as_moved(value: Any) -> torch.Tensor:
     return as_tensor(value)
 
 
+def as_symmetric(tensor: Any) -> Any:
+    """A tensor over symmetric memory that came through DLPack, as a symmetric tensor; any other value as it is."""
+    if not isinstance(tensor, torch.Tensor) or _C.symm_place(tensor) is not None:
+        return tensor
+    is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    found = _storages.over(tensor.data_ptr()) if is_plain else None
+    return tensor if found is None else _placed(tensor, found)
+
+
 def type_of(tensor: Any) -> BufferTypes:
     """The type of a piece of symmetric memory. NvshmemInvalid for other memory."""
     if isinstance(tensor, symm.MulticastTensor):
         return BufferTypes.MULTIMEM
+    tensor = as_symmetric(as_tensor(tensor))
     place = _C.symm_place(tensor) if isinstance(tensor, torch.Tensor) else None
     if place is None:
         raise NvshmemInvalid("the tensor was not made by nvshmem.core")
@@ -88,7 +137,7 @@ def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, rele
     """
     team = world()
     error = "" if morder in ("C", "F") else f"morder is {kind_of(morder)}; give 'C' or 'F'"
-    made = make_tensor((shape,), dtype, team, None, False, error)  # the other PEs receive the error, too
+    made = _storages.add(make_tensor((shape,), dtype, team, None, False, error))  # all PEs receive the error
     if morder == "C" or made.dim() < 2:
         return made
     order = tuple(range(made.dim() - 1, -1, -1))
@@ -112,7 +161,7 @@ def buffer(size: int, release: bool = False, except_on_del: bool = True) -> torc
 def tensor_get_buffer(tensor: torch.Tensor) -> tuple[torch.Tensor, int, str]:
     """(the tensor as bytes, the number of bytes, the name of the tensor's dtype). The tensor must be contiguous."""
     type_of(tensor)
-    raw = bytes_of(tensor)
+    raw = bytes_of(as_symmetric(tensor))
     return raw, raw.numel(), str(tensor.dtype)
 
 
@@ -126,20 +175,20 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def get_peer_tensor(tensor: torch.Tensor, peer_pe: int | None = None) -> torch.Tensor:
     """:func:`shardwire.symm.get_peer_tensor`: views, offsets and strides are kept."""
-    return symm.get_peer_tensor(tensor, _pe(peer_pe))
+    return _storages.add(symm.get_peer_tensor(as_symmetric(tensor), _pe(peer_pe)))
 
 
 def get_peer_buffer(buffer: torch.Tensor, pe: int) -> torch.Tensor:
     """:func:`get_peer_tensor`."""
-    return symm.get_peer_tensor(buffer, _pe(pe))
+    return get_peer_tensor(buffer, pe)
 
 
 def get_multicast_tensor(team: Any, tensor: torch.Tensor | None = None) -> symm.MulticastTensor:
     """``get_multicast_tensor(team, tensor)``, or as the seed document writes ``get_multicast_tensor(tensor)``:
     :func:`shardwire.symm.get_multicast_tensor`."""
     if tensor is None:
-        return symm.get_multicast_tensor(as_tensor(team))
-    return symm.get_multicast_tensor(Teams.team_of(team), as_tensor(tensor))
+        return symm.get_multicast_tensor(as_symmetric(as_tensor(team)))
+    return symm.get_multicast_tensor(Teams.team_of(team), as_symmetric(as_tensor(tensor)))
 
 
 def get_multicast_buffer(team: Any, buffer: torch.Tensor) -> symm.MulticastTensor:
@@ -159,7 +208,7 @@ def register_external_tensor(tensor: torch.Tensor) -> torch.Tensor:
     error = ""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
         error = "only a CPU tensor can be registered"
-    elif symm.is_symmetric(tensor):
+    elif symm.is_symmetric(as_symmetric(tensor)):
         error = "the tensor lies in symmetric memory already"
     elif (tensor._is_view() or not tensor.is_contiguous() or tensor.requires_grad
           or untyped(tensor).nbytes() != tensor.numel() * tensor.element_size()):
@@ -169,7 +218,7 @@ def register_external_tensor(tensor: torch.Tensor) -> torch.Tensor:
                            error)
     except ValueError as failure:
         raise NvshmemInvalid(str(failure)) from None
-    made.copy_(tensor)
+    _storages.add(made).copy_(tensor)
     tensor.set_(made)  # type: ignore[call-overload]
     _external[_memory_of(made)] = made
     world().barrier()  # every part has its elements
@@ -179,7 +228,7 @@ def register_external_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def unregister_external_tensor(tensor: torch.Tensor) -> None:
     """Ends what :func:`register_external_tensor` returned. Collective. The registered tensor keeps its elements, as an
     ordinary tensor. NvshmemError on all PEs where a PE gives another tensor; then nothing has ended."""
-    team = world()
+    team, tensor = world(), as_symmetric(tensor)
     try:
         if not _is_registered(tensor):
             _fail_free(team, "the tensor was not registered: give what register_external_tensor returned")
@@ -212,6 +261,7 @@ def free_tensor(tensor: torch.Tensor | symm.MulticastTensor) -> None:
     A peer's tensor or a multicast tensor owns nothing. The call only drops such a tensor, on this PE alone, as in
     NVSHMEM. A registered tensor ends by :func:`unregister_external_tensor`.
     """
+    tensor = as_symmetric(tensor)
     # A peer tensor of this PE itself is the PE's own tensor: the document frees a list with all peer tensors, and so
     # the own tensor too.
     try:
@@ -235,6 +285,7 @@ def free(buffer: torch.Tensor) -> None:
 
 
 def _pe(pe: int | None) -> int:
-    if pe is None or isinstance(pe, bool) or not isinstance(pe, int) or not 0 <= pe < world().size:
+    number = as_count(pe, 0)
+    if number is None or number >= world().size:
         raise NvshmemInvalid(f"pe is {pe!r}; give one of 0 to {world().size - 1}")
-    return pe
+    return number

@@ -13,7 +13,7 @@ import torch
 from ... import _C, symm
 from ...symm.access import put_then_signal
 from .all_pes import NvshmemInvalid, world
-from .memory import _pe, as_moved
+from .memory import _pe, as_moved, as_symmetric
 
 
 class SignalOp(IntEnum):
@@ -38,22 +38,22 @@ _COMPARISON_NAMES = {ComparisonType.CMP_EQ: "eq", ComparisonType.CMP_NE: "ne", C
 def put(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
     """Copies ``src`` to ``remote_pe``'s ``dst``. Of contiguous tensors of different length the shorter one counts, as
     in NVSHMEM."""
-    symm.put(*_alike(dst, src), _pe(remote_pe))
+    symm.put(*_alike(as_symmetric(dst), src), _pe(remote_pe))
 
 
 def get(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
     """Copies ``remote_pe``'s ``src`` to ``dst``. As :func:`put`."""
-    symm.get(*_alike(dst, src), _pe(remote_pe))
+    symm.get(*_alike(dst, as_symmetric(src)), _pe(remote_pe))
 
 
 def put_nbi(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
     """:func:`put` without waiting: ``src`` must not be changed before :func:`flush` or :func:`quiet`."""
-    symm.put_nbi(*_alike(dst, src), _pe(remote_pe))
+    symm.put_nbi(*_alike(as_symmetric(dst), src), _pe(remote_pe))
 
 
 def get_nbi(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
     """:func:`get` without waiting: ``dst`` has the elements after :func:`quiet`."""
-    symm.get_nbi(*_alike(dst, src), _pe(remote_pe))
+    symm.get_nbi(*_alike(dst, as_symmetric(src)), _pe(remote_pe))
 
 
 def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp,
@@ -61,7 +61,7 @@ def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, s
     """:func:`put`, then the signal."""
     name = _signal_name(signal_op)
     word = _word(signal_var)
-    put_then_signal(*_alike(dst, src), word, signal_val, _pe(remote_pe), name, False)
+    put_then_signal(*_alike(as_symmetric(dst), src), word, signal_val, _pe(remote_pe), name, False)
 
 
 def put_signal_nbi(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, signal_val: int,
@@ -69,7 +69,7 @@ def put_signal_nbi(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tenso
     """:func:`put_nbi`, then the signal: who sees the signal sees the bytes."""
     name = _signal_name(signal_op)
     word = _word(signal_var)
-    put_then_signal(*_alike(dst, src), word, signal_val, _pe(remote_pe), name, True)
+    put_then_signal(*_alike(as_symmetric(dst), src), word, signal_val, _pe(remote_pe), name, True)
 
 
 def signal_op(signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp, remote_pe: int = -1,
@@ -120,7 +120,7 @@ def _alike(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 def _word(signal: torch.Tensor) -> torch.Tensor:
     """The signal's element: a buffer of bytes holds a signal of 64 bits."""
-    signal = as_moved(signal)
+    signal = as_symmetric(as_moved(signal))
     if _C.symm_place(signal) is None or not signal.is_contiguous() or signal.numel() * signal.element_size() < 4:
         raise NvshmemInvalid("a signal is a symmetric tensor that begins with an integer, made by nvshmem.core")
     flat = signal.view(-1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ... import _C, symm
+from ..._integers import as_integer
 from ...errors import UnsupportedError
 from .all_pes import NvshmemInvalid, world
 
@@ -248,13 +249,12 @@ def team_init(team_config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_i
     """
     everybody = world()
     uid = team_config.uniqueid.value if isinstance(team_config.uniqueid, TeamUniqueId) else team_config.uniqueid
-    numbers = (npes, pe_idx_in_team, uid)
-    if (any(isinstance(each, bool) or not isinstance(each, int) for each in numbers)
-            or not 0 <= pe_idx_in_team < npes <= everybody.size):
+    numbers = [number for each in (npes, pe_idx_in_team, uid) if (number := as_integer(each)) is not None]
+    if len(numbers) < 3 or not 0 <= numbers[1] < numbers[0] <= everybody.size:
         raise NvshmemInvalid(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid "
                              f"{uid!r}; give integers, 0 <= place < npes <= {everybody.size}")
     try:
-        team = everybody._meet(f"nvshmem_team{uid}", npes, pe_idx_in_team, Teams.refusal_of(new_team_name))
+        team = everybody._meet(f"nvshmem_team{numbers[2]}", *numbers[:2], Teams.refusal_of(new_team_name))
     except ValueError as error:
         raise NvshmemInvalid(str(error)) from error
     return Teams.enter(new_team_name, "TEAM", team, team_config)
