@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import _C
+from .._integers import as_integer
 from ..compiler.agree import Attempt
 from ..compiler.compile_op import compile_op
 from ..compiler.layout import is_dtensor, local_tensor
@@ -153,26 +154,27 @@ def _read(call: str, function: _Function, shape: Dims, lengths: Any, dim: Any, n
     if others:
         raise TypeError(f"{call}: unknown argument {next(iter(others))!r}")
     if function.dims == 1:
-        axes: Sequence[int] = [-1 if dim is None else dim]
+        axes: list[Any] = [-1 if dim is None else dim]
         lengths = None if lengths is None else [lengths]
     elif dim is not None:
-        axes = [dim] if isinstance(dim, int) else list(dim)
+        axes = list(dim) if isinstance(dim, Iterable) else [dim]
     elif function.dims == 2:
         axes = [-2, -1]
     else:
-        axes = range(-len(lengths if lengths is not None else shape), 0)
-    axes = list(axes)
+        axes = list(range(-len(lengths if lengths is not None else shape), 0))
     wanted: list[int | None] = [None] * len(axes)
     if lengths is not None:
-        wanted = [lengths] if isinstance(lengths, int) else list(lengths)
-    if any(isinstance(extent, bool) or not isinstance(extent, (int, type(None))) for extent in wanted):
-        raise TypeError(f"{call}: {wanted} is given for lengths; give ints")
+        given = list(lengths) if isinstance(lengths, Iterable) else [lengths]
+        wanted = [None if extent is None else as_integer(extent) for extent in given]
+        if wanted.count(None) > given.count(None):
+            raise TypeError(f"{call}: {given} is given for lengths; give ints")
     if len(wanted) != len(axes):
         raise ValueError(f"{call}: {len(wanted)} lengths are given for {len(axes)} axes; give one for each")
-    if not axes or len({axis % max(len(shape), 1) for axis in axes}) != len(axes) or any(
-            isinstance(axis, bool) or not -len(shape) <= axis < len(shape) for axis in axes):
+    places = {axis % len(shape): None for each in axes
+              if (axis := as_integer(each)) is not None and -len(shape) <= axis < len(shape)}
+    if not axes or len(places) != len(axes):
         raise ValueError(f"{call}: dim is {axes} for {len(shape)} dimensions; give each axis once, and at least one")
-    axes = [axis % len(shape) for axis in axes]
+    axes = list(places)
     before = [shape[axis] if extent is None or extent == -1 else extent for axis, extent in zip(axes, wanted)]
     after = list(before)
     if function.kind == "C2R":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Tuple
 
+from .._integers import as_integer
 from ..compiler.layout import kind_of, as_dims
 
 Dims = Tuple[int, ...]
@@ -125,6 +126,7 @@ def _flatten(value: Any) -> tuple[list[int], Dims]:
             raise ValueError("process_array is no grid: its rows have different lengths, or none")
         shape.append(lengths.pop())
         level = [item for row in level for item in row]
-    if any(isinstance(item, bool) or not isinstance(item, int) for item in level):
+    ranks = [rank for item in level if (rank := as_integer(item)) is not None]
+    if len(ranks) < len(level):
         raise TypeError("process_array holds something that is no int; give ranks")
-    return level, tuple(shape)
+    return ranks, tuple(shape)

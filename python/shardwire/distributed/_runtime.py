@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
+from .._integers import as_integer
 from ..groups.lookup import end_process_group, global_ranks, resolve_backend, shardwire_group
 from ..compiler.layout import kind_of
 from ..groups.mpi import create_process_group_from_mpi
@@ -56,7 +57,7 @@ def initialize(device_id: int | None = None, process_group: Any = None, backends
     Raises RuntimeError when already initialized, TypeError and ValueError for an argument that is no group.
     """
     global _context, _end
-    if device_id is not None and (isinstance(device_id, bool) or not isinstance(device_id, int)):
+    if device_id is not None and as_integer(device_id) is None:
         raise TypeError(f"device_id is {kind_of(device_id)}; give an int or None")
     names = _read_backends(backends)
     given = [each for each in (process_group, communicator, process_group_or_comm) if each is not None]

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .._integers import as_integer
 from ..compiler.layout import Layout, Partial, Shard, StridedShard, kind_of, read_mesh, as_dims
 from ..errors import UnsupportedError
 from ._grid import Dims, ProcessGrid, squarest
@@ -148,7 +149,7 @@ class _OnGrid(Distribution):
     def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
         dims = _shape_of(global_shape)
         count = known_size() if num_ranks is None else num_ranks
-        _check_rank(rank, count)
+        rank = _read_rank(rank, count)
         grid = self.grid(len(dims), count)
         coords = grid.coords(rank)
         parts = [self.cuts(dim, extent, grid.shape[dim], coords[dim]) for dim, extent in enumerate(dims)]
@@ -179,11 +180,12 @@ class Slab(_OnGrid):
     partition_dim: int
 
     def __init__(self, partition_dim: int, ndim: int | None = None) -> None:
-        if isinstance(partition_dim, bool) or not isinstance(partition_dim, int):
+        dim = as_integer(partition_dim)
+        if dim is None:
             raise TypeError(f"partition_dim is {kind_of(partition_dim)}; give an int")
-        if ndim is not None and not -ndim <= partition_dim < ndim:
-            raise ValueError(f"partition_dim is {partition_dim}, and ndim {ndim}; give one of {-ndim}..{ndim - 1}")
-        self.partition_dim = partition_dim + ndim if ndim is not None and partition_dim < 0 else partition_dim
+        if ndim is not None and not -ndim <= dim < ndim:
+            raise ValueError(f"partition_dim is {dim}, and ndim {ndim}; give one of {-ndim}..{ndim - 1}")
+        self.partition_dim = dim + ndim if ndim is not None and dim < 0 else dim
         self._ndim = ndim
 
     @property
@@ -401,7 +403,7 @@ class Boxes(Distribution):
         return self._boxes[0].ndim
 
     def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
-        _check_rank(rank, len(self._boxes))
+        rank = _read_rank(rank, len(self._boxes))
         if num_ranks is not None:
             _check_count(self, len(self._boxes), num_ranks)
         box = self._boxes[rank]
@@ -506,11 +508,13 @@ def _shape_of(global_shape: Sequence[int]) -> Dims:
     return dims
 
 
-def _check_rank(rank: int, count: int) -> None:
-    if isinstance(rank, bool) or not isinstance(rank, int):
+def _read_rank(rank: int, count: int) -> int:
+    found = as_integer(rank)
+    if found is None:
         raise TypeError(f"rank is {kind_of(rank)}; give an int")
-    if not 0 <= rank < count:
-        raise ValueError(f"rank {rank} is none of the {count} ranks 0..{count - 1}")
+    if not 0 <= found < count:
+        raise ValueError(f"rank {found} is none of the {count} ranks 0..{count - 1}")
+    return found
 
 
 def _check_ndim(distribution: Distribution, ndim: int) -> None:

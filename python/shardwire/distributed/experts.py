@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
+from .._integers import as_count
 from ..compiler.agree import Attempt
 from ..compiler.future import as_seconds
 from ..compiler.layout import kind_of
@@ -102,9 +103,10 @@ class Experts:
             seconds = as_seconds(timeout)
             for name, value, least in (("num_experts", num_experts, 1), ("hidden", hidden, 1), ("top_k", top_k, 1),
                                        ("max_tokens", max_tokens, 1), ("scale_width", scale_width, 0)):
-                if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                if (number := as_count(value, least)) is None:
                     raise ValueError(f"{name} is {kind_of(value)}; give an int of {least} or more")
-                facts[name] = value
+                facts[name] = number
+            num_experts, hidden, top_k, max_tokens, scale_width = facts.values()
             _check_memory(num_experts, max_tokens * top_k, hidden + scale_width)
             if dtype not in _SUMMED + _FLOAT8:
                 raise TypeError(f"dtype is {dtype}; give one of {', '.join(map(str, _SUMMED + _FLOAT8))}")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .._integers import as_count
 from ..compiler.agree import Attempt
 from ..compiler.layout import kind_of, as_dims, is_device_mesh
 from . import _ends, _engines, _fft_chirp, _meeting, _runtime
@@ -87,9 +88,11 @@ class FFTOptions:
     def check(self) -> None:
         """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
         the construction of the options would leave the other ranks waiting."""
-        if self.chunks is not None and (isinstance(self.chunks, bool) or not isinstance(self.chunks, int)
-                                        or self.chunks < 1):
-            raise ValueError(f"chunks is {kind_of(self.chunks)}; give a number from 1, or None")
+        if self.chunks is not None:
+            chunks = as_count(self.chunks, 1)
+            if chunks is None:
+                raise ValueError(f"chunks is {kind_of(self.chunks)}; give a number from 1, or None")
+            self.chunks = chunks
         for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (None, True, False)), ("measure", (True, False)),
                             ("redistribute", (True, False)), ("last_axis_parity", ("even", "odd")),
                             ("blocking", (True, "auto"))):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from .._integers import as_count, as_integer
 from ..compiler.layout import kind_of
 from ..groups.timeouts import as_timeout
 from ..groups.lookup import create_over_fresh_store, shardwire_behind
@@ -97,7 +98,7 @@ class TorchProcessGroup(ProcessGroup):
     MIN_ALL_REDUCE_OBJ_BUFFER_SIZE = 128
 
     def __init__(self, *, device_id: Any, torch_process_group: Any = None, logger: Any = None) -> None:
-        if device_id != "cpu" and (isinstance(device_id, bool) or not isinstance(device_id, int)):
+        if device_id != "cpu" and as_integer(device_id) is None:
             raise ValueError(f"device_id is {kind_of(device_id)}; give a number or 'cpu'")
         if not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialized: call init_process_group first")
@@ -129,9 +130,10 @@ class TorchProcessGroup(ProcessGroup):
 
     @allreduce_obj_buffer_size.setter
     def allreduce_obj_buffer_size(self, value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < self.MIN_ALL_REDUCE_OBJ_BUFFER_SIZE:
+        size = as_count(value, self.MIN_ALL_REDUCE_OBJ_BUFFER_SIZE)
+        if size is None:
             raise ValueError(f"the size is {kind_of(value)}; give at least {self.MIN_ALL_REDUCE_OBJ_BUFFER_SIZE}")
-        self._buffer_bytes = value
+        self._buffer_bytes = size
 
     def broadcast_buffer(self, array: ndarray[Any, Any], *, root: int = 0) -> None:
         tensor = torch.from_numpy(array).to(self._device)

@@ -15,6 +15,7 @@ from typing import Any, Union
 import torch
 
 from .. import errors
+from .._integers import as_count
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.layout import kind_of
 from ..compiler.other_order import other_order
@@ -199,7 +200,7 @@ class DeviceKernel:
         warmup = warmup if warmup_iter is None else warmup_iter
         iterations = iterations if benchmark_iter is None else benchmark_iter
         for label, count, least in (("warmup", warmup, 0), ("iterations", iterations, 1)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            if as_count(count, least) is None:
                 raise ValueError(f"{label} is {kind_of(count)}; give an int of at least {least}")
         given = (self._tensors(tensors, inputs) if tensors or inputs is not None
                  else [_example(form) for form in self.inputs])

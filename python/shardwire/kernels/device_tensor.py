@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor  # in the class `torch` and `numpy` are methods
 
+from .._integers import as_integer
 from ..plain.tensor_bytes import item_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ class DeviceTensor:
                  name: str | None = None) -> None:
         kind = _torch_dtype(dtype)
         self.tensor_ref = tensor_ref
-        self.shape: tuple[int, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
+        extent = as_integer(shape)
+        self.shape: tuple[int, ...] = (extent,) if extent is not None else tuple(map(operator.index, shape))
         self.dtype = _numpy_dtype(kind)
         self.name = name
         size = math.prod(self.shape) * item_bytes(kind)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
+from .._integers import as_count, as_integer
 from ..compiler.future import as_seconds
 from ..errors import TimeoutError
 from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, group_object, store_of
@@ -68,14 +69,18 @@ class Team:
 
     def _split_strided(self, start: int, stride: int, size: int, error_of_member: Exception | None) -> Team | None:
         """error_of_member: why this rank cannot be in the new team; all ranks raise the error if the rank would be."""
-        numbers = (start, stride, size)
+        numbers = [number for each in (start, stride, size) if (number := as_integer(each)) is not None]
         error: Exception | None = None
-        if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+        if len(numbers) < 3:
             error = ValueError(f"start, stride and size are {start!r}, {stride!r} and {size!r}; give integers")
-        elif size < 1 or stride == 0 or not all(0 <= rank < self.size for rank in (start, start + (size - 1) * stride)):
-            error = ValueError(f"start {start}, stride {stride} and size {size} do not fit a team of {self.size} ranks")
-        elif self.rank in range(start, start + size * stride, stride):
-            error = error_of_member
+        else:
+            start, stride, size = numbers
+            if size < 1 or stride == 0 or not all(0 <= rank < self.size
+                                                  for rank in (start, start + (size - 1) * stride)):
+                error = ValueError(f"start {start}, stride {stride} and size {size} do not fit a team of {self.size} "
+                                   "ranks")
+            elif self.rank in range(start, start + size * stride, stride):
+                error = error_of_member
         _C.exchange(self._symm_backend, "split_strided", f"start {start}, stride {stride}, size {size}", error=error)
         return self._part([start + i * stride for i in range(size)], "")
 
@@ -88,9 +93,10 @@ class Team:
         return self._split_2d(x_size, None)
 
     def _split_2d(self, x_size: int, error: Exception | None) -> tuple[Team, Team]:
-        is_integer = isinstance(x_size, int) and not isinstance(x_size, bool)
-        if not is_integer or x_size < 1:
+        length = as_count(x_size, 1)
+        if length is None:
             error = ValueError(f"the rows' length is {x_size!r}; give an integer from 1 on")
+        x_size = x_size if length is None else length
         _C.exchange(self._symm_backend, "split_2d", f"rows of {x_size}", error=error)
         row = self.rank // x_size * x_size
         across = self._part(list(range(row, min(row + x_size, self.size))), "x")

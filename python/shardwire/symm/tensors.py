@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from .._integers import as_integer
 from ..compiler.future import as_seconds
 from ..compiler.layout import MAX_DIMS
 from ..groups.lookup import resolve_backend
@@ -62,7 +63,7 @@ def make_tensor(size: Sequence[Any], dtype: torch.dtype | None, group: Any, time
         seconds = as_seconds(timeout)
     except (TypeError, ValueError) as failure:
         error = error or str(failure)
-    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    shape = size[0] if len(size) == 1 and as_integer(size[0]) is None else size
     shape = list(shape) if isinstance(shape, Iterator) else shape
     dtype = torch.get_default_dtype() if dtype is None else dtype
     error = error or _what_is_wrong(shape, dtype)
@@ -80,11 +81,12 @@ def _what_is_wrong(shape: Any, dtype: Any) -> str:
         return f"shape is a {type(shape).__name__}; give integers"
     count = item_bytes(dtype)
     for extent in extents:
-        if isinstance(extent, bool) or not isinstance(extent, int):
+        number = as_integer(extent)
+        if number is None:
             return f"shape has a {type(extent).__name__} in it; give integers"
-        if extent < 0:
+        if number < 0:
             return f"shape {tuple(extents)} has a negative extent"
-        count *= max(extent, 1)  # without elements too: the strides are numbers of 64 bits
+        count *= max(number, 1)  # without elements too: the strides are numbers of 64 bits
     if len(extents) > MAX_DIMS:
         return f"shape has {len(extents)} dimensions; at most {MAX_DIMS} are supported"
     return f"shape {tuple(extents)} is larger than any memory" if count >= _MOST_BYTES else ""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..._integers import as_integer
 from ...compiler.layout import kind_of
 from .._operand import wrap
 from ._options import MatmulEpilog
@@ -61,9 +62,10 @@ def read_epilog(kind: Any, inputs: Any, package: str, is_complex: bool) -> Epilo
     """The caller's epilog. TypeError or ValueError for another value, and for inputs that the epilog does not take."""
     if kind is None:
         kind = MatmulEpilog.DEFAULT
-    if isinstance(kind, bool) or not isinstance(kind, int):
+    number = as_integer(kind)
+    if number is None:
         raise TypeError(f"epilog is {kind_of(kind)}; give a MatmulEpilog")
-    kind = MatmulEpilog(kind)
+    kind = MatmulEpilog(number)
     if inputs is not None and not isinstance(inputs, Mapping):
         raise TypeError(f"epilog_inputs is {kind_of(inputs)}; give a dict")
     inputs = dict(inputs or {})

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..._integers import as_count
 from ...compiler.layout import kind_of
 from ..reshape import check_blocking
 
@@ -120,12 +121,15 @@ class MatmulOptions:
             MatmulComputeType(self.compute_type)
         if self.algo_type is not None:
             MatmulAlgoType(self.algo_type)
-        for name, value in (("sm_count_communication", self.sm_count_communication), ("panels", self.panels)):
-            if value is not None and not is_count(value):
-                raise ValueError(f"{name} is {kind_of(value)}; give a number from 1, or None")
-        if self.grid is not None and (len(tuple(self.grid)) != 3 or not all(map(is_count, self.grid))):
-            raise ValueError(f"grid is {kind_of(self.grid)}; give three numbers from 1: parts of the rows, of the "
-                             "columns and of the addends")
+        for name in ("sm_count_communication", "panels"):
+            setattr(self, name, read_count(getattr(self, name), name))
+        if self.grid is not None:
+            given = tuple(self.grid)
+            parts = [number for each in given if (number := as_count(each, 1)) is not None]
+            if not len(parts) == len(given) == 3:
+                raise ValueError(f"grid is {kind_of(self.grid)}; give three numbers from 1: parts of the rows, of the "
+                                 "columns and of the addends")
+            self.grid = parts
         check_blocking(self.blocking)
 
     def dtypes_for(self, dtype: torch.dtype, c: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
@@ -230,9 +234,12 @@ def read_dtype(value: Any, what: str) -> torch.dtype:
     return found
 
 
-def is_count(value: Any) -> bool:
-    """Whether ``value`` is a number from 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def read_count(value: Any, what: str) -> int | None:
+    """None, or a number from 1 as an int. ValueError for another value."""
+    number = None if value is None else as_count(value, 1)
+    if number is None and value is not None:
+        raise ValueError(f"{what} is {kind_of(value)}; give a number from 1, or None")
+    return number
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from .._operand import Operand, check_writable, order_of, unwrap, wrap
 from .._planned import Planned
 from ..distribution import Distribution, Placements
 from ..reshape import check_blocking, read_options
-from ._options import is_count, read_dtype
+from ._options import read_count, read_dtype
 from ._system import Factored, Settings, System
 
 _NAMES = ("a", "b")
@@ -64,8 +64,7 @@ class DirectSolverOptions:
         check_blocking(self.blocking)
         if self.factorization not in _FACTORIZATIONS:
             raise ValueError(f"factorization is {kind_of(self.factorization)}; give 'lu' or 'cholesky'")
-        if self.panel_width is not None and not is_count(self.panel_width):
-            raise ValueError(f"panel_width is {kind_of(self.panel_width)}; give a number from 1, or None")
+        self.panel_width = read_count(self.panel_width, "panel_width")
 
 
 class DirectSolver(Planned):

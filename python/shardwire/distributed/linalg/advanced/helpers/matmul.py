@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ....._integers import as_count
 from .....compiler.layout import kind_of
 from ... import _block_scales
 
@@ -20,9 +21,10 @@ __all__ = ["apply_mxfp8_scale", "create_mxfp8_scale", "get_mxfp8_scale_offset", 
 def create_mxfp8_scale(x: torch.Tensor, exponent: int, stream: Any = None) -> torch.Tensor:
     """The same scale, 2^exponent, for all blocks of ``x``: a tensor of uint8. exponent: -127 to 128."""
     _check_tensor(x, "x")
-    if isinstance(exponent, bool) or not isinstance(exponent, int) or not -127 <= exponent <= 128:
+    number = as_count(exponent, -127)
+    if number is None or number > 128:
         raise ValueError(f"exponent is {kind_of(exponent)}; give a number from -127 to 128")
-    return torch.full((x.numel() // _block_scales.BLOCK,), exponent + 127, dtype=torch.uint8, device=x.device)
+    return torch.full((x.numel() // _block_scales.BLOCK,), number + 127, dtype=torch.uint8, device=x.device)
 
 
 def invert_mxfp8_scale(scale: torch.Tensor) -> torch.Tensor:
