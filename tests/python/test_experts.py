@@ -427,6 +427,35 @@ def gathers(rank: int, size: int) -> None:
                        torch.full((2 if rank == 0 else 1, 2), float(size)))
 
 
+def other_dimension(rank: int) -> list[Any]:
+    """Along the last dimension, also of a list of tensors as vLLM's all_gatherv takes; with gradients."""
+    sizes = [3, 1]
+    whole = torch.arange(8.0).view(2, 4)
+    mine = torch.split(whole, sizes, 1)[rank].clone().requires_grad_()
+    for given in (None, sizes):
+        mine.grad = None
+        got = all_gather_v(mine, given, group=group(), dim=-1)
+        assert torch.equal(got, whole) and got.shape == (2, 4)
+        (got * whole).sum().backward()
+        assert torch.equal(mine.grad, 2 * mine)
+        both = all_gather_v([mine.detach(), mine.detach().to(torch.int32)], given, group=group(), dim=1)
+        assert [each.dtype for each in both] == [torch.float32, torch.int32]
+        assert all(torch.equal(each.float(), whole) for each in both)
+        assert torch.equal(reduce_scatter_v(whole, given, group=group(), dim=1),
+                           2 * torch.split(whole, given or [2, 2], 1)[rank])
+    return [error_of(all_gather_v, torch.ones(2, 2), group=group(), dim=rank),
+            error_of(all_gather_v, torch.ones(2, 2), group=group(), dim=2 if rank else 0),
+            error_of(reduce_scatter_v, torch.ones(2, 2), group=group(), dim=True)]
+
+
+def test_parts_along_another_dimension() -> None:
+    first, second = run_ranks(2, other_dimension)
+    assert first == second
+    assert [kind for kind, _ in first] == ["MismatchError", "ValueError", "ValueError"]
+    assert "dim differs between ranks: 0 on rank 0, 1 on rank 1" in first[0][1], first
+    assert "rank 1: dim is 2, and the tensor has 2 dimensions" in first[1][1], first
+
+
 def lazily_conjugated(rank: int) -> None:
     """On rank 1 alone the tensors, and on all ranks the gradients, are lazily conjugated."""
     plain = torch.complex(torch.arange(4.0), torch.ones(4))

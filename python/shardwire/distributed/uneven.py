@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 
 from .. import _C
+from .._integers import as_integer
 from ..compiler.agree import Attempt
 from ..compiler.layout import kind_of
 from ..groups.lookup import global_ranks, resolve_backend
@@ -21,23 +22,37 @@ from . import _ends, _meeting, _runtime
 __all__ = ["all_gather_v", "reduce_scatter_v"]
 
 
-def all_gather_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, group: Any = None) -> torch.Tensor:
-    """All ranks' tensors, one behind the other along the first dimension, on every rank. Collective.
+@overload
+def all_gather_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, group: Any = None, *,
+                 dim: int = 0) -> torch.Tensor: ...
 
-    tensor: of every rank alike, but for the first dimension. sizes: the first dimension on every rank, the same list on
-        all ranks; then nothing but the tensors travels. None, or where the tensors require gradients: the ranks first
-        exchange what they were given, and an error of one rank is raised on all ranks. group: None: the context's.
+
+@overload
+def all_gather_v(tensor: list[torch.Tensor], sizes: Sequence[int] | None = None, group: Any = None, *,
+                 dim: int = 0) -> list[torch.Tensor]: ...
+
+
+def all_gather_v(tensor: torch.Tensor | list[torch.Tensor], sizes: Sequence[int] | None = None, group: Any = None, *,
+                 dim: int = 0) -> torch.Tensor | list[torch.Tensor]:
+    """All ranks' tensors, one behind the other along ``dim``, on every rank. Collective.
+
+    tensor: of every rank alike, but for ``dim``. A list: of each tensor, one after the other, with the same sizes; a
+        list of the results is returned. sizes: the extent along ``dim`` on every rank, the same list on all ranks; then
+        nothing but the tensors travels. None, or where the tensors require gradients: the ranks first exchange what
+        they were given, and an error of one rank is raised on all ranks. group: None: the context's.
 
     Raises ValueError or TypeError, without the exchange on the calling rank alone; MismatchError, also where some
     ranks' tensors require gradients and others' do not (with ``sizes`` this error ends the group). The gradient is
     :func:`reduce_scatter_v` of the sum, so all ranks call backward.
     """
+    if isinstance(tensor, list):
+        return [all_gather_v(each, sizes, group, dim=dim) for each in tensor]
     found = _runtime.group_of(group)
     backend = resolve_backend(found)
     facts: dict[str, Any] = {}
     with Attempt() as attempt:  # the other ranks wait for this rank
-        _check(tensor)
-        facts = _facts_of(tensor)
+        tensor = _with_rows(tensor, dim)
+        facts = _facts_of(tensor, dim)
         if sizes is not None:
             sizes = _sizes_of(sizes, len(global_ranks(backend)))
             own = sizes[_C.rank(backend)]
@@ -45,20 +60,21 @@ def all_gather_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, group
                 raise ValueError(f"all_gather_v: tensor has {tensor.shape[0]} rows on this rank, and sizes says {own}")
     if sizes is None or facts.get("gradient"):
         everyone = _meeting.exchange(found, "all_gather_v", facts, attempt.error)
-        _ends.agree(everyone, "all_gather_v", ("dtype", "rest", "gradient"))
+        _ends.agree(everyone, "all_gather_v", ("dtype", "rest", "dim", "gradient"))
         sizes = [each["shape"][0] for each in everyone]
     elif attempt.error is not None:
         raise attempt.error
-    return _AllGather.apply(tensor, list(sizes), backend)
+    whole = _AllGather.apply(tensor, list(sizes), backend)
+    return whole.movedim(0, dim) if dim else whole
 
 
-def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, op: str = "sum",
-                     group: Any = None) -> torch.Tensor:
-    """The reduction of all ranks' tensors, of which this rank gets its part along the first dimension. Collective.
+def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, op: str = "sum", group: Any = None, *,
+                     dim: int = 0) -> torch.Tensor:
+    """The reduction of all ranks' tensors, of which this rank gets its part along ``dim``. Collective.
 
-    tensor: of every rank alike. sizes: rows of each rank, the same list on all ranks, with the tensor's first dimension
-        as their sum; None: as evenly as numpy's array_split. op: sum, prod, min, max, mean, band, bor, bxor. group:
-        None: the context's.
+    tensor: of every rank alike. sizes: the extent along ``dim`` of each rank's part, the same list on all ranks, with
+        the tensor's extent as their sum; None: as evenly as numpy's array_split. op: sum, prod, min, max, mean, band,
+        bor, bxor. group: None: the context's.
 
     Where the tensors require gradients, the ranks first exchange what they were given, and an error of one rank is
     raised on all ranks; else ValueError or TypeError is raised on the calling rank alone. MismatchError where the
@@ -71,8 +87,8 @@ def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, o
     facts: dict[str, Any] = {}
     parts: list[int] = []
     with Attempt() as attempt:  # the other ranks wait for this rank
-        _check(tensor)
-        facts = _facts_of(tensor)
+        tensor = _with_rows(tensor, dim)
+        facts = _facts_of(tensor, dim)
         if sizes is None:
             sizes = [tensor.shape[0] // size + (rank < tensor.shape[0] % size) for rank in range(size)]
         parts = _sizes_of(sizes, size)
@@ -83,16 +99,17 @@ def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, o
             raise ValueError(f"reduce_scatter_v: no gradient goes through op={op!r}; give tensor.detach()")
     if facts.get("gradient"):
         everyone = _meeting.exchange(found, "reduce_scatter_v", {**facts, "sizes": parts}, attempt.error)
-        _ends.agree(everyone, "reduce_scatter_v", ("dtype", "shape", "sizes", "gradient"))
+        _ends.agree(everyone, "reduce_scatter_v", ("dtype", "shape", "dim", "sizes", "gradient"))
     elif attempt.error is not None:
         raise attempt.error
-    return _ReduceScatter.apply(tensor, parts, op, backend)
+    part = _ReduceScatter.apply(tensor, parts, op, backend)
+    return part.movedim(0, dim) if dim else part
 
 
-def _facts_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """This rank's tensor for the other ranks."""
-    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "rest": list(tensor.shape[1:]),
-            "gradient": tensor.requires_grad and torch.is_grad_enabled()}
+def _facts_of(tensor: torch.Tensor, dim: int) -> dict[str, Any]:
+    """This rank's tensor, with ``dim`` as the first dimension, for the other ranks."""
+    return {"dim": int(dim) % tensor.dim(), "dtype": str(tensor.dtype), "shape": list(tensor.shape),
+            "rest": list(tensor.shape[1:]), "gradient": tensor.requires_grad and torch.is_grad_enabled()}
 
 
 class _AllGather(torch.autograd.Function):
@@ -135,7 +152,8 @@ def _scatter(tensor: torch.Tensor, sizes: list[int], op: str, backend: Any) -> t
     return out
 
 
-def _check(tensor: Any) -> None:
+def _with_rows(tensor: Any, dim: int) -> torch.Tensor:
+    """The tensor with ``dim`` as the first dimension. TypeError or ValueError for a tensor without ``dim``."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor is {kind_of(tensor)}; give a torch tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
@@ -143,6 +161,10 @@ def _check(tensor: Any) -> None:
     _C.require_memory(tensor, "tensor")
     if tensor.dim() == 0:
         raise ValueError("tensor has no dimension; give one with rows, such as tensor.view(1)")
+    place = as_integer(dim)
+    if place is None or not -tensor.dim() <= place < tensor.dim():
+        raise ValueError(f"dim is {kind_of(dim)}, and the tensor has {tensor.dim()} dimensions")
+    return tensor.movedim(place, 0) if place else tensor
 
 
 def _sizes_of(sizes: Any, count: int) -> list[int]:
