@@ -222,6 +222,41 @@ def test_float8_with_scales() -> None:
     run_ranks(3, float8)
 
 
+def dequantizes(rank: int) -> None:
+    kinds = [getattr(torch, name) for name in ("float16", "float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
+    for kind in kinds:
+        bits = torch.arange(256, dtype=torch.uint8).repeat(2, 3)[:, :768]
+        wide = torch.randn(4, 384) if kind == torch.float16 else bits.view(4, 384)
+        tokens = wide.to(kind) if kind == torch.float16 else wide.view(kind)
+        for width in (1, 3):
+            scales = torch.rand(4, width) * 3
+            experts = Experts(2, 384, 1, 4, kind, scale_width=width, group=group())
+            received = experts.dispatch(tokens, torch.tensor([[0], [1], [0], [-1]]), None, scales)
+            of_row = received.scales.repeat_interleave(384 // width, 1)
+            for dtype in (torch.float32, torch.bfloat16):
+                expected = (received.tokens.float() * of_row).to(dtype)
+                assert torch.allclose(received.dequantized(dtype), expected, rtol=0, atol=0, equal_nan=True)
+            assert received.dequantized().dtype == torch.bfloat16
+            empty = experts.dispatch(tokens[:0], torch.empty(0, 1, dtype=torch.int64), None, scales[:0])
+            assert empty.dequantized().shape == (0, 384)
+        plain = Experts(2, 384, 1, 4, kind, group=group()).dispatch(tokens, torch.zeros(4, 1, dtype=torch.int64))
+        assert torch.allclose(plain.dequantized(torch.float32), plain.tokens.float(), rtol=0, atol=0, equal_nan=True)
+        odd = Experts(2, 384, 1, 4, kind, scale_width=5, group=group())
+        assert "5 scales for 384 elements" in error_of(odd.dispatch(tokens, torch.zeros(4, 1, dtype=torch.int64), None,
+                                                                    torch.ones(4, 5)).dequantized)[1]
+        if kind != torch.float16:
+            continue
+        x = tokens.clone().requires_grad_()
+        rows = Experts(2, 384, 1, 4, kind, scale_width=1, group=group()).dispatch(
+            x, torch.zeros(4, 1, dtype=torch.int64), None, torch.full((4, 1), 0.5)).dequantized()
+        rows.sum().backward()
+        assert torch.equal(x.grad, torch.full_like(x, 0.5))
+
+
+def test_rows_of_scaled_tokens_in_a_wider_type() -> None:
+    run_ranks(2, dequantizes)
+
+
 def float8_gradients(rank: int) -> None:
     """448 + 448 - 448: the sum of the first two is beyond float8_e4m3fn, so the gradients are summed wider."""
     experts = Experts(3, 16, 3, 2, torch.float8_e4m3fn, group=group())

@@ -28,6 +28,7 @@ from ..compiler.layout import kind_of
 from ..groups.lookup import global_ranks, resolve_backend
 from ..plain.tensor_bytes import as_stored
 from . import _ends, _meeting, _runtime
+from ._dequantize import dequantized
 from ._expert_block import ExpertBlock
 
 __all__ = ["Dispatched", "Experts", "Handle"]
@@ -71,6 +72,11 @@ class Dispatched(NamedTuple):
     def by_expert(self) -> tuple[torch.Tensor, ...]:
         """Views of ``tokens``, one for each own expert."""
         return torch.split(self.tokens, self.counts.tolist())
+
+    def dequantized(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """``tokens`` times ``scales`` in ``dtype``: new memory, in the same rows. Each scale of a row is for an equal
+        part of the row. Several times faster than torch's cast of 8-bit floats. Gradients go to the tokens."""
+        return dequantized(self.tokens, self.scales, dtype)
 
 
 class Experts:
