@@ -53,6 +53,8 @@ from .errors import (AbortedError, CheckpointError, ClosedError, GapError, Inter
 
 if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from . import adapters, distributed, kernels, nvshmem, offline, queues, status, symm, weights
+    from .adapters.moodist import (PreferKernelLessContext, ShardwireOptions, ShardwireOptionsContext,
+                                   set_prefer_kernel_less)
     from .compiler.cat import cat
     from .compiler.compile_op import BoundOp, CustomOp, compile_op
     from .compiler.fused import FusedLayout, fused, unfused
@@ -80,6 +82,8 @@ if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
 # collectives alone for the compiler.
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 _MODULE_OF = {name: module for module, names in {
+    "adapters.moodist": ("PreferKernelLessContext", "ShardwireOptions", "ShardwireOptionsContext",
+                         "set_prefer_kernel_less"),
     "groups.mpi": ("create_process_group_from_mpi",),
     "survive.verdict": ("Agreement", "agree", "revoke"),
     "survive.reconfigure": ("reconfigure", "reconfigure_handle", "reconfigure_handles", "shrink"),
@@ -109,19 +113,20 @@ __version__ = _build_info.VERSION
 __all__ = [
     "AbortedError", "Agreement", "BoundOp", "CheckpointError", "ClosedError", "CustomOp", "DeviceKernel", "Empty",
     "FusedLayout", "Future", "GapError", "InternalError", "KernelError", "KernelTimes", "Layout", "MismatchError",
-    "NameMap", "OfflinePlan", "Options", "Part", "Partial", "PeerFailedError", "Publication", "Queue", "QueueWork",
-    "Replicate", "Shard", "ShardInfo", "ShardwireBackend", "ShardwireError", "ShardwireProcessGroup",
-    "StridedShard", "Subscription", "SystemFailure", "TcpStore", "TensorRegion", "TimeoutError", "Topology",
-    "Transaction", "TransactionContextManager", "UnsupportedError", "WeightSync", "agree", "apply_local_reshard",
-    "cat", "check_replicas", "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard",
+    "NameMap", "OfflinePlan", "Options", "Part", "Partial", "PeerFailedError", "PreferKernelLessContext",
+    "Publication", "Queue", "QueueWork", "Replicate", "Shard", "ShardInfo", "ShardwireBackend", "ShardwireError",
+    "ShardwireOptions", "ShardwireOptionsContext", "ShardwireProcessGroup", "StridedShard", "Subscription",
+    "SystemFailure", "TcpStore", "TensorRegion", "TimeoutError", "Topology", "Transaction",
+    "TransactionContextManager", "UnsupportedError", "WeightSync", "agree", "apply_local_reshard", "cat",
+    "check_replicas", "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard",
     "compute_shards", "cpu_allocator_debug", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group",
     "create_process_group_from_mpi", "create_shardwire_backend", "cuda_copy", "describe_collectives",
     "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator",
-    "enable_profiling", "end_process_group", "errors", "find_process_group", "fused", "global_ranks",
-    "in_shared_heap", "load", "name_process_group", "nvshmem", "plan", "publish", "reconfigure",
-    "reconfigure_handle", "reconfigure_handles", "redistribute", "register", "register_plain", "resolve_backend",
-    "revoke", "save", "serialize", "shrink", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm",
-    "sync", "trace", "unfused", "weights",
+    "enable_profiling", "end_process_group", "errors", "find_process_group", "fused", "global_ranks", "in_shared_heap",
+    "load", "name_process_group", "nvshmem", "plan", "publish", "reconfigure", "reconfigure_handle",
+    "reconfigure_handles", "redistribute", "register", "register_plain", "resolve_backend", "revoke", "save",
+    "serialize", "set_prefer_kernel_less", "shrink", "specs_from_dtensor", "stand_in_for", "status", "subscribe",
+    "symm", "sync", "trace", "unfused", "weights",
 ]
 
 

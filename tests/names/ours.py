@@ -38,7 +38,6 @@ PARAMETERS = {"neff_path": "path"}
 BY_TYPE = (("moodist", "compile_op"), ("moodist", "Queue.__init__"))
 
 _MODULES_OF_CUDA = "a module of device code is loaded into a CUDA context"
-_KERNEL_CHOICE = "chooses kernels, copy engines and chunks of the CUDA algorithms"
 _NEURON = "runs on a Neuron core, with NumPy arrays copied there and back"
 _MEMORY_OF_ARRAY = "maps an array's own GPU memory; numpy's stays where it is, and register_external_tensor moves"
 NEEDS_A_DEVICE = {
@@ -56,10 +55,6 @@ NEEDS_A_DEVICE = {
     ("nvshmem.core", "ask_smem"): "the shared memory that a CUDA kernel asks for at launch",
     ("nvshmem.core", "register_external_array"): _MEMORY_OF_ARRAY,
     ("nvshmem.core", "unregister_external_array"): _MEMORY_OF_ARRAY,
-    ("moodist", "MoodistOptions"): _KERNEL_CHOICE,
-    ("moodist", "MoodistOptionsContext"): _KERNEL_CHOICE,
-    ("moodist", "PreferKernelLessContext"): _KERNEL_CHOICE,
-    ("moodist", "set_prefer_kernel_less"): _KERNEL_CHOICE,
     ("moodist", "enable_cuda_allocator"): "puts CUDA tensors into memory that peers' GPUs map",
     ("nkipy.runtime", "BaremetalExecutor"): _NEURON,
     ("nkipy.runtime", "baremetal_jit"): _NEURON,

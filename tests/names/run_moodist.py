@@ -6,14 +6,13 @@ the failure.
 
 The repository may also be a git directory without a work tree, or a folder of scripts. The tests of a file run in one
 job of ranks on this host; a failed test ends the job, and the later tests run in a new job. A script without moodist's
-test framework counts as one test. In the ranks' processes `moodist` is shardwire, `"cuda"` is `"cpu"`, and streams and
-the choice of CUDA kernels do nothing.
+test framework counts as one test. In the ranks' processes `moodist` is shardwire, with `adapters.moodist.use()`,
+`"cuda"` is `"cpu"`, and streams do nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
@@ -42,13 +41,14 @@ def stand_in_for_moodist() -> None:
     import torch.distributed as dist
 
     import shardwire
+    from shardwire.adapters import moodist
     make_group = dist.init_process_group
 
     def make_ours(backend: Any = None, *more: Any, **named: Any) -> None:
         make_group("shardwire" if backend == "moodist" else backend, *more, **named)
 
     dist.init_process_group = make_ours  # type: ignore[assignment]
-    dist.ProcessGroup.options = lambda group, **_: contextlib.nullcontext(group)  # type: ignore[attr-defined]
+    moodist.use()
     torch.cuda.is_available = lambda: True  # type: ignore[assignment]
     module("moodist", __getattr__=lambda name: getattr(shardwire, ours.ours("moodist", name)[1]), __path__=[])
 

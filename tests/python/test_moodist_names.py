@@ -178,6 +178,73 @@ def test_objects_by_moodists_names_of_arguments():
     assert shardwire.deserialize(x=shardwire.serialize(x=[1, "a"])) == [1, "a"]
 
 
+def options_body(rank, _):
+    options = shardwire.ShardwireOptions(group())
+    assert (options.prefer_kernel_less, options.num_chunks, options.method) == (False, None, None)
+    options.num_chunks, options.force_kernel_less = 4, 1
+    with options(num_chunks=2, prefer_kernel_less=True) as same:
+        assert same is group() and (options.num_chunks, options.prefer_kernel_less) == (2, True)
+        with pytest.raises(KeyError), shardwire.ShardwireOptionsContext("my_group", {"num_chunks": -1}):
+            assert options.num_chunks is None
+            raise KeyError
+        assert options.num_chunks == 2
+    assert (options.num_chunks, options.prefer_kernel_less, options.force_kernel_less) == (4, False, True)
+    with shardwire.PreferKernelLessContext(group(), True):
+        assert options.prefer_kernel_less is True
+    assert shardwire.PreferKernelLessContext(group(), False).old_value is False
+    other = shardwire.ShardwireOptions(dist.new_group())
+    shardwire.set_prefer_kernel_less(True)
+    assert other.prefer_kernel_less is True and options.prefer_kernel_less is False
+    for wrong, kind in (({"chunks": 2}, ValueError), ({"num_chunks": "2"}, TypeError), ({"method": True}, TypeError)):
+        with pytest.raises(kind):
+            options(**wrong)
+    with pytest.raises(AttributeError, match="'chunks' is no option; there are prefer_kernel_less"):
+        options.chunks
+    with pytest.raises(AttributeError):
+        options.chunks = 2
+    with pytest.raises(TypeError, match="group is a int"):
+        shardwire.ShardwireOptions(3)
+
+
+def test_options_of_groups_are_kept():
+    run_ranks(1, options_body, None, default_group=True)
+
+
+def methods_body(rank, _):
+    from shardwire.adapters import moodist
+    moodist.use()
+    moodist.use()  # changes nothing
+    made = shardwire.create_shardwire_backend(dist.PrefixStore("methods", dist.distributed_c10d._get_default_store()),
+                                              rank, 2, timedelta(seconds=20))
+    for each in (group(), dist.new_group(), made):
+        name = each.moodist_name()
+        assert name and shardwire.find_process_group(name) is each
+        assert each.get_prefer_kernel_less() is False
+        with each.prefer_kernel_less(True):
+            assert each.get_prefer_kernel_less() is True
+        each.set_prefer_kernel_less(True)
+        assert shardwire.ShardwireOptions(each).prefer_kernel_less is True
+        if hasattr(dist.ProcessGroup, "_register_backend"):  # before, a group is the backend, with other options
+            with each.options(num_chunks=3) as same:
+                assert same is each and each.options().num_chunks == 3
+        q = each.Queue(location=0)
+        named = each.Queue(1, False, "a name")
+        assert named.name == "a name"
+        q.put_object(rank)
+        each.barrier()
+        if rank == 0:
+            assert sorted(q.get_object(timeout=20) for _ in range(2)) == [0, 1]
+        work = each.barrier()
+        assert work.is_completed() and work.wait() in (True, None)
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    shardwire.end_process_group(made)
+
+
+def test_methods_of_moodists_groups():
+    run_ranks(2, methods_body, None, default_group=True)
+
+
 def profile_body(rank, folder):
     import os
     os.chdir(folder)
