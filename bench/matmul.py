@@ -9,14 +9,15 @@ Square matrices. Every contestant runs in separate processes, one after the othe
 takes as long as its slowest rank, and the medians over all repeats are printed, in milliseconds. Cases: "rows": all
 matrices in slabs of rows, so B is gathered. "scatter": the columns of A, the rows of B and of the result are cut, so
 parts of the result are summed. "reduce": the same, and every rank gets the whole result. "grid": blocks over a grid of
-ranks, as square as possible. "cyclic": blocks of 64 dealt in turns, ScaLAPACK's distribution and the one case that
-ScaLAPACK runs.
+ranks, as square as possible. "cyclic": blocks of 64 dealt in turns over this grid, as ScaLAPACK's users cut matrices.
+ScaLAPACK runs "rows", "grid" and "cyclic": its matrices lie on one grid of ranks, and none has copies.
 
 The limit is the time of the slowest rank for an even share of the multiplications, by torch.mm, and for one strided
 copy of the bytes that this rank must receive: no program with this work can be faster. DTensor needs torch 2.5, and is
 measured over shardwire's collectives and over gloo. ScaLAPACK is found as libscalapack-openmpi.so (Debian:
 libscalapack-openmpi-dev or libscalapack-openmpi2.2; SHARDWIRE_SCALAPACK names another file) and needs mpirun. Missing
-contestants are reported and left out. --panels: MatmulOptions.panels, in turns in the same processes.
+contestants are reported and left out. --panels: MatmulOptions.panels, in turns in the same processes. --dtype: float32,
+float64, or both.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fft import timed
 from matrices import grid_of, number, pointer, start
 
 CASES = ("rows", "scatter", "reduce", "grid", "cyclic")
+OF_SCALAPACK = ("rows", "grid", "cyclic")
 CONTESTANTS = ("shardwire", "dtensor-shardwire", "dtensor-gloo", "scalapack")
 BLOCK = 64
 
@@ -117,23 +119,26 @@ def dtensor_rank(options, size):
 
 
 def scalapack_rank(options, size):
-    """p?gemm."""
+    """p?gemm. Square blocks as large as a slab of rows, or as a block of "grid", lie where shardwire's parts lie."""
     import numpy
     scalapack = matrices.Scalapack()
-    library = scalapack.library
-    extents = [library.numroc_(number(size), number(BLOCK), number(place), number(0), number(count))
-               for place, count in zip(scalapack.at, scalapack.grid)]
-    descriptor = scalapack.descriptor(size, size, BLOCK, extents[0])
-    a, b, c = (numpy.asfortranarray(numpy.random.rand(*extents).astype(options.dtype)) for _ in range(3))
+    library, took = scalapack.library, {}
     gemm = library.psgemm_ if options.dtype == "float32" else library.pdgemm_
     real = ctypes.c_float if options.dtype == "float32" else ctypes.c_double
     one, zero = real(1), real(0)
+    for case in (case for case in options.cases.split(",") if case in OF_SCALAPACK):
+        scalapack.arrange((scalapack.ranks, 1) if case == "rows" else grid_of(scalapack.ranks))
+        block = BLOCK if case == "cyclic" else -(-size // max(scalapack.grid))
+        extents = [library.numroc_(number(size), number(block), number(place), number(0), number(count))
+                   for place, count in zip(scalapack.at, scalapack.grid)]
+        descriptor = scalapack.descriptor(size, size, block, extents[0])
+        a, b, c = (numpy.asfortranarray(numpy.random.rand(*extents).astype(options.dtype)) for _ in range(3))
+        at = number(1), number(1), descriptor
 
-    def multiply():
-        gemm(b"N", b"N", number(size), number(size), number(size), ctypes.byref(one), pointer(a), number(1), number(1),
-             descriptor, pointer(b), number(1), number(1), descriptor, ctypes.byref(zero), pointer(c), number(1),
-             number(1), descriptor)
-    took = {"cyclic": timed(multiply, scalapack.barrier, options.repeats, 1)}
+        def multiply(a=a, b=b, c=c, at=at):
+            gemm(b"N", b"N", number(size), number(size), number(size), ctypes.byref(one), pointer(a), *at, pointer(b),
+                 *at, ctypes.byref(zero), pointer(c), *at)
+        took[case] = timed(multiply, scalapack.barrier, options.repeats, 1)
     scalapack.end()
     return scalapack.rank, took
 
@@ -145,7 +150,7 @@ def main():
         matrices.write_numbers(options, *rank_of(options, int(options.sizes)))
         return
     matrices.compare(__file__, options, CASES, ["--panels", options.panels],
-                     takes=lambda name: name != "scalapack" or "cyclic" in options.cases.split(","))
+                     takes=lambda name: name != "scalapack" or {*OF_SCALAPACK} & {*options.cases.split(",")})
 
 
 if __name__ == "__main__":

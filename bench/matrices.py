@@ -26,7 +26,7 @@ LIBRARIES = ("libscalapack-openmpi.so", "libscalapack-openmpi.so.2.2", "libscala
 
 
 def parser_of(part, text, cases, contestants, repeats, dtype):
-    """The options that both benches have. repeats, dtype: the defaults."""
+    """The options that both benches have. repeats, dtype: the defaults. In the ranks' processes dtype is one."""
     parser = argparse.ArgumentParser(prog=f"./run bench {part}", description=text,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="2048,4096")
@@ -34,7 +34,7 @@ def parser_of(part, text, cases, contestants, repeats, dtype):
     parser.add_argument("--cases", default=",".join(cases))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=repeats)
-    parser.add_argument("--dtype", default=dtype, choices=["float32", "float64"])
+    parser.add_argument("--dtype", default=dtype, help="float32, float64, or both with a comma between")
     parser.add_argument("--only", default=",".join(contestants), help="contestants, separated by commas")
     parser.add_argument("--json", help="where to write all numbers")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -83,16 +83,19 @@ def pointer(array):
 
 
 class Scalapack:
-    """ScaLAPACK on a grid of all ranks, as square as possible. at: this rank's row and column in the grid."""
+    """ScaLAPACK on a grid of all ranks. at: this rank's row and column in the grid."""
 
     def __init__(self):
         self.mpi, self.library = scalapack_library()
-        rank, ranks, self._context = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        rank, ranks = ctypes.c_int(), ctypes.c_int()
         self.library.Cblacs_pinfo(ctypes.byref(rank), ctypes.byref(ranks))
-        self.rank, self.grid = rank.value, grid_of(ranks.value)
+        self.rank, self.ranks = rank.value, ranks.value
+
+    def arrange(self, grid):
+        """Later descriptors are of this grid."""
+        self.grid, self.at, self._context = grid, divmod(self.rank, grid[1]), ctypes.c_int()
         self.library.Cblacs_get(-1, 0, ctypes.byref(self._context))
-        self.library.Cblacs_gridinit(ctypes.byref(self._context), b"Row", *self.grid)
-        self.at = divmod(self.rank, self.grid[1])
+        self.library.Cblacs_gridinit(ctypes.byref(self._context), b"Row", *grid)
 
     def constant(self, name):
         """Open MPI's ompi_mpi_NAME."""
@@ -167,28 +170,33 @@ def compare(program, options, cases, arguments=(), about="", takes=lambda name: 
     part = pathlib.Path(program).stem
     if unknown := [case for case in options.cases.split(",") if case not in cases]:
         raise SystemExit(f"{part}.py: --cases has {', '.join(unknown)}; give some of {', '.join(cases)}")
-    names, absent, medians, results = [], {}, {}, {}
+    if unknown := {*options.dtype.split(",")} - {"float32", "float64"}:
+        raise SystemExit(f"{part}.py: --dtype has {', '.join(sorted(unknown))}; give some of float32, float64")
+    names, absent, tables, results = [], {}, [], {}
     for name in options.only.split(","):
         if missing := why_not(name):
             print(f"# without {name}: {missing}")
             absent[name] = missing
         elif takes(name):
             names.append(name)
-    for ranks in map(int, options.ranks.split(",")):
-        print(f"# {ranks} ranks, {options.dtype}{about}, medians of {options.rounds} rounds of {options.repeats}, in "
-              "ms; the least in parentheses")
-        for size in options.sizes.split(","):
-            gathered = in_turns(program, options, arguments, names, size, ranks)
-            for case in options.cases.split(","):
-                cells = [f"{who} {1e3 * statistics.median(times):.2f} ({1e3 * min(times):.2f})"
-                         for (what, who), times in gathered.items() if what == case]
-                print(f"{size:>6}  {case:<10}{'   '.join(cells)}", flush=True)
-            for (what, who), times in gathered.items():
-                medians.setdefault((ranks, size, what), {})[who] = 1e3 * statistics.median(times)
-            results[f"{size}, {ranks} ranks"] = {f"{what}, {who}": times for (what, who), times in gathered.items()}
+    for dtype in options.dtype.split(","):
+        medians, options.dtype = {}, dtype
+        for ranks in map(int, options.ranks.split(",")):
+            print(f"# {ranks} ranks, {dtype}{about}, medians of {options.rounds} rounds of {options.repeats}, in ms; "
+                  "the least in parentheses")
+            for size in options.sizes.split(","):
+                gathered = in_turns(program, options, arguments, names, size, ranks)
+                for case in options.cases.split(","):
+                    cells = [f"{who} {1e3 * statistics.median(times):.2f} ({1e3 * min(times):.2f})"
+                             for (what, who), times in gathered.items() if what == case]
+                    print(f"{size:>6}  {case:<14}{'   '.join(cells)}", flush=True)
+                for (what, who), times in gathered.items():
+                    medians.setdefault((ranks, size, what), {})[who] = 1e3 * statistics.median(times)
+                results[f"{dtype}, {size}, {ranks} ranks"] = {f"{what}, {who}": times
+                                                              for (what, who), times in gathered.items()}
+        columns = {name for row in medians.values() for name in row} - {"limit"}
+        ours = [name for name in columns if name.startswith("shardwire")]
+        tables.append(record.table(f"Medians of the slowest rank, {dtype}, ms", ["ranks", "n", "case"], medians, ours,
+                                   columns - {*ours}))
     if options.json:
-        names = {name for row in medians.values() for name in row} - {"limit"}
-        ours = [name for name in names if name.startswith("shardwire")]
-        table = record.table(f"Medians of the slowest rank, {options.dtype}, ms", ["ranks", "n", "case"], medians, ours,
-                             names - {*ours})
-        record.write(options.json, part, [table], absent, results=results)
+        record.write(options.json, part, tables, absent, results=results)

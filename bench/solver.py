@@ -1,14 +1,16 @@
 """Systems of linear equations with distributed matrices: shardwire's DirectSolver beside ScaLAPACK, in turns, with the
 limit set by local work.
 
-    ./run bench solver [--sizes 2048,4096] [--ranks 2,4] [--cases lu,cholesky] [--columns 1] [--rounds 3] [--repeats 3]
-        [--dtype float64] [--block 64] [--panel-width N] [--only shardwire,scalapack] [--json FILE]
+    ./run bench solver [--sizes 2048,4096] [--ranks 2,4] [--cases lu,cholesky,lu-rows,cholesky-rows] [--columns 1]
+        [--rounds 3] [--repeats 3] [--dtype float64] [--block 64] [--panel-width N] [--only shardwire,scalapack]
+        [--json FILE]
 
 Case "lu": factorize() and solve(), and p?gesv. Case "cholesky": the same with factorization="cholesky", and p?posv.
 Both contestants find the matrices in the same place: blocks of --block dealt in turns over a grid of ranks, as square
-as possible, in Fortran order. Both write the factors and the solution over them. --columns: the right-hand sides. Every
-contestant runs in separate processes, one after the other, --rounds times in turns. A run takes as long as its slowest
-rank, and the medians over all repeats are printed, in milliseconds. The residual of each solution is checked.
+as possible, in Fortran order; in the cases with "rows" over a column of ranks, so each rank has whole rows. Both write
+the factors and the solution over them. --columns: the right-hand sides. Every contestant runs in separate processes,
+one after the other, --rounds times in turns. A run takes as long as its slowest rank, and the medians over all repeats
+are printed, in milliseconds. The residual of each solution is checked. --dtype: float32, float64, or both.
 
 The limit is the time of the slowest rank for an even share of the multiplications, by torch.mm. ScaLAPACK is found as
 for ./run bench matmul (SHARDWIRE_SCALAPACK names its file) and needs mpirun. A missing contestant is reported and left
@@ -24,7 +26,7 @@ import matrices
 from fft import timed
 from matrices import grid_of, number, pointer, start
 
-CASES = ("lu", "cholesky")
+CASES = ("lu", "cholesky", "lu-rows", "cholesky-rows")
 CONTESTANTS = ("shardwire", "scalapack")
 
 
@@ -45,9 +47,13 @@ def system(options, case, size):
     rng = numpy.random.default_rng(7)
     a = rng.random((size, size)) - 0.5
     b = rng.random((size, options.columns))
-    if case == "cholesky":
+    if case.startswith("cholesky"):
         a = (a + a.T) / 2 + size * numpy.eye(size)
     return a.astype(options.dtype), b.astype(options.dtype)
+
+
+def grid_for(case, ranks):
+    return (ranks, 1) if case.endswith("-rows") else grid_of(ranks)
 
 
 def indices(count, block, place, parts):
@@ -86,20 +92,20 @@ def shardwire_rank(options, size):
     from shardwire.distributed.distribution import BlockCyclic, ProcessGrid
     from shardwire.distributed.linalg import DirectSolver
     rank, ranks = start("shardwire", options.folder)
-    rows, cols = grid_of(ranks)
-    cut = BlockCyclic(ProcessGrid(shape=(rows, cols), layout=ProcessGrid.Layout.ROW_MAJOR), [options.block] * 2)
     factors = [torch.ones(shape, dtype=getattr(torch, options.dtype))
                for shape in ((size, size // ranks), (size // ranks, size // 3))]
     limit = timed(lambda: torch.mm(*factors), dist.barrier, options.repeats, 1)
     numbers = {}
     for case in options.cases.split(","):
+        rows, cols = grid_for(case, ranks)
+        cut = BlockCyclic(ProcessGrid(shape=(rows, cols), layout=ProcessGrid.Layout.ROW_MAJOR), [options.block] * 2)
         wholes = [torch.from_numpy(whole) for whole in system(options, case, size)]
         at = [[indices(extent, options.block, place, parts) for extent, place, parts in
                zip(whole.shape, divmod(rank, cols), (rows, cols))] for whole in wholes]
         given = [whole[of_rank[0]][:, of_rank[1]].t().contiguous().t() for whole, of_rank in zip(wholes, at)]
         a, b = (each.clone() for each in given)
-        with DirectSolver(a, b, distributions=[cut, cut],
-                          options={"factorization": case, "panel_width": options.panel_width}) as solver:
+        chosen = {"factorization": case.partition("-")[0], "panel_width": options.panel_width}
+        with DirectSolver(a, b, distributions=[cut, cut], options=chosen) as solver:
             solver.plan()
 
             def prepare(a=a, b=b, given=given):
@@ -115,7 +121,7 @@ def shardwire_rank(options, size):
             dist.all_reduce(torch.from_numpy(array))
             return array
         check(options, case, size, b.numpy(), *at[1], gather)
-        numbers[f"limit {case}"] = [each / (1 if case == "lu" else 2) for each in limit]
+        numbers[f"limit {case}"] = [each / (1 if case.startswith("lu") else 2) for each in limit]
     dist.destroy_process_group()
     return rank, numbers
 
@@ -133,6 +139,7 @@ def scalapack_rank(options, size):
 
     took, letter = {}, "s" if options.dtype == "float32" else "d"
     for case in options.cases.split(","):
+        scalapack.arrange(grid_for(case, scalapack.ranks))
         wholes = system(options, case, size)
         own = [[indices(extent, options.block, place, parts) for extent, place, parts in
                 zip(whole.shape, scalapack.at, scalapack.grid)] for whole in wholes]
@@ -148,7 +155,7 @@ def scalapack_rank(options, size):
         def solve(case=case, a=a, b=b, of_a=of_a, of_b=of_b, pivots=pivots, failed=failed):
             head, tail = (number(size), number(options.columns), pointer(a), number(1), number(1), of_a), (
                 pointer(b), number(1), number(1), of_b, ctypes.byref(failed))
-            if case == "lu":
+            if case.startswith("lu"):
                 getattr(scalapack.library, f"p{letter}gesv_")(*head, pivots, *tail)
             else:
                 getattr(scalapack.library, f"p{letter}posv_")(b"L", *head, *tail)

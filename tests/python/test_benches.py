@@ -28,10 +28,11 @@ RUNS = {
     "fft.py": ["--shapes", "16x16,64", "--ranks", "2", "--ways", "shm", "--rounds", "1", "--repeats", "1"],
     "gloo_reshape.py": ["-n", "2", "--rows", "64", "--columns", "64", "-i", "2"],
     "groups.py": ["--ranks", "2", "--rounds", "1", "--turns", "1", "--many", "2", "--json", os.devnull],
-    "matmul.py": ["--sizes", "32", "--ranks", "2", "--rounds", "1", "--repeats", "1", "--only",
-                  "shardwire,dtensor-shardwire"],
+    "matmul.py": ["--sizes", "32", "--ranks", "2", "--rounds", "1", "--repeats", "1", "--dtype", "float32,float64",
+                  "--only", "shardwire,dtensor-shardwire"],
     "queues.py": ["--rounds", "5", "--entries", "2", "--turns", "1", "--bytes", "4096", "--json", os.devnull],
-    "solver.py": ["--sizes", "32", "--ranks", "2", "--rounds", "1", "--repeats", "1", "--only", "shardwire"],
+    "solver.py": ["--sizes", "32", "--ranks", "2", "--rounds", "1", "--repeats", "1", "--dtype", "float32,float64",
+                  "--only", "shardwire"],
     "weights.py": ["-i", "1", "--hidden", "64", "--layers", "1"],
 }
 # Benches with ranks started by the launcher.
