@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,18 +22,8 @@ from . import _ends, _meeting, _runtime
 __all__ = ["all_gather_v", "reduce_scatter_v"]
 
 
-@overload
-def all_gather_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, group: Any = None, *,
-                 dim: int = 0) -> torch.Tensor: ...
-
-
-@overload
-def all_gather_v(tensor: list[torch.Tensor], sizes: Sequence[int] | None = None, group: Any = None, *,
-                 dim: int = 0) -> list[torch.Tensor]: ...
-
-
 def all_gather_v(tensor: torch.Tensor | list[torch.Tensor], sizes: Sequence[int] | None = None, group: Any = None, *,
-                 dim: int = 0) -> torch.Tensor | list[torch.Tensor]:
+                 dim: int = 0) -> Any:
     """All ranks' tensors, one behind the other along ``dim``, on every rank. Collective.
 
     tensor: of every rank alike, but for ``dim``. A list: of each tensor, one after the other, with the same sizes; a

@@ -29,8 +29,8 @@ class DeviceTensor:
                  name: str | None = None) -> None:
         kind = _torch_dtype(dtype)
         self.tensor_ref = tensor_ref
-        extent = as_integer(shape)
-        self.shape: tuple[int, ...] = (extent,) if extent is not None else tuple(map(operator.index, shape))
+        extents: Any = shape if as_integer(shape) is None else (shape,)
+        self.shape: tuple[int, ...] = tuple(map(operator.index, extents))
         self.dtype = _numpy_dtype(kind)
         self.name = name
         size = math.prod(self.shape) * item_bytes(kind)

@@ -254,7 +254,7 @@ def team_init(team_config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_i
         raise NvshmemInvalid(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid "
                              f"{uid!r}; give integers, 0 <= place < npes <= {everybody.size}")
     try:
-        team = everybody._meet(f"nvshmem_team{numbers[2]}", *numbers[:2], Teams.refusal_of(new_team_name))
+        team = everybody._meet(f"nvshmem_team{numbers[2]}", numbers[0], numbers[1], Teams.refusal_of(new_team_name))
     except ValueError as error:
         raise NvshmemInvalid(str(error)) from error
     return Teams.enter(new_team_name, "TEAM", team, team_config)
