@@ -26,9 +26,11 @@ struct JoinProgram::Made {
   std::deque<std::unique_ptr<Call>> calls{};  // in flight
   std::vector<std::unique_ptr<Call>> over{};  // kept, since nobody may write the tensors any more
   const Operation* failedToStart = nullptr;
+  std::vector<std::int64_t> weights{};  // fetched, and kept as the tensors
 };
 
-JoinProgram::JoinProgram(JoinWorld& shared, Process& process) : shared_(shared), process_(process) {
+JoinProgram::JoinProgram(JoinWorld& shared, Process& process)
+    : shared_(shared), process_(process), publication_(shared.schedule, process.rank()) {
   for (std::size_t number = 0; number < shared.numGroups(); ++number) {
     process.setIsWaiting(number, [] { return false; });
   }
@@ -49,15 +51,21 @@ void JoinProgram::begin() {
 void JoinProgram::run(std::size_t group) {
   process_.computeFor(shared_.schedule.comesAt[static_cast<std::size_t>(process_.rank())]);
   bool goesOn = !process_.isDead();
-  for (int round = 0; goesOn && round < shared_.schedule.numRounds; ++round) {
+  const bool isCommon = shared_.schedule.isCommon(group);
+  for (int round = 0; goesOn && round < shared_.schedule.numRoundsOf(group); ++round) {
     auto made = make(group, round, nullptr);
     goesOn = made != nullptr;
     if (goesOn) {
       call(*made);
       goesOn = made->report->worked.isOk() && !process_.isDead();
-      stay(*made->report);
+      if (!isCommon) {  // a failed subscription ends at once
+        stay(*made->report);
+      }
       end(std::move(made));
     }
+  }
+  if (!isCommon) {
+    publication_.end();
   }
 }
 
@@ -101,7 +109,9 @@ Result<Peers> JoinProgram::join(JoinReport& report, JoinMachine& machine, const 
   const auto size = static_cast<int>(members.size());
   const bool isWrong = has(JoinFaultKind::kWrongSize, report.group);
   const Time deadline = process_.time() + schedule.timeout;
-  SimulatedStore store(shared_.store, process_, fmt::format("{}/", report.group), deadline);
+  const std::string key = schedule.isCommon(report.group) ? fmt::format("subscription {}/", report.round)
+                                                          : fmt::format("{}/", report.group);
+  SimulatedStore store(shared_.storeOf(report.group), process_, key, deadline);
   report.begin = process_.time();
   note(report, "comes", Status::ok());
   auto peers = connectPeers(machine, store, report.rank, isWrong ? size + 1 : size, options,
@@ -201,6 +211,25 @@ Status JoinProgram::sum(Made& made) {
   return Status::ok();
 }
 
+// The steps of a job. A publisher commits a version after each.
+Status JoinProgram::takeSteps(Made& made) {
+  for (int step = 0; step < shared_.schedule.numSteps; ++step) {
+    idle(*made.report, 2 + step);
+    SW_RETURN_IF_ERROR(sum(made));
+    publication_.commit(process_, step);
+  }
+  return Status::ok();
+}
+
+Status JoinProgram::fetchAll(Made& made) {
+  Subscription subscription(*made.group, shared_.schedule, made.report->rank, process_, publication_);
+  const Status status = subscription.fetchAll([&](int number) { idle(*made.report, 2 + number); });
+  made.report->wrong += subscription.wrong();
+  made.report->numFetched = subscription.numFetched();
+  made.weights = subscription.takeWeights();
+  return status;
+}
+
 // Ends all calls, also after an error.
 Status JoinProgram::callDrawn(Made& made) {
   const JoinSchedule& schedule = shared_.schedule;
@@ -254,9 +283,13 @@ void JoinProgram::call(Made& made) {
     idle(report, 1);
     report.worked = sum(made);
   }
+  if (report.worked.isOk() && shared_.schedule.hasTwoJobs()) {
+    report.worked = shared_.schedule.isCommon(report.group) ? fetchAll(made) : takeSteps(made);
+  }
   if (report.worked.isOk() && !shared_.schedule.operations.empty()) {
     report.worked = callDrawn(made);
   }
+  report.hasCalledAll = report.worked.isOk();
   if (report.worked.isOk()) {
     auto last = made.group->barrier({});
     report.worked = last.isOk() ? (*last)->wait() : last.status();
@@ -271,6 +304,9 @@ void JoinProgram::end(std::unique_ptr<Made> made) {
     if (!call->isUntouched()) {
       made->report->wrong = fmt::format("{}: a tensor changed after the end", describe(call->operation));
     }
+  }
+  if (!std::ranges::all_of(made->weights, [](std::int64_t each) { return each == kOverwrittenWeight; })) {
+    made->report->wrong = "fetched weights changed after the end";
   }
   made->machine->close();
   made->report->isOver = true;

@@ -10,6 +10,7 @@
 #include "tests/simulate/join_machine.h"
 #include "tests/simulate/join_schedule.h"
 #include "tests/simulate/join_store.h"
+#include "tests/simulate/join_subscription.h"
 
 namespace shardwire::simulate {
 
@@ -25,6 +26,8 @@ struct JoinReport {
   Status joined;
   Status worked;      // of the operations
   std::string wrong;  // wrong bytes, or a tensor changed after the end
+  bool hasCalledAll = false;
+  int numFetched = 0;  // versions
   bool isOver = false;
 };
 
@@ -32,7 +35,7 @@ struct JoinReport {
 struct JoinWorld {
   JoinSchedule schedule;
   World world;
-  StoreServer store{};
+  std::vector<StoreServer> stores{};
   JoinEnds ends{};
   std::vector<std::unique_ptr<Network>> networks{};  // by number of the group in the simulation
 
@@ -40,6 +43,7 @@ struct JoinWorld {
     return group * static_cast<std::size_t>(schedule.numRounds) + static_cast<std::size_t>(round);
   }
   std::size_t numGroups() const { return numberOf(schedule.groups.size(), 0); }
+  StoreServer& storeOf(std::size_t group) { return stores[schedule.storeOf(group)]; }
 };
 
 class JoinProgram {
@@ -65,6 +69,8 @@ class JoinProgram {
   void stay(const JoinReport& report);
   Status sendFromFirst(Made& made);
   Status sum(Made& made);
+  Status takeSteps(Made& made);
+  Status fetchAll(Made& made);
   Status callDrawn(Made& made);
   Status endOldest(Made& made);
   void end(std::unique_ptr<Made> made);
@@ -73,6 +79,7 @@ class JoinProgram {
 
   JoinWorld& shared_;
   Process& process_;
+  Publication publication_;
   std::vector<std::unique_ptr<JoinReport>> reports_;
   std::vector<std::unique_ptr<JoinMachine>> machines_;
   std::vector<std::weak_ptr<internal::Engine>> engines_;

@@ -28,14 +28,19 @@ Time harmlessTime(const JoinSchedule& drawn, std::size_t group) {
   Time time = mostStoreTime(drawn) + numPairs * drawn.longestHandshake +
               (drawn.network.spikePercent > 0 ? 20 * drawn.network.longestSpike : 0);
   for (const JoinFault& fault : drawn.faults) {
-    const bool isDelay = fault.kind == JoinFaultKind::kStop || fault.kind == JoinFaultKind::kPartition;
+    const bool isElsewhere = drawn.rankIn(group, fault.process) < 0 ||
+                             (fault.kind == JoinFaultKind::kPartition && drawn.rankIn(group, fault.other) < 0);
+    const bool isDelay = (fault.kind == JoinFaultKind::kStop || fault.kind == JoinFaultKind::kPartition) &&
+                         !(drawn.hasTwoJobs() && isElsewhere);
     time += isDelay && !drawn.isLost(fault, group) ? fault.duration : 0;
   }
   return time;
 }
 
-bool hasStoreEnded(const JoinSchedule& drawn) {
-  return std::ranges::any_of(drawn.faults, [](const auto& each) { return each.kind == JoinFaultKind::kStoreEnds; });
+bool hasStoreEnded(const JoinSchedule& drawn, std::size_t group) {
+  return std::ranges::any_of(drawn.faults, [&](const auto& each) {
+    return each.kind == JoinFaultKind::kStoreEnds && drawn.isLost(each, group);
+  });
 }
 
 // Ranks missing in the group of this report, perhaps.
@@ -51,8 +56,9 @@ std::set<Rank> lostIn(const JoinSchedule& drawn, const JoinReport& of, const std
     }
   }
   for (const JoinReport& each : reports) {
-    const bool isElsewhere = each.group != of.group || each.round < of.round;
-    const bool isBefore = isElsewhere && drawn.order != JoinOrder::kAtOnce;
+    const bool isSame = each.group == of.group;
+    const bool isBefore = drawn.hasTwoJobs() ? isSame && each.round < of.round
+                                             : (!isSame || each.round < of.round) && drawn.order != JoinOrder::kAtOnce;
     if (const Rank rank = drawn.rankIn(of.group, each.process);
         rank >= 0 && isBefore && !(each.joined.isOk() && each.worked.isOk())) {
       lost.insert(rank);
@@ -98,11 +104,12 @@ std::string findWrongJoin(const JoinReport& report, const JoinSchedule& drawn, c
   }
   const bool isAboutStore = text.find("simulated store") != std::string::npos;
   const bool isStoreReason = text.find("made: the simulated store") != std::string::npos;
-  if (isStoreReason && !hasStoreEnded(drawn) && report.joined.code() == StatusCode::kSystem) {
+  if (isStoreReason && !hasStoreEnded(drawn, report.group) && report.joined.code() == StatusCode::kSystem) {
     return "a silent store is no timeout";
   }
   // A rank that was stopped beyond its timeout finds the other ranks gone.
-  if (stops > drawn.timeout || hasStoreEnded(drawn) || isAboutStore || namesAny(text, lostIn(drawn, report, reports))) {
+  if (stops > drawn.timeout || hasStoreEnded(drawn, report.group) || isAboutStore ||
+      namesAny(text, lostIn(drawn, report, reports))) {
     return "";
   }
   return "the error names no lost rank";
@@ -173,13 +180,29 @@ std::string findLateEnd(const JoinReport& report, const JoinSchedule& drawn, con
 
 // The operations of a group that loses nothing.
 std::string findLateWork(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
+  if (drawn.isCommon(report.group) && !drawn.faults.empty()) {
+    return "";  // the publishers are late with their steps
+  }
   Time last = report.made;
   for (const JoinReport& each : reports) {
-    last = each.group == report.group && each.round == report.round ? std::max(last, each.made) : last;
+    const bool isSame = each.group == report.group && each.round == report.round;
+    last = isSame || drawn.isCommon(report.group) ? std::max(last, each.made) : last;
   }
   const auto numDrawn = drawn.operations.empty() ? 0 : std::ssize(drawn.operations[report.group]);
-  const Time late = report.ended - last - 2 * drawn.longestIdle - harmlessTime(drawn, report.group);
-  return late > (1 + numDrawn) * kSecond ? fmt::format("the operations ended {} late", inMilliseconds(late)) : "";
+  const int numFurther = drawn.numSteps + drawn.numFetches;
+  const Time late = report.ended - last - (2 + numFurther) * drawn.longestIdle - harmlessTime(drawn, report.group);
+  return late > (1 + numDrawn + numFurther) * kSecond
+             ? fmt::format("the operations ended {} late", inMilliseconds(late))
+             : "";
+}
+
+// All operations of a group end with one that needs each rank.
+std::string findMissing(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
+  const auto hasCalled = [&](const JoinReport& each) {
+    return each.group == report.group && each.round == report.round && each.hasCalledAll;
+  };
+  const auto numMissing = std::ssize(drawn.groups[report.group]) - std::ranges::count_if(reports, hasCalled);
+  return numMissing == 0 ? "" : fmt::format("succeeded without {} ranks of its group", numMissing);
 }
 
 std::string findWrong(const JoinReport& report, const JoinSchedule& drawn, const std::vector<JoinReport>& reports,
@@ -193,6 +216,9 @@ std::string findWrong(const JoinReport& report, const JoinSchedule& drawn, const
   // A member may have lost a rank of the outer group alone, and does not come to the inner group.
   const bool mayFail = drawn.mayFail(report.group) || !lostIn(drawn, report, reports).empty();
   if (report.joined.isOk() && report.worked.isOk()) {
+    if (const std::string missing = findMissing(report, drawn, reports); !missing.empty()) {
+      return missing;
+    }
     Time last = report.begin;
     for (const JoinReport& each : reports) {
       last = each.group == report.group && each.round == report.round ? std::max(last, each.begin) : last;

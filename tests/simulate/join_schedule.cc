@@ -1,7 +1,8 @@
 // drawJoins() draws the processes, hosts and times from the seed, then the groups, and last the faults. Half of the
 // seeds have no fault that takes something away, and then every rank must join. Late ranks come within the timeout. The
 // faults of one kind only delay (a short stop); each other kind must show in the errors of the waiting ranks.
-// describe() gives the text at the head of a trace. The behaviour of wires is drawn in join_transport.cc.
+// describe() gives the text at the head of a trace. The behaviour of wires is drawn in join_transport.cc, and two jobs
+// in join_jobs.cc.
 #include "tests/simulate/join_schedule.h"
 
 #include <fmt/format.h>
@@ -123,7 +124,9 @@ Rank JoinSchedule::rankIn(std::size_t group, Rank process) const {
 bool JoinSchedule::isLost(const JoinFault& fault, std::size_t group) const {
   switch (fault.kind) {
     case JoinFaultKind::kStoreEnds:
-      return true;
+      return !hasTwoJobs() || fault.group == group;
+    case JoinFaultKind::kStoreSilent:
+      return rankIn(group, fault.process) >= 0 && (!hasTwoJobs() || fault.group == group);
     case JoinFaultKind::kAbsent:
     case JoinFaultKind::kWrongSize:
     case JoinFaultKind::kCannotStart:
@@ -147,6 +150,8 @@ bool JoinSchedule::mayFail(std::size_t group) const {
   return std::ranges::any_of(faults, [&](const JoinFault& fault) { return isLost(fault, group); });
 }
 
+namespace {
+
 // The rest stays as drawn.
 void leaveOut(JoinSchedule& schedule, const Without& without) {
   const auto isIn = [](const std::vector<int>& numbers) {
@@ -161,7 +166,7 @@ void leaveOut(JoinSchedule& schedule, const Without& without) {
   }
 }
 
-JoinSchedule drawJoins(std::uint64_t seed, const Without& without, Draws draws) {
+JoinSchedule draw(std::uint64_t seed, const Without& without, Draws draws, bool hasTwoJobs) {
   Random random(testing::mix64(seed ^ 0x6a6f696e73));
   JoinSchedule schedule{.seed = seed};
   schedule.numRanks = static_cast<int>(random.between(2, random.chance(30) ? kMostRanks : 5));
@@ -183,7 +188,7 @@ JoinSchedule drawJoins(std::uint64_t seed, const Without& without, Draws draws) 
   schedule.network.lateness = schedule.isLazy ? Lateness::kAll : Lateness::kNone;
   schedule.network.spikePercent = random.chance(30) ? static_cast<int>(random.between(1, 30)) : 0;
   schedule.network.longestSpike = 20 * kMillisecond;
-  drawGroups(random, schedule);
+  hasTwoJobs ? drawJobs(random, schedule) : drawGroups(random, schedule);
   for (auto left = random.chance(30) ? random.between(1, 2) : 0; left > 0; --left) {
     schedule.faults.push_back(drawFault(random, schedule));
     schedule.faults.back().kind = JoinFaultKind::kStop;
@@ -200,12 +205,25 @@ JoinSchedule drawJoins(std::uint64_t seed, const Without& without, Draws draws) 
   drawDeathInHandshake(schedule, draws);
   drawTransport(schedule);
   drawFetches(schedule);
+  if (hasTwoJobs) {
+    drawSubscription(schedule);
+  }
   leaveOut(schedule, without);
   return schedule;
 }
 
+}  // namespace
+
+JoinSchedule drawJoins(std::uint64_t seed, const Without& without, Draws draws) {
+  return draw(seed, without, draws, false);
+}
+
+JoinSchedule drawTwoJobs(std::uint64_t seed, const Without& without, Draws draws) {
+  return draw(seed, without, draws, true);
+}
+
 std::string describe(const JoinSchedule& schedule) {
-  constexpr std::array kOrders = {"made one after the other", "made at once", "nested"};
+  constexpr std::array kOrders = {"made one after the other", "made at once", "nested", "of two jobs"};
   std::string text = fmt::format(
       "joins of seed {}: {} processes on hosts {}, groups {}, {} rounds, timeout {}, links {}; answers of the store "
       "within {}\n",
@@ -233,6 +251,7 @@ std::string describe(const JoinSchedule& schedule) {
                         schedule.recordsPerKey == 0 ? "" : fmt::format(", {} records per key", schedule.recordsPerKey));
     text += describeFetches(schedule);
   }
+  text += schedule.hasTwoJobs() ? describeJobs(schedule) : "";
   text += schedule.longestHandshake > 0
               ? fmt::format("an answer takes up to {}\n", inMilliseconds(schedule.longestHandshake))
               : "";

@@ -42,7 +42,8 @@ void makeAll(JoinJob& job) {
   JoinWorld& shared = job.shared;
   const JoinSchedule& drawn = shared.schedule;
   internal::noteEndOfGroup();  // in every simulation, whatever ran before in this program
-  shared.store.longestDelay = drawn.longestStoreDelay;
+  shared.stores.resize(drawn.numStores());
+  std::ranges::for_each(shared.stores, [&](StoreServer& each) { each.longestDelay = drawn.longestStoreDelay; });
   job.deaths.resize(static_cast<std::size_t>(drawn.numRanks));
   for (Rank number = 0; number < drawn.numRanks; ++number) {
     job.processes.push_back(std::make_unique<Process>(shared.world, number, shared.numGroups()));
@@ -94,8 +95,9 @@ void endProcess(JoinJob& job, const JoinFault& fault) {
   for (auto& [name, end] : shared.ends.byName) {
     if (end->process == &process) {
       end->isSilent = isHost;
+      const auto hasName = [&](const auto& entry) { return entry.second.find(name) != std::string::npos; };
       death.isPublished |= std::ranges::any_of(
-          shared.store.entries, [&](const auto& entry) { return entry.second.find(name) != std::string::npos; });
+          shared.stores, [&](const StoreServer& each) { return std::ranges::any_of(each.entries, hasName); });
     }
   }
   if (shared.ends.sockets != nullptr) {
@@ -131,12 +133,12 @@ void scheduleFault(JoinJob& job, const JoinFault& fault) {
     case JoinFaultKind::kStop:
       return plan([&job, fault] { stop(job, fault); });
     case JoinFaultKind::kStoreSilent:
-      job.shared.store.numAnswered[fault.process] = fault.numRequests;
+      job.shared.storeOf(fault.group).numAnswered[fault.process] = fault.numRequests;
       return;
     case JoinFaultKind::kStoreEnds:
-      return plan([&job] {
+      return plan([&job, fault] {
         job.shared.world.note(job.shared.world.now(), -1, "the store ends");
-        job.shared.store.hasEnded = true;
+        job.shared.storeOf(fault.group).hasEnded = true;
       });
     default:
       return;  // the program of the process follows the fault
@@ -164,6 +166,17 @@ void dialAsForeigner(JoinJob& job, const JoinForeigner& foreigner) {
   job.shared.world.note(job.shared.world.now(), foreigner.process, "is dialed by a foreign process");
   job.foreigners.push_back(std::make_unique<ForeignProcess>(job.shared.world, foreigner.process,
                                                             internal::makeLinkKey(token, "another token"), hello));
+}
+
+// Living processes of two jobs that have lost the group of both jobs alone.
+int numBeside(const JoinSchedule& drawn, const std::vector<JoinReport>& reports) {
+  const auto isWell = [](const JoinReport& each) { return each.isOver && each.joined.isOk() && each.worked.isOk(); };
+  return static_cast<int>(std::ranges::count_if(reports, [&](const JoinReport& each) {
+    return drawn.isCommon(each.group) && each.isOver && !isWell(each) &&
+           std::ranges::any_of(reports, [&](const JoinReport& own) {
+             return own.process == each.process && own.group != each.group && isWell(own);
+           });
+  }));
 }
 
 std::string summaryOf(const JoinWorld& shared, const JoinReport& report, bool isDead) {
@@ -236,7 +249,9 @@ Outcome simulateJoins(const JoinSchedule& schedule, bool isTraced) {
   for (const auto& program : job.programs) {
     std::ranges::transform(program->reports(), std::back_inserter(reports), [](const auto& each) { return *each; });
   }
+  outcome.numBeside = numBeside(schedule, reports);
   for (const JoinReport& report : reports) {
+    outcome.numFetched += report.numFetched;
     outcome.numFailed += report.joined.isOk() && report.worked.isOk() ? 0 : 1;
     outcome.summary += summaryOf(job.shared, report, job.deaths[static_cast<std::size_t>(report.process)].at != kNever);
   }

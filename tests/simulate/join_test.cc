@@ -92,5 +92,35 @@ TEST(SimulateJoins, DrawsAllFaultsAndAllOrders) {
   EXPECT_GE(numChangingKeys, 10);
 }
 
+// ---- two jobs
+
+constexpr std::uint64_t kTwoJobsSeeds = 300;
+
+TEST(SimulateTwoJobs, KeepsThePromises) {
+  const std::uint64_t first = testing::numberFromEnvironment("SHARDWIRE_ORACLE_SEED", 1);
+  int numBeside = 0;
+  int numFetched = 0;
+  for (std::uint64_t seed = first; seed < first + kTwoJobsSeeds && !HasFailure(); ++seed) {
+    const Outcome outcome = simulateJoins(drawTwoJobs(seed), false);
+    EXPECT_TRUE(outcome.faults.empty()) << fmt::format("{}\n./run simulate --two-jobs --seed {} --trace",
+                                                       fmt::join(outcome.faults, "\n"), seed);
+    numBeside += outcome.numBeside;
+    numFetched += outcome.numFetched;
+  }
+  EXPECT_TRUE(HasFailure() || numBeside >= 100) << numBeside << " processes lost the group of both jobs alone";
+  EXPECT_TRUE(HasFailure() || numFetched >= 1000) << numFetched << " versions were fetched";
+}
+
+TEST(SimulateTwoJobs, PlaysASeedTheSameWayBehindOtherSeeds) {
+  constexpr std::uint64_t kMany = 20;
+  std::vector<std::string> traces;
+  for (std::uint64_t seed = 1; seed <= kMany; ++seed) {
+    traces.push_back(simulateJoins(drawTwoJobs(seed), true).trace);
+  }
+  for (std::uint64_t seed = kMany; seed >= 1; --seed) {
+    ASSERT_EQ(simulateJoins(drawTwoJobs(seed), true).trace, traces[seed - 1]) << "seed " << seed;
+  }
+}
+
 }  // namespace
 }  // namespace shardwire::simulate

@@ -17,7 +17,6 @@ namespace {
 constexpr std::uint64_t kTransportSalt = 0x74637031;
 // The system calls of a process until its links are made and the first operation is over, roughly.
 constexpr int kMostCalls = 60;
-constexpr Time kForEver = 1000 * kSecond;
 
 bool isTimed(const JoinFault& fault) {
   return fault.kind == JoinFaultKind::kKill || fault.kind == JoinFaultKind::kHostDies ||
@@ -120,9 +119,11 @@ std::string describe(const JoinFault& fault, const JoinSchedule& schedule) {
     case JoinFaultKind::kCannotStart:
       return fmt::format("process {} cannot make its ends in {}", fault.process, label);
     case JoinFaultKind::kStoreSilent:
-      return fmt::format("the store answers {} requests of process {}", fault.numRequests, fault.process);
+      return fmt::format("the store{} answers {} requests of process {}", schedule.hasTwoJobs() ? " of " + label : "",
+                         fault.numRequests, fault.process);
     case JoinFaultKind::kStoreEnds:
-      return fmt::format("the store ends after {}", inMilliseconds(fault.after));
+      return fmt::format("the store{} ends after {}", schedule.hasTwoJobs() ? " of " + label : "",
+                         inMilliseconds(fault.after));
     case JoinFaultKind::kCannotJoin:
       return fmt::format("process {} cannot join a rank late", fault.process);
     case JoinFaultKind::kPartition:

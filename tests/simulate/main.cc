@@ -23,20 +23,25 @@ namespace shardwire::simulate {
 namespace {
 
 constexpr const char* kHelp =
-    "simulate [--joins] [--many-faults] [--seed S] [--seeds N] [--seconds T] [--trace] [--view FILE] [--shrink] "
+    "simulate [--joins | --two-jobs] [--many-faults] [--seed S] [--seeds N] [--seconds T] [--trace] [--view FILE] "
+    "[--shrink] "
     "[--without-operations A,B] [--without-faults A]\n"
+    "  --joins       the seeds draw processes that join groups\n"
+    "  --two-jobs    the seeds draw two jobs that join groups, of which one publishes weights and one fetches them\n"
+    "  --many-faults the seeds draw more faults, and rare conditions often\n"
     "  --seed S      the first seed (1)\n"
     "  --seeds N     so many seeds (1 with --seed, else 1000); --seconds T: until T seconds are over\n"
     "  --trace       prints who did what when, in simulated time\n"
-    "  --view FILE   writes an HTML page that plays the run of one seed, or of a seed that fails; not with --joins\n"
+    "  --view FILE   writes an HTML page that plays the run of one seed, or of a seed that fails; only for groups\n"
     "  --shrink      removes operations and faults from a failing seed as long as it fails\n"
     "  --without-... numbers of operations and faults to leave out, as --shrink prints them\n"
-    "  --joins       the seeds draw processes that join groups\n"
-    "  --many-faults the seeds draw more faults, and rare conditions often\n"
     "  --keep-going  goes on after a failing seed\n";
 
+enum class Contents : unsigned char { kGroups, kJoins, kTwoJobs };
+
+// The contents of a seed.
 struct Mode {
-  bool joins = false;
+  Contents contents = Contents::kGroups;
   Draws draws = Draws::kUsual;
 };
 
@@ -70,7 +75,9 @@ bool read(int argc, char** argv, Arguments* arguments) {
     } else if (name == "--shrink") {
       arguments->shrinks = true;
     } else if (name == "--joins") {
-      arguments->mode.joins = true;
+      arguments->mode.contents = Contents::kJoins;
+    } else if (name == "--two-jobs") {
+      arguments->mode.contents = Contents::kTwoJobs;
     } else if (name == "--many-faults") {
       arguments->mode.draws = Draws::kManyFaults;
     } else if (name == "--keep-going") {
@@ -97,17 +104,22 @@ bool read(int argc, char** argv, Arguments* arguments) {
   if (arguments->numSeeds == 0) {
     arguments->numSeeds = arguments->seconds > 0 ? ~std::uint64_t{0} : arguments->hasSeed ? 1 : 1000;
   }
-  return !arguments->mode.joins || arguments->page.empty();
+  return arguments->mode.contents == Contents::kGroups || arguments->page.empty();
+}
+
+JoinSchedule drawJoinsOf(std::uint64_t seed, const Without& without, const Mode& mode) {
+  return mode.contents == Contents::kTwoJobs ? drawTwoJobs(seed, without, mode.draws)
+                                             : drawJoins(seed, without, mode.draws);
 }
 
 Outcome outcomeOf(std::uint64_t seed, const Without& without, const Mode& mode, bool isTraced) {
-  return mode.joins ? simulateJoins(drawJoins(seed, without, mode.draws), isTraced)
-                    : simulate(drawSchedule(seed, without, mode.draws), isTraced);
+  return mode.contents == Contents::kGroups ? simulate(drawSchedule(seed, without, mode.draws), isTraced)
+                                            : simulateJoins(drawJoinsOf(seed, without, mode), isTraced);
 }
 
 std::string describeRun(std::uint64_t seed, const Without& without, const Mode& mode) {
-  return mode.joins ? describe(drawJoins(seed, without, mode.draws))
-                    : describe(drawSchedule(seed, without, mode.draws));
+  return mode.contents == Contents::kGroups ? describe(drawSchedule(seed, without, mode.draws))
+                                            : describe(drawJoinsOf(seed, without, mode));
 }
 
 // The numbers of all operations and faults of the seed that `without` does not leave out.
@@ -116,8 +128,8 @@ Without partsOf(std::uint64_t seed, const Without& without, const Mode& mode) {
   const auto add = [](std::vector<int>& numbers, const auto& each) {
     std::ranges::transform(each, std::back_inserter(numbers), [](const auto& part) { return part.number; });
   };
-  if (mode.joins) {
-    const JoinSchedule schedule = drawJoins(seed, without, mode.draws);
+  if (mode.contents != Contents::kGroups) {
+    const JoinSchedule schedule = drawJoinsOf(seed, without, mode);
     std::ranges::for_each(schedule.operations, [&](const auto& each) { add(parts.operations, each); });
     add(parts.faults, schedule.faults);
     std::ranges::sort(parts.operations);  // each group has the same numbers
@@ -154,7 +166,10 @@ Without shrink(std::uint64_t seed, Without without, const Mode& mode) {
 }
 
 std::string commandOf(std::uint64_t seed, const Without& without, const Mode& mode) {
-  std::string text = fmt::format("./run simulate {}{}--seed {}", mode.joins ? "--joins " : "",
+  std::string text = fmt::format("./run simulate {}{}--seed {}",
+                                 mode.contents == Contents::kGroups  ? ""
+                                 : mode.contents == Contents::kJoins ? "--joins "
+                                                                     : "--two-jobs ",
                                  mode.draws == Draws::kManyFaults ? "--many-faults " : "", seed);
   if (!without.operations.empty()) {
     text += fmt::format(" --without-operations {}", fmt::join(without.operations, ","));

@@ -22,6 +22,7 @@ struct Outcome {
   std::uint64_t numFrames = 0;
   int numFailed = 0;    // ranks that ended with an error
   int numMadeAnew = 0;  // groups, without an error
+  int numFetched = 0;   // versions, by the ranks of a subscribing job
   int numBeside = 0;    // processes alive with an error in one group and none in another, after operations in both
 };
 
