@@ -108,7 +108,7 @@ TEST(SimulateTwoJobs, KeepsThePromises) {
     numFetched += outcome.numFetched;
   }
   EXPECT_TRUE(HasFailure() || numBeside >= 100) << numBeside << " processes lost the group of both jobs alone";
-  EXPECT_TRUE(HasFailure() || numFetched >= 1000) << numFetched << " versions were fetched";
+  EXPECT_TRUE(HasFailure() || numFetched >= 300) << numFetched << " versions were fetched";
 }
 
 TEST(SimulateTwoJobs, PlaysASeedTheSameWayBehindOtherSeeds) {
