@@ -217,9 +217,6 @@ Result<WorkPtr> CommunicatorImpl::broadcast(const TensorView& tensor, Rank root,
             .like = &tensor,
             .givenInputs = one(tensor),
             .givenOutputs = one(tensor)};
-  if (auto again = startAgain(call, {.kind = Collective::kBroadcast, .root = root})) {
-    return *std::move(again);
-  }
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.input(tensor) : call.flat.output(tensor);
   SW_RETURN_IF_ERROR(flat.status());
@@ -234,9 +231,6 @@ Result<WorkPtr> CommunicatorImpl::allReduce(const TensorView& tensor, ReduceOp o
             .like = &tensor,
             .givenInputs = one(tensor),
             .givenOutputs = one(tensor)};
-  if (auto again = startAgain(call, {.kind = Collective::kAllReduce, .op = op})) {
-    return *std::move(again);
-  }
   const Result<const TensorView*> flat = call.flat.inOut(tensor);
   SW_RETURN_IF_ERROR(flat.status());
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "all_reduce"));
@@ -251,9 +245,6 @@ Result<WorkPtr> CommunicatorImpl::reduce(const TensorView& tensor, Rank root, Re
             .like = &tensor,
             .givenInputs = one(tensor),
             .givenOutputs = one(tensor)};
-  if (auto again = startAgain(call, {.kind = Collective::kReduce, .op = op, .root = root})) {
-    return *std::move(again);
-  }
   const bool isRoot = rank() == root;
   const Result<const TensorView*> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
   SW_RETURN_IF_ERROR(flat.status());

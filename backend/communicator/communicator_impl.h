@@ -88,8 +88,8 @@ class CommunicatorImpl final : public Communicator {
   // `inputs` and `outputs` are row-major without gaps, and as `collective` says.
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
-  // start() before any check, of a call that repeats the last short one; nothing for all other calls. Of `collective`
-  // only the kind, the operation and the root are read.
+  // start() before any check, of a call over lists that repeats the last short one; nothing for all other calls. Of
+  // `collective` only the kind, the operation and the root are read.
   std::optional<Result<WorkPtr>> startAgain(Call& call, const CollectiveCall& collective);
   // start() of any other call than the following. `isAlone`: nothing else is in flight.
   Result<WorkPtr> startLong(Call& call, const CollectiveCall& collective, bool isAlone,

@@ -77,8 +77,8 @@ class ProgramCache {
   // caller's, and stays in place, until the run is done. `given`: for prepareAgain().
   Activity* prepareShort(const CollectiveCall& call, std::span<const TensorView> inputs,
                          std::span<const TensorView> outputs, const Given& given);
-  // prepareShort() of a call that was prepared twice before with the same kind, operation, root and tensors, so its
-  // checks are known to succeed; null for all other calls. Reads no other members of `call`. Sets `given` to the
+  // prepareShort() of a call over lists that was prepared twice before with the same kind, operation, root and tensors,
+  // so its checks are known to succeed; null for all other calls. Reads no other members of `call`. Sets `given` to the
   // tensors that the run reads and writes.
   Activity* prepareAgain(const CollectiveCall& call, Given* given);
   const Selection& selection() const { return selection_; }
@@ -110,7 +110,7 @@ class ProgramCache {
     bool isShort = false;   // one short stage, without scratch
   };
 
-  // The call that may be repeated.
+  // The call over lists that may be repeated.
   struct Latest {
     Kept* kept = nullptr;
     const std::byte* first = nullptr;  // address of a tensor
