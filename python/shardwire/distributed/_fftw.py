@@ -42,6 +42,11 @@ class _Dim(ctypes.Structure):
     _fields_ = [("n", ctypes.c_ssize_t), ("source", ctypes.c_ssize_t), ("target", ctypes.c_ssize_t)]
 
 
+@functools.lru_cache(maxsize=None)
+def _array_of_dims(length: int) -> Any:
+    return _Dim * length  # kept: without a user, ctypes makes a new type each time, in a cycle
+
+
 class Library:
     """FFTW's functions of one precision."""
 
@@ -159,7 +164,7 @@ class Transform:
                   for array in (call.source, call.target)]
         source = call.source.resized(shapes[0])._replace(begin=begin).scratch()
         target = source if call.in_place else call.target.resized(shapes[1])._replace(begin=end).scratch()
-        dims, rest = ((_Dim * max(len(which), 1))(
+        dims, rest = (_array_of_dims(max(len(which), 1))(
             *(_Dim(extent(dim), call.source.strides[dim], call.target.strides[dim]) for dim in which))
                       for which, extent in ((call.axes, call.lengths.__getitem__), (
                           [dim for dim, count in enumerate(batches) if count > 1 and dim not in call.axes],
