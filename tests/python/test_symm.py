@@ -758,7 +758,7 @@ def await_state(pid, states):
             with open(f"/proc/{pid}/stat") as file:
                 if file.read().rpartition(")")[2].split()[0] in states:
                     return
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # gone before, or since, the file was opened
             return
         time.sleep(0.001)
 
