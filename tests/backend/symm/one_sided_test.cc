@@ -413,6 +413,7 @@ TEST_P(OneSidedAccess, NeedsNothingOfTheOwnersProgram) {
 TEST_P(OneSidedAccess, IsOverAfterABarrierOfAnyGroup) {
   MemoryStore store;
   MemoryStore other;
+  std::atomic<int> made{0};
   std::atomic<int> done{0};
   testing::runRanksAsThreads(2, [&](Rank rank) {
     auto one = Communicator::create(store, rank, 2, optionsFor(GetParam(), rank, seconds(30)), "one");
@@ -437,6 +438,7 @@ TEST_P(OneSidedAccess, IsOverAfterABarrierOfAnyGroup) {
 TEST(QuietAll, ReturnsTheErrorOfAnEarlierGroup) {
   MemoryStore store;
   MemoryStore other;
+  std::atomic<int> made{0};
   std::atomic<int> done{0};
   testing::runRanksAsThreads(2, [&](Rank rank) {
     auto one = Communicator::create(store, rank, 2, optionsFor(Where::kWires, rank, seconds(30)), "one");
@@ -444,6 +446,8 @@ TEST(QuietAll, ReturnsTheErrorOfAnEarlierGroup) {
     ASSERT_TRUE(one.isOk()) << one.status().message();
     ASSERT_TRUE(two.isOk()) << two.status().message();
     const Block block = zeroedBlock(**one, 8);
+    ++made;
+    await(made, 2);  // an abort would end the making of a rank that has not returned from it
     if (rank == 0) {
       std::vector<std::uint64_t> values(1, 7);
       expectFine(block->put(1, wordsAt(0, 1), viewOfWords(values), {}));
