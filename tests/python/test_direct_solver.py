@@ -20,7 +20,7 @@ from test_reshape import check_misuse, random_distribution, take
 
 import shardwire
 import shardwire.distributed as swd
-from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, Placements, ProcessGrid, Slab
+from shardwire.distributed.distribution import Block, BlockCyclic, Box, Boxes, Placements, ProcessGrid, Slab
 from shardwire.distributed.linalg import (DirectSolver, DirectSolverOptions, InvalidDirectSolverState, _factors,
                                           _system, direct_solver)
 
@@ -289,6 +289,39 @@ def nothing(rank: int) -> None:
 
 def test_without_elements() -> None:
     run_ranks(2, nothing)
+
+
+def over_one_dimension(rank: int, ranks: int) -> None:
+    """A cut of one dimension cuts the rows, as in nvmath 1.0."""
+    a, b = matrix_of((13, 13), torch.float64, "lu", 1), data_of((13, 2), torch.float64, 2)
+    turned = ProcessGrid(process_array=list(range(ranks))[::-1])
+    for cut in (BlockCyclic(ProcessGrid(shape=(ranks,)), [2]), Block(turned, first_process=[ranks - 1]), Slab(0, 1),
+                BlockCyclic(turned, [3], first_process=[ranks - 1])):
+        rows = take(cut, torch.arange(13), rank, ranks)
+        for whole in (b, b[:, 0]):
+            x = direct_solver(a[rows], whole[rows], distributions=[cut, cut], group=group())
+            check(x, torch.linalg.solve(a, whole)[rows], f"{cut}")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_distributions_of_one_dimension(ranks: int) -> None:
+    run_ranks(ranks, over_one_dimension, ranks)
+
+
+def sub_group(rank: int) -> None:
+    import torch.distributed as dist
+    few = dist.new_group([1, 3], backend="shardwire")
+    if rank in (1, 3):
+        number = (1, 3).index(rank)
+        for kind in ("lu", "cholesky"):
+            a, b = matrix_of((9, 9), torch.float64, kind, 1), data_of((9, 2), torch.float64, 2)
+            x = direct_solver(take(Slab.X, a, number, 2), take(Slab.Y, b, number, 2), distributions=[Slab.X, Slab.Y],
+                              options={"factorization": kind, "panel_width": 2}, group=few)
+            check(x, take(Slab.Y, torch.linalg.solve(a, b), number, 2), kind)
+
+
+def test_on_some_of_the_ranks() -> None:
+    run_ranks(4, sub_group, default_group=True)
 
 
 def misuse(rank: int) -> list[tuple[str, str]]:

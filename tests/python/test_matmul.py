@@ -433,6 +433,18 @@ def test_on_some_of_the_ranks() -> None:
     run_ranks(4, sub_group, default_group=True)
 
 
+def over_one_dimension(rank: int) -> None:
+    """A cut of one dimension cuts the rows, as in nvmath 1.0."""
+    a, b = data_of((7, 5), torch.float64, 1), data_of((5, 4), torch.float64, 2)
+    cuts = [BlockCyclic(ProcessGrid(shape=(3,)), [2]), Slab(0, 1), Block(ProcessGrid(process_array=[2, 0, 1]))]
+    rows = [take(cut, torch.arange(len(whole)), rank, 3) for cut, whole in zip(cuts, (a, b, a))]
+    check(matmul(a[rows[0]], b[rows[1]], distributions=cuts, group=group()), (a @ b)[rows[2]], "one dimension")
+
+
+def test_distributions_of_one_dimension() -> None:
+    run_ranks(3, over_one_dimension)
+
+
 def misuse(rank: int) -> list[tuple[str, str]]:
     a, b = torch.zeros(2, 6), torch.zeros(3, 5)
     cuts = [Slab.X, Slab.X, Slab.X]

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from ..compiler.layout import kind_of, as_dims, is_device_mesh
 from ..errors import GapError, MismatchError
-from .distribution import BindDistributionError, Box, Boxes, Dims, Distribution, Piece, Placements, Share, _OnGrid
+from .distribution import (BindDistributionError, Block, BlockCyclic, Box, Boxes, Dims, Distribution, Piece, Placements,
+                           Share, Slab, _OnGrid)
 
 
 class End(NamedTuple):
@@ -86,6 +87,19 @@ def resolve(call: str, what: str, own: Distribution, described: Sequence[Sequenc
         if ndim != ndims[0]:
             raise ValueError(f"{call}: {what} has {ndim} dimensions on rank {rank}, and {ndims[0]} on rank 0")
     return Boxes([Box(item[1], item[2]) for item in described])
+
+
+def of_matrix(side: Distribution) -> Distribution:
+    """A cut of one dimension, as a cut of the rows of a matrix. Other distributions stay."""
+    if side.ndim != 1:
+        return side
+    if isinstance(side, Slab):
+        return Slab(side.partition_dim)
+    if isinstance(side, (Block, BlockCyclic)):
+        grid, first = side.process_grid.with_more(1), (*side.first_process, 0)
+        return (Block(grid, first_process=first) if isinstance(side, Block)
+                else BlockCyclic(grid, (*side.block_sizes, 1), first_process=first))
+    return side
 
 
 def _name(item: Sequence[Any]) -> str:

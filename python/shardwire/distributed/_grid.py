@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -85,6 +86,13 @@ class ProcessGrid:
     def coords(self, rank: int) -> Dims:
         """The coordinates of ``rank``."""
         return self._coords[rank]
+
+    def with_more(self, more: int) -> ProcessGrid:
+        """The grid with ``more`` dimensions of one rank at the end."""
+        made = copy.copy(self)
+        made._shape, made._process_array = self._shape + (1,) * more, None
+        made._coords = {rank: coords + (0,) * more for rank, coords in self._coords.items()}
+        return made
 
     def describe(self) -> list[Any]:
         """Plain values; equal where the ranks are in the same places."""

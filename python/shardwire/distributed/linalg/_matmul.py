@@ -259,7 +259,8 @@ class Matmul(Planned):
         what = f"the distribution of {name}"
         own = self._sides[index]
         assert own is not None
-        side = _ends.resolve(call, what, own, [record["distributions"][index] for record in facts], len(self._ranks))
+        side = _ends.of_matrix(_ends.resolve(call, what, own, [record["distributions"][index] for record in facts],
+                                             len(self._ranks)))
         if side.ndim not in (None, 2):
             raise ValueError(f"{call}: {what} has {side.ndim} dimensions; a product takes matrices")
         return _ends.stored_end(call, name, side, [record["of"][index] for record in facts],
@@ -282,7 +283,7 @@ class Matmul(Planned):
         elif own is None:
             raise ValueError(f"{call}: distributions[2] is None; give the distribution of the result")
         else:
-            side = _ends.resolve(call, "the distribution of the result", own, described, size)
+            side = _ends.of_matrix(_ends.resolve(call, "the distribution of the result", own, described, size))
         if side.ndim not in (None, 2):
             raise ValueError(f"{call}: the distribution of the result has {side.ndim} dimensions; a product is a "
                              "matrix")

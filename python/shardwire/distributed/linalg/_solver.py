@@ -186,6 +186,8 @@ class DirectSolver(Planned):
                              [record["distributions"][index] for record in everyone], size)
         of = [record["of"][index] for record in everyone]
         ndim = len(of[0]["shape"])
+        if ndim == 2:
+            side = _ends.of_matrix(side)
         if side.ndim not in (None, ndim):
             raise ValueError(f"{call}: {what} has {side.ndim} dimensions, and {name} {ndim}")
         return _ends.stored_end(call, name, side, of, everyone[0]["global_shapes"][index], size)
