@@ -98,9 +98,11 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int) -> str:
             locals_ = [local.numpy() for local in locals_]
 
         def multiply() -> torch.Tensor:
-            result = matmul(*locals_[:2], locals_[2] if has_c else None, distributions=cuts, group=group(),
+            own = locals_[2].copy() if use_numpy else locals_[2].clone()
+            result = matmul(*locals_[:2], own if has_c else None, distributions=cuts, group=group(),
                             alpha=number if scaled else None, beta=number if has_c else None,
                             qualifiers=qualifiers, options=options)
+            assert not has_c or result is own, said
             assert isinstance(result, numpy.ndarray if use_numpy else torch.Tensor), said
             return torch.from_numpy(result) if use_numpy else result
         got = multiply()
@@ -358,9 +360,12 @@ def stateful(rank: int) -> None:
     for order in (False, True):
         c = in_order(torch.ones_like(mine[0] @ torch.zeros(8, 5, dtype=torch.float64)), order)
         given = [value.numpy() for value in (*mine, c)] if order else [*mine, c]
-        got = matmul(*given, beta=3, distributions=cuts, group=group(), options={"inplace": True})
-        assert got is given[2]
-        check(c, matmul(*mine, distributions=cuts, group=group()) + 3, "in place of c")
+        for options in ({"inplace": False}, None, {"inplace": True}):
+            got = matmul(*given, beta=3, distributions=cuts, group=group(), options=options)
+            assert (got is given[2]) == (options != {"inplace": False})
+            check(torch.as_tensor(got), matmul(*mine, distributions=cuts, group=group()) + 3, "in place of c")
+            c.fill_(1)
+    assert matmul(*mine, distributions=cuts, group=group(), options={"inplace": True}).shape == c.shape  # without c
 
 
 def test_the_class() -> None:
@@ -476,7 +481,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         call(a, b, options={"no such": 1}), call(a.clone().requires_grad_() if rank else a, b),
         call(a.int(), b.int(), alpha=0.5), call(a, b, preferences={"epilog": {"aux_type": "int8"}}),
         call(a, b, quantization_scales={"a": 1}), call(a, b, options={"block_scaling": True} if rank else None),
-        call(a, b, preferences={"epilog": {"aux_amax": True}}), call(a, b, options={"inplace": True}),
+        call(a, b, preferences={"epilog": {"aux_amax": True}}), call(a, b, options={"inplace": 1}),
         call(a, b, torch.zeros(2, 5), beta=1, options={"inplace": bool(rank)}),
         call(a, b, torch.zeros(4, 5, requires_grad=bool(rank)), beta=1, epilog=MatmulEpilog.ALLREDUCE),
         call(a, b, torch.zeros(2, 5), beta=1, options={"inplace": True}, epilog=MatmulEpilog.BIAS,
@@ -516,7 +521,7 @@ EXPECTED = [
     ("ValueError", "alpha is 0.5, and the operands are integers"), ("ValueError", "aux_type is torch.int8"),
     ("ValueError", "quantization_scales is given, which is for operands of FP8"),
     ("ValueError", "rank 1: block_scaling is set"), ("ValueError", "aux_amax is set"),
-    ("ValueError", "inplace writes the result to c, which is not given"), ("MismatchError", "inplace differs"),
+    ("TypeError", "inplace is 1; give True or False"), ("MismatchError", "inplace differs"),
     ("ValueError", "rank 1: c requires grad"), ("ValueError", "rank 1: epilog_inputs['bias'] requires grad"),
     ("ValueError", "rank 1: alpha is inf, and the operands are integers; give an integer"),
     ("ValueError", "alpha is nan, and the operands are integers"), ("TypeError", "alpha is '3'; give a number"),
@@ -602,6 +607,33 @@ def released(rank: int) -> None:
 
 def test_release_workspace_frees_the_memory_of_all_products() -> None:
     run_ranks(2, released)
+
+
+def by_default(rank: int) -> list[tuple[str, str]]:
+    """c is overwritten, as in nvmath 1.0, except where any rank has a gradient to lose."""
+    a, b, c = torch.ones(2, 4), torch.ones(2, 3), torch.zeros(2, 3)
+    g = {"beta": 1, "distributions": [Slab.X] * 3, "group": group()}
+    bias = {"epilog": MatmulEpilog.BIAS, "epilog_inputs": {"bias": torch.ones(2, requires_grad=bool(rank))}}
+    for operands, more in (((a, b, torch.zeros(2, 3, requires_grad=bool(rank))), {}),
+                           ((a.clone().requires_grad_(), b, c), {}), ((a, b, c), bias)):
+        assert matmul(*operands, **more, **g) is not operands[2] and not c.any()
+    with Matmul(a, b, c, **g) as product:
+        product.plan()
+        assert product.execute() is c and torch.equal(c, torch.full((2, 3), 4.0))
+        errors = [error_of(product.plan, **bias),
+                  error_of(product.reset_operands, c=torch.zeros(2, 3, requires_grad=bool(rank)))]
+        assert product.execute() is c and torch.equal(c, torch.full((2, 3), 8.0))
+    with torch.no_grad():
+        assert matmul(a, b, c, **bias, **g) is c and torch.equal(c, torch.full((2, 3), 13.0))
+    return [*errors, error_of(matmul, a, b, torch.zeros(1, 3).expand(2, 3) if rank else c, **g)]
+
+
+def test_c_is_overwritten_by_default() -> None:
+    first, second = run_ranks(2, by_default)
+    assert first == second
+    for (kind, text), part in zip(first, ("rank 1: epilog_inputs['bias'] requires grad", "rank 1: c required no grad",
+                                          "rank 1: c has elements that share memory")):
+        assert kind == "ValueError" and part in text, text
 
 
 def bias_that_learns(rank: int) -> list[tuple[str, str]]:

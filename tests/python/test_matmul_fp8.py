@@ -66,9 +66,9 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
                 f"{result} {cuts} {qualifiers} {values} alpha {alpha} {epilog.name}")
         local_a, local_b = (in_order(take(cut, whole, rank, ranks), rng.random() < 0.4)
                             for cut, whole in zip(cuts, (of_a, of_b)))
-        local_c = take(cuts[2], c, rank, ranks)
+        local_c = take(cuts[2], c, rank, ranks).clone()
         if epilog == MatmulEpilog.ALLREDUCE and has_c:  # each rank adds its own C
-            local_c = c if rank == 0 else torch.zeros_like(c)
+            local_c = c.clone() if rank == 0 else torch.zeros_like(c)
         got = matmul(local_a, local_b, local_c if has_c else None, distributions=cuts, group=group(), alpha=alpha,
                      beta=3 if has_c else None, qualifiers=[*qualifiers, {}], epilog=epilog, quantization_scales=scales,
                      options={"result_type": result, "result_amax": wants_amax})

@@ -55,8 +55,8 @@ class Matmul(Planned):
         None: the context's. quantization_scales: of operands of FP8: MatmulQuantizationScales or a dict.
 
     Collective over the group, as plan, execute and reset_operands are; for one thread at a time. Operands are not
-    written to, except c with the option inplace. An error on any rank is raised on all ranks: TypeError, ValueError,
-    MismatchError where ranks were given different arguments. Differentiable once, in a, b, c and a bias.
+    written to, except c, unless the option inplace is False. An error on any rank is raised on all ranks: TypeError,
+    ValueError, MismatchError where ranks were given different arguments. Differentiable once, in a, b, c and a bias.
     """
 
     _noun, _state_error = "Matmul", InvalidMatmulState
@@ -77,6 +77,7 @@ class Matmul(Planned):
         everyone = _meeting.exchange(self._group, self._call, facts, attempt.error)
         self._facts = everyone[self._rank]
         self._key = f"{self._call} {everyone}"
+        self._choose_place(everyone)
         kept = None if _epilog is None else _meeting.kept_plans(self._group).get(self._key)
         if kept is not None:  # all ranks gave the same arguments before, and so have equal plans
             self._problem: Problem = kept
@@ -93,7 +94,7 @@ class Matmul(Planned):
               quantization_scales: Any, options: Any, epilog: tuple[Any, Any, Any] | None) -> dict[str, Any]:
         """This rank's arguments for the other ranks."""
         given: MatmulOptions = read_options(MatmulOptions, options)
-        self._logger, self._is_inplace = given.logger, given.inplace
+        self._logger, self._is_inplace = given.logger, bool(given.inplace) and c is not None
         operands = [wrap(value, name) for name, value in zip(_NAMES, (a, b, c)) if name != "c" or c is not None]
         self._operands = list(operands)
         first = operands[0].tensor
@@ -113,9 +114,7 @@ class Matmul(Planned):
         if (c is None) != (beta is None):
             raise ValueError("c is given, and beta is not; give both or none" if beta is None
                              else "beta is given, and c is not; give both or none")
-        if given.inplace and c is None:
-            raise ValueError("inplace writes the result to c, which is not given")
-        if given.inplace:
+        if self._is_inplace:
             check_writable(operands[2], "c", ", or inplace=False")
         self._scales = _Scales(read_scale(alpha, 1, "alpha", sums), read_scale(beta, 0, "beta", sums))
         self._sides = self._read_sides(distributions, operands)
@@ -126,16 +125,44 @@ class Matmul(Planned):
                  "alpha": repr(self._scales.alpha), "beta": repr(self._scales.beta),
                  "qualifiers": [list(item) for item in self._qualifiers], "sums": str(sums),
                  "grid": None if given.grid is None else list(given.grid), "panels": given.panels,
-                 "inplace": given.inplace,
+                 "inplace": given.inplace if c is not None else False,
                  "wires": host_with_wires(self._group), "of": [operand.facts() for operand in operands],
                  "global_shapes": [list(operand.given.shape) if operand.package == "DTensor" else None
                                    for operand in operands],
                  "distributions": [None if side is None else side.describe() for side in self._sides],
                  "requires_grad": [operand.tracked.requires_grad and (epilog is None or torch.is_grad_enabled())
-                                   for operand in (operands if given.inplace else operands[:2])]}
+                                   for operand in (operands if self._is_inplace else operands[:2])]}
+        if given.inplace is None and c is not None:
+            facts["overwrites"] = self._may_overwrite(operands, result, epilog)
         if epilog is not None:
             facts["epilog"] = self._read_epilog(*epilog, dtype=sums, result=result, package=operands[0].package)
         return facts
+
+    @staticmethod
+    def _may_overwrite(operands: Sequence[Operand], result: torch.dtype, epilog: Any) -> list[Any]:
+        """Whether the result goes into c by default as far as this rank is concerned, and why c cannot be written."""
+        learns = [operand.tracked for operand in operands]
+        if epilog is not None and isinstance(epilog[1], Mapping):
+            learns += [value for value in epilog[1].values() if isinstance(value, torch.Tensor)]
+        tracks = epilog is None or torch.is_grad_enabled()
+        if operands[2].tensor.dtype != result or (tracks and any(value.requires_grad for value in learns)):
+            return [False, None]
+        try:
+            check_writable(operands[2], "c", ", or inplace=False")
+        except ValueError as error:
+            return [True, str(error)]
+        return [True, None]
+
+    def _choose_place(self, everyone: Sequence[dict[str, Any]]) -> None:
+        """Whether the result goes into c where the caller did not say. The same on all ranks."""
+        said: list[Any] = [record.get("overwrites") or [False, None] for record in everyone]
+        if not all(may for may, _ in said):
+            return
+        for rank, (_, reason) in enumerate(said):
+            if reason is not None:
+                raise ValueError(f"{self._call}: rank {rank}: {reason}")
+        self._is_inplace = True
+        self._facts = {**self._facts, "requires_grad": [False] * 3}  # of later operands, too
 
     @staticmethod
     def _check_operands(operands: Sequence[Operand]) -> None:
@@ -337,7 +364,7 @@ class Matmul(Planned):
         """This rank's part of the result; with an epilog that has auxiliary outputs, a pair: the result, and a dict of
         these outputs. Collective.
 
-        Results are new memory, in Fortran order where a and b are in Fortran order, else in C order.
+        The result is c, or else new memory: in Fortran order where a and b are in Fortran order, else in C order.
         release_workspace: frees the memory for parts that travel.
         """
         problem = self._planned()

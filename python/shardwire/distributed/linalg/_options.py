@@ -86,7 +86,8 @@ class MatmulOptions:
         computed in float32, other sums in the operands' dtype.
     scale_type: the dtype of alpha and beta: that of the sums, or None. result_type: the dtype of the result; None: C's,
         else A's. A dtype is a torch.dtype, numpy's, a name, or a CudaDataType of nvmath.
-    inplace: the result is written to c, and c is returned.
+    inplace: the result is written to c, where c is given, and c is returned. None: as True, except where an operand or
+        a bias requires grad, or c has another dtype than the result: then the result is new memory.
     result_amax, block_scaling: for operands of FP8. With result_amax the product also returns "result_amax", the
         largest magnitude of this rank's part before scaling and rounding. With block_scaling each block of 32 elements
         has a scale (MXFP8), and a result of FP8 comes with its scales, "d_out_scale".
@@ -98,7 +99,7 @@ class MatmulOptions:
         travel while others are multiplied; None: by size and transport. Both equal on all ranks.
     """
 
-    inplace: bool = False
+    inplace: bool | None = None
     compute_type: int | None = None
     scale_type: Any = None
     result_type: Any = None
@@ -115,7 +116,7 @@ class MatmulOptions:
         """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
         the construction of the options would leave the other ranks waiting."""
         for name in ("inplace", "result_amax", "block_scaling"):
-            if not isinstance(getattr(self, name), bool):
+            if not isinstance(getattr(self, name), bool) and not (name == "inplace" and self.inplace is None):
                 raise TypeError(f"{name} is {kind_of(getattr(self, name))}; give True or False")
         if self.compute_type is not None:
             MatmulComputeType(self.compute_type)
