@@ -24,7 +24,8 @@ from collections.abc import Iterator
 # By package: the modules whose public names count, and the folders of the sources that hold the modules.
 MODULES = {
     "nvmath-python": ("nvmath.distributed", "nvmath.distributed.process_group", "nvmath.distributed.distribution",
-                      "nvmath.distributed.fft", "nvmath.distributed.linalg", "nvmath.distributed.linalg.advanced"),
+                      "nvmath.distributed.fft", "nvmath.distributed.linalg", "nvmath.distributed.linalg.advanced",
+                      "nvmath.linalg.advanced.helpers.matmul"),
     "nvshmem4py": ("nvshmem.core",),
     "moodist": ("moodist",),
     "nkipy": ("nkipy.runtime", "spike"),

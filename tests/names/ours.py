@@ -24,6 +24,7 @@ MODULES = {
     "nvmath.distributed.fft": "shardwire.distributed.fft",
     "nvmath.distributed.linalg": "shardwire.distributed.linalg",
     "nvmath.distributed.linalg.advanced": "shardwire.distributed.linalg.advanced",
+    "nvmath.linalg.advanced.helpers.matmul": "shardwire.distributed.linalg.advanced.helpers.matmul",
     "nvshmem.core": "shardwire.nvshmem.core",
     "moodist": "shardwire",
     "nkipy.runtime": "shardwire.kernels",

@@ -3,6 +3,7 @@ misuse as one error on all ranks."""
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -144,7 +145,8 @@ def blocks(rank: int, fortran: bool) -> None:
     local_a, local_b = in_order(take(Slab.X, a, rank, ranks), fortran), in_order(take(Slab.X, b, rank, ranks), fortran)
     scales = {name: torch.randint(124, 130, (local.numel() // 32,), generator=generator, dtype=torch.uint8)
               for name, local in (("a", local_a), ("b", local_b))}
-    parts = [helpers.matmul.apply_mxfp8_scale(local, scales[name]) for name, local in (("a", local_a), ("b", local_b))]
+    parts = [helpers.matmul.apply_mxfp8_scale(local, scales[name], torch.float32)
+             for name, local in (("a", local_a), ("b", local_b))]
     gathered = []
     for part in parts:
         out = [torch.empty(part.shape) for _ in range(ranks)]
@@ -197,6 +199,65 @@ def test_places_of_scales() -> None:
                   lambda: helpers.matmul.get_mxfp8_scale_offset(x, (1,))):
         with pytest.raises(ValueError):
             wrong()
+
+
+@pytest.mark.parametrize("kind", ["MXFP8", "NVFP4"])
+def test_scales_in_the_shape_of_blocks(kind: str) -> None:
+    call, length = helpers.matmul, 32 if kind == "MXFP8" else 16
+    for axis, shape in ((-1, (2, 128, 256)), (-2, (256, 384)), (1, (128, 128))):
+        along = axis - len(shape) if axis > 0 else axis
+        of_blocks = [extent // length if dim - len(shape) == along else extent for dim, extent in enumerate(shape)]
+        scales = torch.arange(120, 120 + math.prod(of_blocks)).remainder(9).add(120).to(torch.uint8).reshape(of_blocks)
+        flat = call.to_block_scale(scales, shape, call.BlockScalingFormat(kind), axis=axis)
+        for index in ([0] * len(shape), [extent - 1 for extent in of_blocks], [extent // 3 for extent in of_blocks]):
+            assert flat[call.get_block_scale_offset(index, shape, kind, axis=axis)] == scales[tuple(index)]
+        each = call.expand_block_scale(flat, shape, kind, axis=axis)
+        assert torch.equal(each.view(torch.uint8), scales.repeat_interleave(length, along))
+        if kind == "MXFP8":
+            assert torch.equal(call.expand_block_scale(flat, shape, kind, axis=axis, output_dtype=torch.float16),
+                               2.0 ** (scales.repeat_interleave(length, along).half() - 127))
+        out = torch.empty_like(flat)
+        assert call.to_block_scale(scales, shape, kind, axis=axis, out=out) is out and torch.equal(out, flat)
+    # By hand from cuBLAS's documentation: row 5 of the first 128, in the first and in the second column of tiles.
+    rows, groups = torch.tensor([5, 5]), torch.tensor([2, 5])
+    assert call.get_block_scale_offset((rows, groups), (128, 256), kind, axis=-1).tolist() == [82, 512 + 81]
+    for wrong in (lambda: call.get_block_scale_offset((0, 0), (128, 256), kind), lambda: call.expand_block_scale(
+            flat[1:], shape, kind, axis=axis), lambda: call.to_block_scale(flat, shape, kind, axis=axis),
+            lambda: call.get_block_scale_offset((0, 0), (128, 65), kind, axis=-1),
+            lambda: call.get_block_scale_offset((0, 0), (64, 256), kind, axis=-1),
+            lambda: call.get_block_scale_offset((0, 0), torch.zeros(128, 128), kind, axis=-2),
+            lambda: call.get_block_scale_offset((0, 0), (128, 128), "FP8", axis=-1)):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+def test_dtypes_of_scaled_values() -> None:
+    x = torch.ones(128, 128).to(E4M3)
+    for exponent, dtype in ((0, torch.float16), (20, torch.float32), (-126, torch.float32), (-127, torch.float64)):
+        scale = helpers.matmul.create_mxfp8_scale(x, exponent)
+        got = helpers.matmul.apply_mxfp8_scale(x, scale)
+        assert got.dtype == dtype and bool((got.double() == 2.0 ** exponent).all())
+    with pytest.raises(ValueError, match="give torch.float64"):
+        helpers.matmul.apply_mxfp8_scale(x, scale, torch.float32)
+
+
+def test_numbers_of_4_bits() -> None:
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no FP4")
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    x = torch.cat([numbers, -numbers]).repeat(4).reshape(4, 16)
+    given = torch.linspace(-7, 7, 4 * 16).reshape(4, 16)
+    for axis in (-1, -2):
+        packed = helpers.matmul.quantize_to_fp4(x, axis)
+        assert packed.shape == ((4, 8) if axis == -1 else (2, 16)) and packed.stride(axis) == 1
+        assert torch.equal(helpers.matmul.unpack_fp4(packed, axis), x)
+        near = helpers.matmul.unpack_fp4(helpers.matmul.quantize_to_fp4(given, axis), axis)
+        assert bool(((near - given).abs() <= (x.reshape(-1) - given[..., None]).abs().amin(-1) + 1e-6).all())
+    assert helpers.matmul.quantize_to_fp4(torch.tensor([0.5, -6.0]), -1).view(torch.uint8).tolist() == [0xF1]
+    with pytest.raises(ValueError, match="even extent"):
+        helpers.matmul.quantize_to_fp4(torch.zeros(3), -1)
+    with pytest.raises(ValueError, match="give -1 or -2"):
+        helpers.matmul.unpack_fp4(packed[0], -2)
 
 
 def misuse(rank: int) -> list[tuple[str, str]]:

@@ -17,8 +17,13 @@ _BIAS, _LARGEST = 127, 254
 def offset(major: Any, minor: Any, extent: int) -> Any:
     """The place of an element's scale. major, minor: the element's indices, ints or tensors. extent: of the minor
     dimension."""
-    tile = extent // TILE * (major // TILE) + minor // TILE
-    return tile * (TILE * TILE // BLOCK) + major % 32 * 16 + major % TILE // 32 * 4 + minor % TILE // BLOCK
+    return place(major, minor // BLOCK, extent // BLOCK)
+
+
+def place(major: Any, block: Any, blocks: int) -> Any:
+    """The place of the scale of a block in a row. blocks: the blocks of a row, in which four lie together."""
+    tile = blocks // 4 * (major // TILE) + block // 4
+    return tile * (TILE * 4) + major % 32 * 16 + major % TILE // 32 * 4 + block % 4
 
 
 def is_fortran(matrix: torch.Tensor) -> bool:
