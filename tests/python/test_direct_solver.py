@@ -164,6 +164,28 @@ def test_a_matrix_is_factorized_where_it_lies() -> None:
     run_ranks(3, in_place)
 
 
+def padded(rank: int) -> None:
+    """Columns with memory between them, as nvmath allows, and rows with gaps; what lies between stays."""
+    cut = BlockCyclic(ProcessGrid(shape=(1, 2)), [24, 8])
+    for kind in ("lu", "cholesky"):
+        a, b = matrix_of((24, 24), torch.float64, kind, 3), data_of((24, 3), torch.float64, 4)
+        parts = [take(cut, a, rank, 2), take(Slab.X, b, rank, 2)]
+        spread = [torch.full((part.shape[1], 2 * part.shape[0] + 3), torch.nan, dtype=torch.float64) for part in parts]
+        views = [spread[0][:, 1:25].t(), spread[1][:, 2:2 + 2 * len(parts[1]):2].t()]
+        for view, part in zip(views, parts):
+            view.copy_(part)
+        x = direct_solver(*views, distributions=[cut, Slab.X], options={"factorization": kind}, group=group())
+        assert x is views[1]
+        check(x, take(Slab.X, torch.linalg.solve(a, b), rank, 2), kind)
+        below = take(cut, torch.ones(24, 24).tril() if kind == "cholesky" else torch.ones(24, 24), rank, 2)
+        check(views[0] * below, take(cut, packed(a, kind), rank, 2) * below, f"factors, {kind}")
+        assert all(int(big.isnan().sum()) == big.numel() - view.numel() for big, view in zip(spread, views))
+
+
+def test_operands_of_any_strides() -> None:
+    run_ranks(2, padded)
+
+
 def without_solution(rank: int, ranks: int) -> list[tuple[str, str]]:
     n, errors = 11, []
 

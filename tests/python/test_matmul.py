@@ -299,6 +299,59 @@ def test_gradients_of_a_layer() -> None:
     run_ranks(2, epilog_gradients)
 
 
+def gradients_through_epilogs(rank: int) -> None:
+    a, b, bias, weights, aux = (data_of(shape, torch.float64, seed) for seed, shape in enumerate(
+        ((6, 5), (5, 4), (6,), (6, 4), (6, 4))))
+    for kind in MatmulEpilog:
+        name = kind.name
+        whole = [value.clone().requires_grad_() for value in (a, b, bias)]
+        value = whole[0] @ whole[1]
+        value = value + whole[2][:, None] if "BIAS" in name else value
+        tracked = aux.clone().requires_grad_()
+        model = (value.relu() if name.startswith("RELU") else gelu(value) if name.startswith("GELU") else
+                 value * (aux > 0) if name.startswith("DRELU") else
+                 value * torch.autograd.grad(gelu(tracked).sum(), tracked)[0] if name.startswith("DGELU") else value)
+        (model.pow(2) * weights).sum().backward()
+        mine = [take(Slab.X, each, rank, 2).requires_grad_() for each in (a, b, bias)]
+        own = take(Slab.X, aux, rank, 2)
+        inputs = {"bias": mine[2]} if "BIAS" in name else {
+            "relu_aux": own > 0} if name.startswith("DRELU") else {"gelu_aux": own} if name.startswith("DGELU") else {}
+        got = matmul(*mine[:2], distributions=[Slab.X] * 3, epilog=kind, epilog_inputs=inputs or None, group=group())
+        if isinstance(got, tuple):
+            assert not any(each.requires_grad for each in got[1].values()), name
+            got = got[0]
+        is_whole = kind == MatmulEpilog.ALLREDUCE
+        # Every rank has the whole result with ALLREDUCE: each rank's loss is of its own rows.
+        got = take(Slab.X, got, rank, 2) if is_whole else got
+        (got.pow(2) * take(Slab.X, weights, rank, 2)).sum().backward()
+        for wanted, local in zip(whole[:2 + ("BIAS" in name)], mine):
+            check(local.grad, take(Slab.X, wanted.grad, rank, 2), name)
+
+
+def test_gradients_through_each_epilog() -> None:
+    run_ranks(2, gradients_through_epilogs)
+
+
+def strided(rank: int) -> None:
+    """Operands that are views with gaps, and turned; the result is written between the elements of others."""
+    a, b, c = (data_of(shape, torch.float32, 4) for shape in ((6, 8), (8, 5), (6, 5)))
+    mine = [take(Slab.X, whole, rank, 2) for whole in (a, b, c)]
+    spread = [torch.full((2 * len(part) + 1, 3 * part.shape[1] + 2), torch.nan) for part in mine]
+    views = [big[1::2, 2::3] for big in spread]
+    for view, part in zip(views, mine):
+        view.copy_(part)
+    wanted = take(Slab.X, wide(a) @ wide(b) + wide(c), rank, 2)
+    got = matmul(*views, beta=1, distributions=[Slab.X] * 3, group=group())
+    assert got is views[2] and int(spread[2].isnan().sum()) == spread[2].numel() - got.numel()
+    check(got, wanted, "gaps")
+    turned = [part.numpy()[::-1, ::-1].copy()[::-1, ::-1] for part in mine[:2]]
+    check(torch.from_numpy(matmul(*turned, distributions=[Slab.X] * 3, group=group())) + mine[2], wanted, "turned")
+
+
+def test_operands_of_any_strides() -> None:
+    run_ranks(2, strided)
+
+
 def stateful(rank: int) -> None:
     a, b = data_of((6, 8), torch.float64, 1), data_of((8, 5), torch.float64, 2)
     mine = [take(Slab.X, a, rank, 3), take(Slab.Y, b, rank, 3)]
