@@ -156,6 +156,45 @@ def test_calls_without_waiting_and_what_they_report():
     run_ranks(2, access_body, None, default_group=True)
 
 
+def bytes_body(rank, _):
+    core.init()
+    other = 1 - rank
+    box, numbers = core.buffer(32), core.tensor((4,), torch.float32)
+    box.zero_()
+    core.barrier_all()
+    core.put(box, torch.tensor([1.5, 2.5]) + rank, other)  # of another dtype: the bytes
+    core.put_nbi(box[8:], np.array([[7, 8 + rank]], np.int64), other)
+    core.put(numbers, torch.arange(16, dtype=torch.uint8) + rank, other)
+    core.quiet()
+    core.barrier_all()
+    assert box[:8].view(torch.float32).tolist() == [1.5 + other, 2.5 + other]
+    assert box[8:24].view(torch.int64).tolist() == [7, 8 + other] and not box[24:].any()
+    assert numbers.view(torch.uint8).tolist() == [i + other for i in range(16)]
+    got = torch.zeros(3, dtype=torch.float32)
+    core.get(got, box, other)
+    assert got[:2].tolist() == [1.5 + rank, 2.5 + rank]
+    for wrong in ([1.0], 3, None):
+        with pytest.raises(core.NvshmemInvalid, match=f"src is a {type(wrong).__name__}; give a tensor"):
+            core.put(box, wrong, other)
+    core.barrier_all()
+    # Atomics on a buffer of bytes, by NVSHMEM's, torch's and numpy's names of the elements' type
+    for index, dtype in enumerate(("int64", "long", "ptrdiff", torch.int64, "torch.int64", np.dtype("int64"))):
+        assert core.atomic_fetch_add(box, 10, other, offset=1, dtype=dtype) == 7 + 10 * index
+    core.barrier_all()
+    core.atomic_set(box, 2.25, other, offset=0, dtype="float")
+    core.barrier_all()
+    assert box[:4].view(torch.float32).item() == 2.25 and box[8:16].view(torch.int64).item() == 67
+    core.atomic_add(numbers, 1, other, dtype="float32")  # that of the target
+    for wrong in ("int64", "quad", float):
+        with pytest.raises(core.NvshmemInvalid, match="dtype is .*, and the target's"):
+            core.atomic_add(numbers, 1, other, dtype=wrong)
+    core.finalize()
+
+
+def test_bytes_of_any_dtype_are_put_and_buffers_have_atomics_by_name():
+    run_ranks(2, bytes_body, None, default_group=True)
+
+
 def register_body(rank, _):
     core.init()
     other = 1 - rank
@@ -313,6 +352,7 @@ def test_sizes():
     assert core.utils.get_size((2, 3), "bfloat16") == core.utils.get_size([np.int64(2), 3], torch.float16) == 12
     assert core.utils.get_size(5, "half") == 10 and core.utils.get_size((), np.float64) == 8
     assert [core.utils.dtype_nbytes(name) for name in ("half", "float", "size", "uint32_t")] == [2, 4, 8, 4]
+    assert core.utils.dtype_nbytes("uint") == 4 and core.utils.dtype_nbytes("ulong") == 8
     with pytest.raises(ValueError, match="'quad'; give one of bf16, bfloat16, char"):
         core.utils.dtype_nbytes("quad")
 

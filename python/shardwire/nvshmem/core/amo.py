@@ -1,5 +1,8 @@
 """Atomics on one element, at ``offset`` of a symmetric tensor, with the arguments of NVSHMEM4Py. See
-:mod:`shardwire.symm.atomics`."""
+:mod:`shardwire.symm.atomics`.
+
+dtype: that of the elements: torch's, numpy's, or one of NVSHMEM's names ("int64", "long", "float", ...). A buffer of
+bytes needs a dtype; for another target the dtype is the target's."""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ import torch
 from ... import symm
 from ..._integers import as_count
 from .all_pes import NvshmemInvalid
+from .collective import _elements
 from .memory import _pe, as_symmetric, as_tensor
+from .utils import dtype_of_name
 
 
 def _at(target: torch.Tensor, offset: int, dtype: Any) -> torch.Tensor:
     target = as_symmetric(as_tensor(target))
     if dtype is not None:
-        if target.dtype == torch.uint8 and isinstance(dtype, torch.dtype) and target.is_contiguous():
-            target = target.view(-1).view(dtype)
-        elif dtype != target.dtype:
+        kind = dtype_of_name(dtype)
+        if kind is not None and target.dtype == torch.uint8 and target.is_contiguous():
+            target = _elements(target, kind)
+        elif kind != target.dtype:
             raise NvshmemInvalid(f"dtype is {dtype!r}, and the target's {target.dtype}")
     place = as_count(offset, 0)
     if place is None or place >= target.numel():

@@ -8,19 +8,10 @@ from typing import Any
 import torch
 
 from ...plain.tensor_bytes import item_bytes, reach
+from . import utils
 from .all_pes import NvshmemInvalid, world
 from .memory import as_moved, as_tensor, bytes_of
 from .team_table import Teams
-
-# NVSHMEM's names of types, for buffers of bytes.
-_DTYPES = {"half": torch.float16, "fp16": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32,
-           "double": torch.float64, "uint8": torch.uint8, "int8": torch.int8, "char": torch.int8, "schar": torch.int8,
-           "int16": torch.int16, "short": torch.int16, "int": torch.int32, "int32": torch.int32, "int32_t": torch.int32,
-           "int64": torch.int64, "int64_t": torch.int64, "long": torch.int64, "longlong": torch.int64,
-           "ptrdiff": torch.int64}
-if hasattr(torch, "uint64"):  # from torch 2.3 on
-    _DTYPES |= {"uint16": torch.uint16, "uint32": torch.uint32, "uint64": torch.uint64, "size": torch.uint64}
-
 
 def barrier(team: Any, stream: Any = None) -> None:
     """Waits until all PEs of the team have called."""
@@ -107,12 +98,13 @@ def collective_on_buffer(coll: str, team: Any, dest: torch.Tensor, src: torch.Te
     """
     if coll not in ("reduce", "reducescatter", "alltoall", "fcollect", "broadcast"):
         raise NvshmemInvalid(f"coll is {coll!r}; give 'reduce', 'reducescatter', 'alltoall', 'fcollect' or 'broadcast'")
-    if dtype not in _DTYPES:
-        raise NvshmemInvalid(f"dtype is {dtype!r}; give one of {', '.join(sorted(_DTYPES))}")
+    kind = utils.dtype_of_name(dtype)
+    if kind is None:
+        raise NvshmemInvalid(f"dtype is {dtype!r}; give one of {', '.join(sorted(utils._NAMES))}")
     if coll.startswith("reduce") and op is None:
         raise NvshmemInvalid(f"coll is {coll!r}, which takes op")
     size = Teams.team_of(team).size
-    to, given = (_elements(buffer, _DTYPES[dtype]) for buffer in (dest, src))
+    to, given = (_elements(buffer, kind) for buffer in (dest, src))
     to_parts = size if coll in ("alltoall", "fcollect") else 1
     given_parts = size if coll in ("alltoall", "reducescatter") else 1
     count = min(to.numel() // to_parts, given.numel() // given_parts)

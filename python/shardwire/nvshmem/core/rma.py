@@ -13,7 +13,7 @@ import torch
 from ... import _C, symm
 from ...symm.access import put_then_signal
 from .all_pes import NvshmemInvalid, world
-from .memory import _pe, as_moved, as_symmetric
+from .memory import _pe, as_moved, as_symmetric, bytes_of
 
 
 class SignalOp(IntEnum):
@@ -36,8 +36,8 @@ _COMPARISON_NAMES = {ComparisonType.CMP_EQ: "eq", ComparisonType.CMP_NE: "ne", C
 
 
 def put(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
-    """Copies ``src`` to ``remote_pe``'s ``dst``. Of contiguous tensors of different length the shorter one counts, as
-    in NVSHMEM."""
+    """Copies ``src`` to ``remote_pe``'s ``dst``. Of contiguous tensors of different length the shorter one counts, and
+    of different dtypes the bytes are copied, as in NVSHMEM: so a buffer takes a tensor of any dtype."""
     symm.put(*_alike(as_symmetric(dst), src), _pe(remote_pe))
 
 
@@ -112,10 +112,15 @@ def flush(stream: Any = None) -> None:
 def _alike(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     world()
     dst, src = as_moved(dst), as_moved(src)
-    if dst.shape == src.shape or dst.dtype != src.dtype or not (dst.is_contiguous() and src.is_contiguous()):
+    for label, each in (("dst", dst), ("src", src)):
+        if not isinstance(each, torch.Tensor):
+            raise NvshmemInvalid(f"{label} is a {type(each).__name__}; give a tensor or a numpy array")
+    is_one_dtype = dst.dtype == src.dtype
+    if is_one_dtype and dst.shape == src.shape or not (dst.is_contiguous() and src.is_contiguous()):
         return dst, src  # symm raises for unsuitable tensors
-    count = min(dst.numel(), src.numel())
-    return dst.view(-1)[:count], src.view(-1)[:count]
+    to, given = (dst.view(-1), src.view(-1)) if is_one_dtype else (bytes_of(dst), bytes_of(src))
+    count = min(to.numel(), given.numel())
+    return to[:count], given[:count]
 
 
 def _word(signal: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,23 @@ import torch
 
 from ...plain.tensor_bytes import item_bytes
 
-# NVSHMEM's names of types.
-_NBYTES = {"half": 2, "fp16": 2, "bfloat16": 2, "bf16": 2, "float": 4, "double": 8, "char": 1, "schar": 1, "short": 2,
-           "int": 4, "long": 8, "longlong": 8, "ulonglong": 8, "ptrdiff": 8, "size": 8, "int8": 1, "int16": 2,
-           "int32": 4, "int64": 8, "int32_t": 4, "int64_t": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
-           "uint32_t": 4, "uint64_t": 8}
+# NVSHMEM's names of types. torch has its unsigned integers of more than 8 bits from 2.3 on.
+_NAMES = {"half": "float16", "fp16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16", "float": "float32",
+          "double": "float64", "char": "int8", "schar": "int8", "short": "int16", "int": "int32", "uint": "uint32",
+          "long": "int64", "ulong": "uint64", "longlong": "int64", "ulonglong": "uint64", "ptrdiff": "int64",
+          "size": "uint64", "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64", "int32_t": "int32",
+          "int64_t": "int64", "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
+          "uint32_t": "uint32", "uint64_t": "uint64"}
+_NBYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+           "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
+
+
+def dtype_of_name(dtype: Any) -> torch.dtype | None:
+    """torch's dtype for one of NVSHMEM's names, or for a dtype of torch or numpy, or the name of one. None for
+    others."""
+    name = str(dtype).removeprefix("torch.")
+    found = getattr(torch, _NAMES.get(name, name), None)
+    return found if isinstance(found, torch.dtype) else None
 
 
 def get_size(shape: int | Sequence[int], dtype: Any) -> int:
@@ -35,6 +47,6 @@ def get_size(shape: int | Sequence[int], dtype: Any) -> int:
 def dtype_nbytes(dtype: str) -> int:
     """The bytes of one element of a type with one of NVSHMEM's names: "float", "int64", ... ValueError for another
     name."""
-    if dtype not in _NBYTES:
-        raise ValueError(f"dtype is {dtype!r}; give one of {', '.join(sorted(_NBYTES))}")
-    return _NBYTES[dtype]
+    if dtype not in _NAMES:
+        raise ValueError(f"dtype is {dtype!r}; give one of {', '.join(sorted(_NAMES))}")
+    return _NBYTES[_NAMES[dtype]]
