@@ -6,7 +6,8 @@ Run by hand where a new version of a package counts: unzip the wheel, or check t
         nkipy=COMMIT:FOLDER > tests/names/peers.json
 
 Nothing is imported: the sources are parsed. Only facts are written: names, kinds, and the names of parameters. A name
-that the sources import from compiled code has no parameters there, and has the kind "compiled".
+that the sources import from compiled code has no parameters there, and has the kind "compiled". Where the wheel has the
+Cython source of such a class, or a stub, the class's members are listed too.
 
 A list of parameters has one text for each: "a", "a=" (with a default), "*" (keyword-only parameters follow), "*args",
 "**kwargs", "/" (positional-only parameters precede). Members of a class are "Class.member"; "Class.__init__" has the
@@ -16,8 +17,10 @@ parameters of the constructor.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Iterator
 
@@ -50,6 +53,12 @@ class Sources:
                      for path in (folder / stem / "__init__.py", folder / stem.with_suffix(".py")) if path.exists()]
             self._trees[module] = ast.parse(found[0].read_text()) if found else None
         return self._trees[module]
+
+    def cython(self, module: str) -> list[str]:
+        """The texts of the Cython sources and stubs of a module; of all sources for a module without."""
+        found = [path for folder in self._folders for path in sorted(folder.rglob(f"{module}.py[xi]"))]
+        return [path.read_text() for path in found or [each for folder in self._folders
+                                                       for each in sorted(folder.rglob("*.pyx"))]]
 
     def is_package(self, module: str) -> bool:
         return any((folder / pathlib.Path(*module.split(".")) / "__init__.py").exists() for folder in self._folders)
@@ -171,8 +180,40 @@ def described(sources: Sources, module: str, name: str) -> dict[str, dict[str, o
     if isinstance(node, ast.ImportFrom) or node is None and sources.tree(f"{module}.{name}") is not None:
         return {name: {"kind": "module"}}
     if node is None or isinstance(node, ast.Assign) and _is_of_compiled_code(node.value):
-        return {name: {"kind": "compiled"}}
-    return {name: {"kind": "value"}}
+        kind = f"{where}.{name}" if node is None else ast.unparse(node.value)
+        return {name: {"kind": "compiled"}, **_of_cython(sources, name, kind)}
+    return {name: {"kind": "value"}, **_of_cython(sources, name, _enumeration(node))}
+
+
+def _enumeration(node: ast.AST) -> str:
+    """The enumeration of ``name = module.Kind`` and of ``name = MutableEnum.from_enum(Kind)``, else empty."""
+    value = getattr(node, "value", None)
+    if isinstance(value, ast.Attribute):
+        return ast.unparse(value)
+    is_made = isinstance(value, ast.Call) and ast.unparse(value.func).endswith(".from_enum")
+    return f"bindings.{ast.unparse(value.args[0])}" if is_made else ""
+
+
+def _of_cython(sources: Sources, name: str, kind: str) -> dict[str, dict[str, object]]:
+    """The members of a class in a Cython source or its stub: of an enumeration, and the properties and static methods
+    of another class. kind: the class, behind the name of its module."""
+    found: dict[str, dict[str, object]] = {}
+    *_, module, kind = ["", *kind.split(".")]
+    begin = re.compile(rf"^(?:cdef )?class {re.escape(kind)}\b")
+    for text in sources.cython(module) if kind else ():
+        lines = iter(text.splitlines())
+        next((line for line in lines if begin.match(line)), None)
+        mark = ""
+        for line in itertools.takewhile(lambda line: not re.match(r"\S", line), lines):
+            member = re.match(r"    ([A-Z][A-Z_0-9]*)(?:: ClassVar\[\w+\])? = ", line)
+            function = re.match(r"    def ([a-z]\w*)\(", line)
+            if member:
+                found[f"{name}.{member[1]}"] = {"kind": "member"}
+            elif function and mark in ("property", "staticmethod"):
+                found[f"{name}.{function[1]}"] = {"kind": "property" if mark == "property" else "function"}
+            if line.strip():
+                mark = line.strip()[1:] if line.startswith("    @") else ""
+    return found
 
 
 def _partial_call(node: ast.AST | None) -> ast.Call | None:

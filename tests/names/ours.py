@@ -41,6 +41,7 @@ BY_TYPE = (("moodist", "compile_op"), ("moodist", "Queue.__init__"))
 _MODULES_OF_CUDA = "a module of device code is loaded into a CUDA context"
 _NEURON = "runs on a Neuron core, with NumPy arrays copied there and back"
 _MEMORY_OF_ARRAY = "maps an array's own GPU memory; numpy's stays where it is, and register_external_tensor moves"
+_STRUCT = "the address of a struct for the C functions of NVSHMEM's library"
 NEEDS_A_DEVICE = {
     ("nvshmem.core", "module_init"): _MODULES_OF_CUDA,
     ("nvshmem.core", "module_finalize"): _MODULES_OF_CUDA,
@@ -49,6 +50,8 @@ NEEDS_A_DEVICE = {
     ("nvshmem.core", "NvshmemKernelObject"): _MODULES_OF_CUDA,
     ("nvshmem.core", "DeviceLibLanguage"): "the forms of NVSHMEM's library of device code",
     ("nvshmem.core", "find_device_bitcode_library"): "finds NVSHMEM's library of device code",
+    **{("nvshmem.core", name): _STRUCT for name in ("TeamConfig.ptr", "TeamUniqueId.ptr", "UniqueID.ptr",
+                                                    "UniqueID.from_data", "UniqueID.from_ptr")},
     ("nvshmem.core", "NvshmemResource"): "a memory resource of cuda.core for one CUDA device",
     ("nvshmem.core", "NvshmemStream"): "wraps a CUDA stream of torch for cuda.core",
     ("nvshmem.core", "NvshmemStreamsType"): "the types of CUDA streams",

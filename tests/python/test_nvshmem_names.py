@@ -395,6 +395,35 @@ def test_collectives_over_buffers_and_teams():
     run_ranks(2, collective_body, None, default_group=True)
 
 
+def team_numbers_body(rank, _):
+    teams = core.Teams
+    assert teams["TEAM_WORLD"] == teams.TEAM_WORLD_INDEX == 0 and "TEAM_NODE" in teams  # before init, too
+    core.init()
+    assert [core.team_n_pes(team) for team in (teams.TEAM_SAME_GPU, "TEAM_GPU_LEADERS", teams.TEAM_MC_SHARED)] == [
+        1, 2, 2]
+    assert core.team_translate_pe(teams.TEAM_SAME_GPU, 0, teams.TEAM_WORLD) == rank
+    both = core.team_split_strided(teams.TEAM_WORLD, 0, 1, 2, core.TeamConfig(), 0, new_team_name="BOTH")
+    core.barrier_all()
+    assert core.team_destroy(both) is None and "BOTH" not in teams
+    core.team_destroy(both)  # a team that has ended, and none at all
+    core.team_destroy(teams.TEAM_INVALID)
+    with pytest.raises(KeyError):
+        core.team_destroy("BOTH")
+    for wrong in (teams.TEAM_GPU_LEADERS, "TEAM_WORLD", 1.5, None):
+        with pytest.raises(core.NvshmemInvalid, match="is no team that can be destroyed"):
+            core.team_destroy(wrong)
+    uid, copy = core.get_unique_id(), core.get_unique_id(empty=True)
+    assert uid != copy and uid.version == copy.version == 1
+    copy._data[:] = uid._data
+    assert uid == copy and uid != 3
+    core.finalize()
+    assert dict(teams.items()) == {name: value for name, value in teams.items() if name.startswith("TEAM")}
+
+
+def test_the_numbers_of_teams_and_the_ends_of_teams():
+    run_ranks(2, team_numbers_body, None, default_group=True)
+
+
 def test_an_enumeration_that_can_change():
     names = core.MutableEnum.from_enum(enum.Enum("Colour", "RED GREEN"))
     names.add("BLUE", 9)

@@ -56,6 +56,8 @@ class MatmulComputeType(IntEnum):
     COMPUTE_32F_PEDANTIC = 69
     COMPUTE_64F = 70
     COMPUTE_64F_PEDANTIC = 71
+    COMPUTE_32I = 72
+    COMPUTE_32I_PEDANTIC = 73
     COMPUTE_32F_FAST_16F = 74
     COMPUTE_32F_FAST_16BF = 75
     COMPUTE_32F_FAST_TF32 = 77
@@ -66,7 +68,7 @@ class MatmulComputeType(IntEnum):
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
 _SINGLE = ("float32", "complex64", "float16", "bfloat16", *_FP8)
 # Compute type -> dtypes of operands; the types without a row are for float32 and complex64.
-_COMPUTES = {64: ("float16",), 65: ("float16",), 68: _SINGLE, 69: _SINGLE,
+_COMPUTES = {64: ("float16",), 65: ("float16",), 68: _SINGLE, 69: _SINGLE, 72: ("int32",), 73: ("int32",),
              **dict.fromkeys((70, 71, 79), ("float64", "complex128"))}
 # dtype of the operands -> dtype of the sums.
 SUMS = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64,

@@ -21,6 +21,9 @@ class InitStatus(IntEnum):
     STATUS_NOT_INITIALIZED = 0
     STATUS_IS_BOOTSTRAPPED = 1
     STATUS_IS_INITIALIZED = 2
+    STATUS_LIMITED_MPG = 3  # this and the next: more PEs than GPUs, never the case here
+    STATUS_FULL_MPG = 4
+    STATUS_INVALID = 32767
 
 
 class ThreadSupport(IntEnum):
@@ -28,6 +31,7 @@ class ThreadSupport(IntEnum):
     THREAD_FUNNELED = 1
     THREAD_SERIALIZED = 2
     THREAD_MULTIPLE = 3
+    THREAD_TYPE_SENTINEL = 32767
 
 
 class Version:
@@ -48,13 +52,21 @@ class UniqueID:
     """The meeting point of the PEs of a job: made by one PE, given to all PEs by any means of the program (``_data`` is
     a numpy array of bytes; a UniqueID can be pickled)."""
 
+    version: int
+
     def __init__(self) -> None:
         import numpy
         self._data = numpy.zeros(_ID_BYTES, dtype=numpy.int8)
+        self.version = 1
         self._store: Any = None  # only on the rank that made the UniqueID and serves the others
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UniqueID) and bool((self._data == other._data).all())
+
+    __hash__ = None  # type: ignore[assignment]  # the bytes may change
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_data": self._data, "_store": None}
+        return {"_data": self._data, "version": self.version, "_store": None}
 
 
 def get_version() -> Version:

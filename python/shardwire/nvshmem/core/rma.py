@@ -28,6 +28,7 @@ class ComparisonType(IntEnum):
     CMP_LE = 3
     CMP_LT = 4
     CMP_GE = 5
+    CMP_SENTINEL = 32767
 
 
 _SIGNAL_NAMES = {SignalOp.SIGNAL_SET: "set", SignalOp.SIGNAL_ADD: "add"}

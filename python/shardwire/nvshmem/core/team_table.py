@@ -19,6 +19,8 @@ from .all_pes import NvshmemInvalid, world
 class TeamUniqueId:
     """A number that names a team of :func:`team_init`."""
 
+    value: int
+
     def __init__(self, value: int = 0) -> None:
         self.value = value
 
@@ -30,10 +32,14 @@ class TeamConfig:
     """``uniqueid``, a number or a :class:`TeamUniqueId`, names the team of :func:`team_init`; the other fields are kept
     for :func:`team_get_config`."""
 
+    version: int
+    num_contexts: int
+    uniqueid: int | TeamUniqueId
+
     def __init__(self) -> None:
         self.version = 2
         self.num_contexts = 0
-        self.uniqueid: int | TeamUniqueId = 0
+        self.uniqueid = 0
 
 
 class MutableEnum:
@@ -98,19 +104,26 @@ class MutableEnum:
 class _Teams(MutableEnum):
     """``Teams.TEAM_WORLD``, ``Teams["name"]``: handles, which are numbers.
 
-    Predefined after init(): TEAM_WORLD; TEAM_SHARED and TEAM_NODE, the PEs that address each other's memory;
-    TEAM_SAME_MYPE_NODE, the PEs with this PE's number in the own TEAM_NODE.
+    Predefined: TEAM_WORLD; TEAM_SHARED, TEAM_NODE and TEAM_MC_SHARED, the PEs that address each other's memory;
+    TEAM_SAME_MYPE_NODE, the PEs with this PE's number in the own TEAM_NODE; TEAM_SAME_GPU, this PE alone, and
+    TEAM_GPU_LEADERS, all PEs, as where each PE has its own GPU. The other names are NVSHMEM's numbers.
     """
 
     TEAM_INVALID = -1
-    TEAM_WORLD = 0
-    TEAM_SHARED = 1
-    TEAM_NODE = 2
-    TEAM_SAME_MYPE_NODE = 3
+    TEAM_WORLD = TEAM_WORLD_INDEX = 0
+    TEAM_SHARED = TEAM_SHARED_INDEX = 1
+    TEAM_NODE = TEAM_NODE_INDEX = 2
+    TEAM_SAME_MYPE_NODE = TEAM_SAME_MYPE_NODE_INDEX = 3
+    TEAM_SAME_GPU = TEAM_SAME_GPU_INDEX = 4
+    TEAM_GPU_LEADERS = TEAM_GPU_LEADERS_INDEX = 5
+    TEAM_MC_SHARED = TEAM_MC_SHARED_INDEX = 6
+    TEAMS_MIN = 7
+    TEAM_INDEX_MAX = 32767
     _FIRST_OWN = 16
 
     def __init__(self) -> None:
-        super().__init__()
+        self._predefined = {name: value for name, value in vars(_Teams).items() if name.startswith("TEAM")}
+        super().__init__(**self._predefined)
         self._teams: dict[int, symm.Team] = {}
         self._configs: dict[int, TeamConfig] = {}
         self._next = self._FIRST_OWN
@@ -119,10 +132,11 @@ class _Teams(MutableEnum):
     def begin(self, team: symm.Team) -> None:
         """Makes the predefined teams. Collective."""
         node, same = _node_teams(team)
-        self._members = {name: getattr(self, name)
-                         for name in ("TEAM_WORLD", "TEAM_SHARED", "TEAM_NODE", "TEAM_SAME_MYPE_NODE")}
+        alone = team._part([team.rank], "alone")
+        assert alone is not None
         self._teams = {self.TEAM_WORLD: team, self.TEAM_SHARED: node, self.TEAM_NODE: node,
-                       self.TEAM_SAME_MYPE_NODE: same}
+                       self.TEAM_SAME_MYPE_NODE: same, self.TEAM_SAME_GPU: alone, self.TEAM_GPU_LEADERS: team,
+                       self.TEAM_MC_SHARED: node}
         self._next = self._FIRST_OWN
 
     def end(self) -> None:
@@ -130,7 +144,7 @@ class _Teams(MutableEnum):
         for team in self._teams.values():
             if team is not everybody:
                 team.destroy()
-        self._members, self._teams, self._configs = {}, {}, {}
+        self._members, self._teams, self._configs = dict(self._predefined), {}, {}
 
     def refusal_of(self, *names: str | None) -> str:
         """Why new teams cannot have these names on this PE; empty: they can. Called before the teams are made, so that
@@ -158,14 +172,15 @@ class _Teams(MutableEnum):
                 self._configs[handle] = copy.copy(config)
             return handle
 
-    def take(self, team: int | str) -> symm.Team:
-        """Takes a team out, with all its names."""
-        handle = self[team] if isinstance(team, str) else team
-        if handle not in self._teams or handle < self._FIRST_OWN:
+    def take(self, team: int | str) -> symm.Team | None:
+        """Takes a team out, with all its names. None for a number that is no team's."""
+        handle = as_integer(self[team] if isinstance(team, str) else team)
+        if handle is None or 0 <= handle < self._FIRST_OWN:
             raise NvshmemInvalid(f"{team!r} is no team that can be destroyed")
-        self._members = {name: value for name, value in self._members.items() if value != handle}
+        self._members = {name: value for name, value in self._members.items()
+                         if value != handle or name in self._predefined}
         self._configs.pop(handle, None)
-        return self._teams.pop(handle)
+        return self._teams.pop(handle, None)
 
     def team_of(self, team: Any) -> symm.Team:
         """The team of a handle, a name, or a :class:`shardwire.symm.Team`."""
@@ -307,5 +322,9 @@ def team_translate_pe(src_team: Any, src_pe: int, dest_team: Any) -> int:
 
 
 def team_destroy(team: int | str) -> None:
-    """Ends a team on this PE, by handle or name."""
-    Teams.take(team).destroy()
+    """Ends a team on this PE, by handle or name. Does nothing for TEAM_INVALID, and for the handle of a team that has
+    ended, as in NVSHMEM; KeyError for a missing name."""
+    world()
+    ended = Teams.take(team)
+    if ended is not None:
+        ended.destroy()
