@@ -372,10 +372,10 @@ def unequal_body(rank, _):
             core.reduce(world, four, wrong, "sum")
     # A wrong destination of one PE alone: the other PE has its result
     if rank == 0:
-        with pytest.raises(core.NvshmemInvalid, match="shape .3,., and the source torch.float32 of shape .4,."):
-            core.reduce(world, torch.zeros(3), torch.ones(4), "sum")
+        with pytest.raises(core.NvshmemInvalid, match="shape .5,., and the source torch.float32 of shape .4,."):
+            core.reduce(world, torch.zeros(5), torch.ones(4), "sum")
         with pytest.raises(core.NvshmemInvalid, match="give two of one shape and dtype"):
-            core.broadcast(world, torch.zeros(3), torch.ones(4), root=0)
+            core.broadcast(world, torch.zeros(5), torch.ones(4), root=0)
     else:
         core.reduce(world, four, torch.ones(4), "sum")
         assert four.tolist() == [2.0] * 4
@@ -389,6 +389,39 @@ def unequal_body(rank, _):
 
 def test_a_source_that_does_not_fit_keeps_no_pe_waiting():
     run_ranks(2, unequal_body, None, default_group=True, timeout=20)
+
+
+def longer_body(rank, _):
+    core.init()
+    world, line = core.Teams.TEAM_WORLD, torch.arange(8.0) + rank
+    square = torch.zeros(2, 2)
+    core.reduce(world, square, line, "sum")  # the first four
+    assert square.tolist() == [[1.0, 3.0], [5.0, 7.0]]
+    core.broadcast(world, square, line, root=1)
+    assert square.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    three = np.zeros((3, 1), np.float32)
+    core.reducescatter(world, three, line.view(4, 2), "sum")
+    assert three.ravel().tolist() == [1.0 + 6 * rank, 3.0 + 6 * rank, 5.0 + 6 * rank]
+    room = torch.full((3, 3), -1.0)
+    core.fcollect(world, room, square)
+    assert room.view(-1).tolist() == [1.0, 2.0, 3.0, 4.0] * 2 + [-1.0]
+    core.alltoall(world, room, line[2:6].view(2, 2))
+    assert room.view(-1)[:4].tolist() == [2 * rank + 2.0, 2 * rank + 3.0, 2 * rank + 3.0, 2 * rank + 4.0]
+    assert room.view(-1)[4:].tolist() == [1.0, 2.0, 3.0, 4.0, -1.0]
+    with pytest.raises(core.NvshmemInvalid, match="rank 0: morder is 'A'; give 'C' or 'F'"):
+        core.tensor((3,), morder="A")
+    for split in (lambda: core.team_split_strided(world, 0, 1, 3), lambda: core.team_split_2d(world, 0),
+                  lambda: core.team_translate_pe(world, -1, world), lambda: core.team_n_pes(99)):
+        with pytest.raises(core.NvshmemError):
+            split()
+    assert core.team_translate_pe(world, 5, world) == -1
+    kept, block, array = core.tensor((2,)), core.buffer(8), core.array((2,))
+    core.finalize()
+    core.free_tensor(kept), core.free(block), core.free_array(array)  # nothing is left to free
+
+
+def test_lengths_that_differ_errors_of_teams_and_frees_after_the_end():
+    run_ranks(2, longer_body, None, default_group=True)
 
 
 def test_collectives_over_buffers_and_teams():

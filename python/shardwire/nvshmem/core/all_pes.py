@@ -23,6 +23,10 @@ class NvshmemError(RuntimeError):
         self.msg = msg
 
 
+class NvshmemTeamError(NvshmemInvalid, NvshmemError):
+    """A team that cannot be made, or a PE that a team cannot have: NvshmemError in NVSHMEM4Py."""
+
+
 class Job:
     world: symm.Team | None = None
     own_group: Any = None  # made by init(), ended by finalize()

@@ -13,9 +13,8 @@ import torch
 from ... import symm
 from ..._integers import as_integer
 from ...compiler.layout import kind_of
-from ...symm.tensors import make_tensor
 from .all_pes import NvshmemInvalid, world
-from .memory import (_storages, as_moved, as_tensor, free_tensor, get_multicast_tensor, get_peer_tensor,
+from .memory import (as_moved, as_tensor, free_tensor, get_multicast_tensor, get_peer_tensor, make_symmetric,
                      tensor_get_buffer)
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def array(shape: int | Sequence[int], dtype: Any = "float32", release: bool = Fa
             raise ValueError(f"shape {sizes} has a negative extent")
     except (TypeError, ValueError) as failure:  # the other PEs wait for this PE
         error = error or str(failure)
-    made = _storages.add(make_tensor(((math.prod(sizes) * kind.itemsize,),), torch.uint8, team, None, False, error))
+    made = make_symmetric(((math.prod(sizes) * kind.itemsize,),), torch.uint8, team, error)
     return made.numpy().view(kind).reshape(sizes, order=morder)  # type: ignore[call-overload]
 
 

@@ -35,39 +35,54 @@ def sync_all(stream: Any = None) -> None:
 
 def reduce(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, op: str, stream: Any = None) -> None:
     """The reduction of all PEs' ``src_array`` into ``dst_array`` of all. op: sum, min, max, and prod, mean, band, bor,
-    bxor. Both have one shape and dtype: else NvshmemInvalid on this PE, and MismatchError on all PEs where their
-    ``src_array`` differ.
+    bxor. Both have one dtype, and one shape unless both are contiguous: then the first elements of ``src_array`` count,
+    as many as ``dst_array`` has. Else NvshmemInvalid on this PE, and MismatchError on all PEs where their numbers of
+    elements differ.
     """
-    found, dst, src = Teams.team_of(team), as_tensor(dst_array), as_tensor(src_array)
+    found, (dst, src) = Teams.team_of(team), _fitted(as_tensor(dst_array), as_tensor(src_array), 1, False)
     found.all_reduce(_begun(dst, src), op)
     _require_alike(dst, src)
 
 
 def reducescatter(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, op: str, stream: Any = None) -> None:
-    """This PE's equal part of the reduction of all ``src_array``."""
-    Teams.team_of(team).reduce_scatter(as_tensor(dst_array), as_tensor(src_array), op)
+    """This PE's equal part of the reduction of all ``src_array``, whose elements behind the parts are not read."""
+    found = Teams.team_of(team)
+    found.reduce_scatter(*_fitted(as_tensor(dst_array), as_tensor(src_array), found.size, False), op)
 
 
 def alltoall(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream: Any = None) -> None:
-    """Sends part r of ``src_array`` to PE r."""
-    Teams.team_of(team).all_to_all(as_moved(dst_array), as_moved(src_array))
+    """Sends part r of ``src_array`` to PE r. A longer ``dst_array`` keeps its rest."""
+    Teams.team_of(team).all_to_all(*_fitted(as_moved(dst_array), as_moved(src_array), 1, True))
 
 
 def fcollect(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream: Any = None) -> None:
-    """All PEs' ``src_array``, one behind the other."""
-    Teams.team_of(team).all_gather(as_moved(dst_array), as_moved(src_array))
+    """All PEs' ``src_array``, one behind the other. A longer ``dst_array`` keeps its rest."""
+    found = Teams.team_of(team)
+    found.all_gather(*_fitted(as_moved(dst_array), as_moved(src_array), found.size, True))
 
 
 def broadcast(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, root: int = 0, stream: Any = None) -> None:
-    """Copies ``src_array`` of ``root`` into ``dst_array`` of all. Both of ``root`` have one shape and dtype: as
+    """Copies ``src_array`` of ``root`` into ``dst_array`` of all. Shapes and dtypes of both of ``root`` are as in
     :func:`reduce`."""
     found, dst = Teams.team_of(team), as_moved(dst_array)
     if found.rank != root:
         found.broadcast(dst, root)
         return
-    src = as_moved(src_array)
+    dst, src = _fitted(dst, as_moved(src_array), 1, False)
     found.broadcast(_begun(dst, src), root)
     _require_alike(dst, src)
+
+
+def _fitted(dst: torch.Tensor, src: torch.Tensor, parts: int, is_of_dst: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both, where the longer of them is too long without the elements that do not count, as in NVSHMEM. parts: how
+    often the length of the one is in the other, which is dst (is_of_dst) or src."""
+    longer, shorter = (dst, src) if is_of_dst else (src, dst)
+    count = parts * shorter.numel()
+    if (dst.dtype != src.dtype or dst.shape == src.shape and parts == 1 or longer.numel() < count
+            or not (dst.is_contiguous() and src.is_contiguous())):
+        return dst, src  # the collective raises for unsuitable tensors
+    longer, shorter = longer.view(-1)[:count], shorter.view(-1)
+    return (longer, shorter) if is_of_dst else (shorter, longer)
 
 
 def _begun(dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
@@ -84,7 +99,7 @@ def _begun(dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
 def _require_alike(dst: torch.Tensor, src: torch.Tensor) -> None:
     if dst.shape != src.shape or dst.dtype != src.dtype:
         raise NvshmemInvalid(f"the destination is {dst.dtype} of shape {tuple(dst.shape)}, and the source {src.dtype} "
-                             f"of shape {tuple(src.shape)}: give two of one shape and dtype")
+                             f"of shape {tuple(src.shape)}: give two of one shape and dtype, or a longer source")
 
 
 def collective_on_buffer(coll: str, team: Any, dest: torch.Tensor, src: torch.Tensor, dtype: str | None = None,

@@ -18,7 +18,7 @@ from ..._integers import as_count
 from ...compiler.layout import kind_of
 from ...plain.tensor_bytes import untyped
 from ...symm.tensors import backend_of, make_tensor
-from .all_pes import NvshmemError, NvshmemInvalid, world
+from .all_pes import NvshmemError, NvshmemInvalid, job, world
 from .team_table import Teams
 
 
@@ -128,6 +128,14 @@ def type_of(tensor: Any) -> BufferTypes:
     return BufferTypes.EXTERNAL if _is_registered(tensor) else BufferTypes.NORMAL
 
 
+def make_symmetric(size: Sequence[Any], dtype: Any, team: symm.Team, error: str) -> torch.Tensor:
+    """A tensor, which is listed. NvshmemInvalid on all PEs for wrong arguments, or an error, of any PE."""
+    try:
+        return _storages.add(make_tensor(size, dtype, team, None, False, error))
+    except ValueError as failure:
+        raise NvshmemInvalid(str(failure)) from None
+
+
 def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, release: bool = False, morder: str = "C",
            except_on_del: bool = True) -> torch.Tensor:
     """An uninitialised symmetric tensor over all PEs. Collective. morder "F": column-major strides.
@@ -137,7 +145,7 @@ def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, rele
     """
     team = world()
     error = "" if morder in ("C", "F") else f"morder is {kind_of(morder)}; give 'C' or 'F'"
-    made = _storages.add(make_tensor((shape,), dtype, team, None, False, error))  # all PEs receive the error
+    made = make_symmetric((shape,), dtype, team, error)
     if morder == "C" or made.dim() < 2:
         return made
     order = tuple(range(made.dim() - 1, -1, -1))
@@ -259,8 +267,11 @@ def free_tensor(tensor: torch.Tensor | symm.MulticastTensor) -> None:
     """Frees a tensor made by :func:`tensor`. Collective over all PEs: all PEs free the same tensors in the same order.
 
     A peer's tensor or a multicast tensor owns nothing. The call only drops such a tensor, on this PE alone, as in
-    NVSHMEM. A registered tensor ends by :func:`unregister_external_tensor`.
+    NVSHMEM. A registered tensor ends by :func:`unregister_external_tensor`. Nothing is left to free after
+    :func:`finalize`.
     """
+    if job.world is None:
+        return
     tensor = as_symmetric(tensor)
     # A peer tensor of this PE itself is the PE's own tensor: the document frees a list with all peer tensors, and so
     # the own tensor too.

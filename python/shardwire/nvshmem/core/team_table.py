@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ... import _C, symm
-from ..._integers import as_integer
+from ..._integers import as_count, as_integer
 from ...errors import UnsupportedError
-from .all_pes import NvshmemInvalid, world
+from .all_pes import NvshmemInvalid, NvshmemTeamError, world
 
 
 class TeamUniqueId:
@@ -193,7 +193,7 @@ class _Teams(MutableEnum):
         everybody = world()
         handle = self._members.get(team, self.TEAM_INVALID) if isinstance(team, str) else team
         if handle not in self._teams:
-            raise NvshmemInvalid(f"{team!r} is no team of this PE (of {everybody.size})")
+            raise NvshmemTeamError(f"{team!r} is no team of this PE (of {everybody.size})")
         return handle
 
 
@@ -266,12 +266,12 @@ def team_init(team_config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_i
     uid = team_config.uniqueid.value if isinstance(team_config.uniqueid, TeamUniqueId) else team_config.uniqueid
     numbers = [number for each in (npes, pe_idx_in_team, uid) if (number := as_integer(each)) is not None]
     if len(numbers) < 3 or not 0 <= numbers[1] < numbers[0] <= everybody.size:
-        raise NvshmemInvalid(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid "
-                             f"{uid!r}; give integers, 0 <= place < npes <= {everybody.size}")
+        raise NvshmemTeamError(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid "
+                               f"{uid!r}; give integers, 0 <= place < npes <= {everybody.size}")
     try:
         team = everybody._meet(f"nvshmem_team{numbers[2]}", numbers[0], numbers[1], Teams.refusal_of(new_team_name))
     except ValueError as error:
-        raise NvshmemInvalid(str(error)) from error
+        raise NvshmemTeamError(str(error)) from error
     return Teams.enter(new_team_name, "TEAM", team, team_config)
 
 
@@ -297,7 +297,7 @@ def team_split_strided(parent_team: Any, start: int, stride: int, size: int, con
     try:
         team = Teams.team_of(parent_team)._split_strided(start, stride, size, _name_error(new_team_name))
     except ValueError as error:
-        raise NvshmemInvalid(str(error)) from None
+        raise NvshmemTeamError(str(error)) from None
     return None if team is None else Teams.enter(new_team_name, "TEAM", team, config)
 
 
@@ -310,14 +310,18 @@ def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None
     try:
         across, down = Teams.team_of(parent_team)._split_2d(xrange, _name_error(*names))
     except ValueError as error:
-        raise NvshmemInvalid(str(error)) from None
+        raise NvshmemTeamError(str(error)) from None
     return (Teams.enter(names[0], "TEAM_X", across, xaxis_config),
             Teams.enter(names[1], "TEAM_Y", down, yaxis_config))
 
 
 def team_translate_pe(src_team: Any, src_pe: int, dest_team: Any) -> int:
-    """The PE in ``dest_team`` of ``src_pe``; -1 for a PE outside ``dest_team``."""
-    pe = Teams.team_of(src_team).translate(src_pe, Teams.team_of(dest_team))
+    """The PE in ``dest_team`` of ``src_pe``; -1 for a PE outside of one of the teams."""
+    source, target = Teams.team_of(src_team), Teams.team_of(dest_team)
+    number = as_count(src_pe, 0)
+    if number is None:
+        raise NvshmemTeamError(f"src_pe is {src_pe!r}; give a number from 0")
+    pe = source.translate(number, target) if number < source.size else None
     return -1 if pe is None else pe
 
 
