@@ -155,6 +155,18 @@ def test_compile_op_by_moodists_calls():
     run_ranks(2, compile_body, None)
 
 
+def test_regions_and_shards_can_be_changed():
+    region = TensorRegion([0], [4], "cpu", tensor_id="w")
+    region.offset, region.tensor_id = [4], "v"
+    assert region == TensorRegion([4], [4], "cpu", "v")
+    layout = shardwire.Layout([0], [shardwire.Replicate()], (2, 3), torch.float32)
+    shard = shardwire.dtensor_shards(layout, coord=(0,))[0]
+    assert shard == shardwire.ShardInfo([0, 0], [0, 0], [2, 3])
+    shard.shape[0] = shard.global_offset[0] = 1
+    shard.local_offset = [5, 5]
+    assert shard == shardwire.ShardInfo([1, 0], [5, 5], [1, 3])
+
+
 def test_bytes_are_copied_whatever_the_dtype():
     dst = torch.zeros(2, dtype=torch.int64)
     assert shardwire.cuda_copy(dst, torch.tensor([1, 0, 2, 0], dtype=torch.int32)) is None

@@ -19,7 +19,7 @@ from .layout import Layout, Replicate, StridedShard, _read_placement, as_dims, b
 from .spec import TensorRegion
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShardInfo:
     """A box of a tensor: the offset in the global tensor, the offset in the local tensor, and the shape."""
 
@@ -66,7 +66,7 @@ def specs_from_dtensor(dtensor: Any, tensor_id: str | int | None = None) -> list
     Regions do not say that replicas are equal, unlike a DTensor: give ``compile_op`` the DTensor, or ``overlap="any"``.
     """
     device = dtensor.device if is_dtensor(dtensor) else None
-    return [TensorRegion(tuple(info.global_offset), tuple(info.shape), device, tensor_id)
+    return [TensorRegion(info.global_offset, info.shape, device, tensor_id)
             for info in dtensor_shards(dtensor)]
 
 

@@ -24,7 +24,7 @@ _REGION_KEYS = ("offset", "shape", "device", "tensor_id")
 _ITEM_KINDS = "a dict {'offset', 'shape'}, a TensorRegion, a Layout, a DTensor or what fused() gives"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TensorRegion:
     """A box of a global tensor: the same as the dict ``{'offset': ..., 'shape': ...}``.
 
