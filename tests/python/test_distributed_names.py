@@ -93,7 +93,9 @@ def groups_body(rank, _):
         swd.TorchProcessGroup(device_id="gpu")
     # The group itself, for a group of shardwire.
     swd.initialize(0, process_group=wrapped, backends=["nccl"])
-    assert swd.get_context().process_group is dist.group.WORLD and slabs_swapped(rank)
+    context = swd.get_context()
+    assert context.process_group is wrapped and context.group is dist.group.WORLD and slabs_swapped(rank)
+    assert (context.nvshmem_available, context.nccl_comm) == (False, None)
     swd.finalize()
     mpi = swd.MPIProcessGroup(CommOfTorch())
     array = np.array([rank])
@@ -102,11 +104,18 @@ def groups_body(rank, _):
     assert mpi.allreduce_object([rank], op=lambda a, b: a + b) == [0, 1]
     for given in (mpi, OwnGroup(dist.new_group(backend="gloo"))):
         swd.initialize(0, given, ["nvshmem"])
-        assert swd.get_context().size == 2 and slabs_swapped(rank)
+        context = swd.get_context()
+        assert context.size == 2 and slabs_swapped(rank) and context.nvshmem_available
+        assert context.process_group is given and (given.rank, given.nranks) == (rank, 2)
         swd.finalize()
     with pytest.raises(TypeError, match="give one of them"):
         swd.initialize(process_group=wrapped, process_group_or_comm=wrapped)
+    swd.initialize(0, CommOfTorch(), ["nvshmem"])
+    assert isinstance(swd.get_context().process_group, swd.MPIProcessGroup)
+    assert swd.get_context().process_group.rank == rank and slabs_swapped(rank)
+    swd.finalize()
     swd.initialize(process_group_or_comm=dist.group.WORLD)
+    assert swd.get_context().process_group is swd.get_context().group is dist.group.WORLD
     swd.finalize()
 
 

@@ -387,7 +387,7 @@ def by_communicator(rank: int) -> None:
     assert context.communicator is comm and (context.rank, context.size, context.device_id) == (rank, 2, 0)
     whole = torch.arange(12.0).reshape(3, 4)
     assert torch.equal(redistribute(take(Slab.X, whole, rank, 2), Slab.X, Slab.Y), take(Slab.Y, whole, rank, 2))
-    made = context.process_group
+    made = context.group
     swd.finalize()
     with pytest.raises(shardwire.AbortedError):
         redistribute(take(Slab.X, whole, rank, 2), Slab.X, Slab.Y, group=made)

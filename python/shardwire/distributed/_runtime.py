@@ -16,17 +16,19 @@ from .._integers import as_integer
 from ..groups.lookup import end_process_group, global_ranks, resolve_backend, shardwire_group
 from ..compiler.layout import kind_of
 from ..groups.mpi import create_process_group_from_mpi
-from .process_group import ProcessGroup, group_behind
+from .process_group import MPIProcessGroup, ProcessGroup, group_behind
 
 _BACKENDS = ("shardwire", "mpi", "nccl", "nvshmem")
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """The settings made by ``initialize``. rank and size belong to ``process_group``.
+    """The settings made by ``initialize``. rank and size belong to ``group``.
 
-    device_id: the number of the caller's accelerator, or None; tensors are moved from any device. communicator: the
-        given mpi4py communicator, or None. backends: the given names.
+    device_id: the number of the caller's accelerator, or None; tensors are moved from any device. process_group: the
+        given :class:`~shardwire.distributed.process_group.ProcessGroup`, for a communicator of mpi4py one over the
+        communicator, else the group. communicator: the given mpi4py communicator, or None. backends: the given names.
+    group: the shardwire group, for ``group=`` of the other functions.
     """
 
     device_id: int | None
@@ -35,6 +37,17 @@ class DistributedContext:
     backends: tuple[str, ...]
     rank: int
     size: int
+    group: Any
+
+    @property
+    def nvshmem_available(self) -> bool:
+        """Whether "nvshmem" is among the backends, as in nvmath. The bytes travel over shardwire's transports."""
+        return "nvshmem" in self.backends
+
+    @property
+    def nccl_comm(self) -> None:
+        """None: there is no communicator of NCCL."""
+        return None
 
 
 _lock = threading.Lock()
@@ -69,18 +82,21 @@ def initialize(device_id: int | None = None, process_group: Any = None, backends
             raise RuntimeError("shardwire.distributed was initialized before; call finalize() first")
         comm = None
         ends = ""
+        shown: Any = None
         if callable(getattr(process_group, "Get_rank", None)):
             comm, ends = process_group, "own"
-            group = create_process_group_from_mpi(comm)
+            group, shown = create_process_group_from_mpi(comm), MPIProcessGroup(comm)
         elif isinstance(process_group, ProcessGroup):
+            shown = process_group
             group, ends = group_behind(process_group)
         else:
             if process_group is None and not dist.is_initialized():
                 dist.init_process_group("shardwire")
                 ends = "default"
-            group = shardwire_group(process_group)
+            group = shown = shardwire_group(process_group)
         backend = resolve_backend(group)
-        _context = DistributedContext(device_id, group, comm, names, _C.rank(backend), len(global_ranks(backend)))
+        _context = DistributedContext(device_id, shown, comm, names, _C.rank(backend), len(global_ranks(backend)),
+                                      group)
         _end = ends
 
 
@@ -102,7 +118,7 @@ def finalize() -> None:
     with _lock:
         if _context is None:
             return
-        group, ends = _context.process_group, _end
+        group, ends = _context.group, _end
         _context, _end = None, ""
     from ._meeting import forget
     forget()
@@ -123,7 +139,7 @@ def group_of(group: Any) -> Any:
     RuntimeError where there is none of these; TypeError or ValueError when ``group`` is no shardwire group.
     """
     if group is None and _context is not None:
-        return _context.process_group
+        return _context.group
     if group is None and not dist.is_initialized():
         raise RuntimeError("shardwire.distributed was not initialized: call "
                            "shardwire.distributed.initialize(device_id, comm) first, or give group=")
