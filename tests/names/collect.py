@@ -5,7 +5,7 @@ Run by hand where a new version of a package counts: unzip the wheel, or check t
     python tests/names/collect.py nvmath-python=1.0.0:FOLDER nvshmem4py=0.4.1:FOLDER moodist=0.11.4:FOLDER \\
         nkipy=COMMIT:FOLDER > tests/names/peers.json
 
-Nothing is imported: the sources are parsed. Only facts are written: names, kinds, and the names of parameters. A name
+Nothing is imported: the sources are parsed. Only facts are written: names, kinds, parameters and defaults. A name
 that the sources import from compiled code has no parameters there, and has the kind "compiled". Where the wheel has the
 Cython source of such a class, or a stub, the class's members are listed too.
 
@@ -22,7 +22,7 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # By package: the modules whose public names count, and the folders of the sources that hold the modules.
 MODULES = {
@@ -159,6 +159,18 @@ def parameters(arguments: ast.arguments, bound: bool = False) -> list[str]:
     return texts + ([f"**{arguments.kwarg.arg}"] if arguments.kwarg else [])
 
 
+def defaults(arguments: ast.arguments) -> dict[str, str]:
+    """The plain default values of a function's parameters, as Python writes them."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    pairs = [*zip(positional[len(positional) - len(arguments.defaults):], arguments.defaults),
+             *zip(arguments.kwonlyargs, arguments.kw_defaults)]
+    return _plain((each.arg, value) for each, value in pairs)
+
+
+def _plain(pairs: Iterable[tuple[str, ast.expr | None]]) -> dict[str, str]:
+    return {name: ast.unparse(value) for name, value in pairs if isinstance(value, ast.Constant)}
+
+
 def _decorators(node: ast.AST) -> list[str]:
     return [ast.unparse(each) for each in getattr(node, "decorator_list", [])]
 
@@ -167,7 +179,7 @@ def described(sources: Sources, module: str, name: str) -> dict[str, dict[str, o
     """The facts of a name, and of the members of a class."""
     where, node = sources.find(module, name)
     if isinstance(node, FUNCTIONS):
-        return {name: {"kind": "function", "parameters": parameters(node.args)}}
+        return {name: {"kind": "function", "parameters": parameters(node.args), "defaults": defaults(node.args)}}
     if isinstance(node, ast.ClassDef):
         return _of_class(sources, where, name, node)
     call = _partial_call(node)
@@ -249,7 +261,8 @@ def _of_class(sources: Sources, module: str, name: str, node: ast.ClassDef) -> d
                 found[f"{name}.{each.name}"] = {"kind": "property"}
             elif not any(mark.endswith(".setter") for mark in marks):
                 found[f"{name}.{each.name}"] = {
-                    "kind": "method", "parameters": parameters(each.args, bound="staticmethod" not in marks)}
+                    "kind": "method", "parameters": parameters(each.args, bound="staticmethod" not in marks),
+                    "defaults": defaults(each.args)}
         elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             fields.append(each.target.id + ("" if each.value is None else "="))
             if not each.target.id.startswith("_"):
@@ -261,7 +274,9 @@ def _of_class(sources: Sources, module: str, name: str, node: ast.ClassDef) -> d
             inner = _of_class(sources, module, each.name, each)
             found.update({f"{name}.{key}": facts for key, facts in inner.items()})
     if any("dataclass" in mark for mark in _decorators(node)):
-        found[f"{name}.__init__"] = {"kind": "method", "parameters": fields}
+        found[f"{name}.__init__"] = {"kind": "method", "parameters": fields, "defaults": _plain(
+            (each.target.id, each.value) for each in node.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name))}
     return found
 
 
@@ -288,7 +303,8 @@ def _written(peers: list[dict[str, object]]) -> str:
         lines.append(f' {{"package": "{peer["package"]}", "version": "{peer["version"]}", "modules": {{')
         for module, names in peer["modules"].items():
             lines.append(f'  "{module}": {{')
-            lines += [f"   {json.dumps(name)}: {json.dumps(facts)}," for name, facts in sorted(names.items())]
+            lines += [f"   {json.dumps(name)}: {json.dumps({key: fact for key, fact in facts.items() if fact != {}})},"
+                      for name, facts in sorted(names.items())]
             lines[-1] = lines[-1].rstrip(",")
             lines.append("  },")
         lines[-1] = "  }"

@@ -38,6 +38,17 @@ PARAMETERS = {"neff_path": "path"}
 # tests/python/test_moodist_names.py calls these by position.
 BY_TYPE = (("moodist", "compile_op"), ("moodist", "Queue.__init__"))
 
+# Parameters with another default value, by "name: parameter", and the meaning of ours.
+DEFAULTS = {
+    ("nvmath.distributed.linalg.advanced", "MatmulOptions.__init__: inplace"):
+        "True, unless an operand or a bias requires grad",
+    ("moodist", "TensorRegion.__init__: tensor_id"): "the only tensor of the op",
+    ("moodist", "specs_from_dtensor: tensor_id"): "the only tensor of the op",
+    ("nkipy.runtime", "DeviceKernel.benchmark: warmup_iter"): "10 calls",
+    ("nkipy.runtime", "DeviceKernel.benchmark: benchmark_iter"): "100 calls",
+    ("nkipy.runtime", "DeviceKernel.benchmark: mode"): "'host', the time that a caller sees",
+}
+
 _MODULES_OF_CUDA = "a module of device code is loaded into a CUDA context"
 _NEURON = "runs on a Neuron core, with NumPy arrays copied there and back"
 _MEMORY_OF_ARRAY = "maps an array's own GPU memory; numpy's stays where it is, and register_external_tensor moves"
@@ -109,6 +120,8 @@ def tables() -> str:
                         f"{missing or ''} |")
     rows += ["", "| missing | reason |", "|---|---|"]
     rows += [f"| `{module}.{name}` | needs a device: {why} |" for (module, name), why in NEEDS_A_DEVICE.items()]
+    rows += ["", "| parameter with another default | the default here |", "|---|---|"]
+    rows += [f"| `{module}.{name.replace('.__init__', '')}` | {value} |" for (module, name), value in DEFAULTS.items()]
     return "\n".join(rows)
 
 

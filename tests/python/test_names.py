@@ -125,8 +125,17 @@ def check(module: str, name: str, facts: dict[str, Any]) -> None:
     is_by_type = (module, name) in ours.BY_TYPE
     wrong = [each for each in (accepts(owner, found, call) for call in calls(facts["parameters"])
                                if not is_by_type or call.keywords) if each]
+    wrong += other_defaults(module, name, found, facts.get("defaults", {}))
     if wrong:
         raise Missing("\n".join(wrong))
+
+
+def other_defaults(module: str, name: str, found: Any, defaults: dict[str, str]) -> list[str]:
+    """Texts about parameters whose default is not the package's, and which the table of ours does not list."""
+    known = inspect.signature(found).parameters if defaults else {}
+    return [f"{parameter} is {known[own].default!r} by default; theirs {text}" for parameter, text in defaults.items()
+            if (own := ours.PARAMETERS.get(parameter, parameter)) in known and repr(known[own].default) != text
+            and (module, f"{name}: {parameter}") not in ours.DEFAULTS]
 
 
 @pytest.mark.parametrize("label", NAMES)
@@ -154,10 +163,20 @@ def test_every_entry_of_the_tables_names_a_name_of_a_peer():
     known = {(module, name) for module, name, _ in NAMES.values()}
     assert set(ours.NEEDS_A_DEVICE) | set(ours.RENAMED) | set(ours.BY_TYPE) <= known
     assert {module for module, _ in known} == set(ours.MODULES)
+    assert {(module, name.split(": ")[0]) for module, name in ours.DEFAULTS} <= known
 
 
 def test_the_pages_tables_are_those_of_the_list():
     assert ours.PAGE.read_text() == ours.page(), "run python tests/names/ours.py"
+
+
+def test_another_default_is_found():
+    def target(a, b=1, *, c="x"):
+        pass
+
+    assert other_defaults("m", "n", target, {"b": "1", "c": "'x'"}) == []
+    assert other_defaults("m", "n", target, {"b": "True", "c": "None"}) == [
+        "b is 1 by default; theirs True", "c is 'x' by default; theirs None"]
 
 
 def test_calls_of_a_signature():
