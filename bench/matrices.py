@@ -164,6 +164,17 @@ def in_turns(program, options, arguments, names, size, ranks):
     return gathered
 
 
+def blas_of_system():
+    """The file of the BLAS that ScaLAPACK and Debian's torch call; "" where there is none. Debian's alternatives are a
+    libblas.so.3 that loads the library with the code."""
+    if not (name := ctypes.util.find_library("blas")):
+        return ""
+    ctypes.CDLL(name)
+    files = {pathlib.Path(line.split()[-1]).name
+             for line in pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").splitlines() if "blas" in line}
+    return min(files, key=lambda file: (file.startswith("libblas"), file))
+
+
 def compare(program, options, cases, arguments=(), about="", takes=lambda name: True):
     """Runs, prints and records the comparison. program: the bench's file. cases: that exist. arguments: for the ranks,
     besides the common ones. about: for the heading. takes: whether a contestant has one of the chosen cases."""
@@ -173,6 +184,9 @@ def compare(program, options, cases, arguments=(), about="", takes=lambda name: 
     if unknown := {*options.dtype.split(",")} - {"float32", "float64"}:
         raise SystemExit(f"{part}.py: --dtype has {', '.join(sorted(unknown))}; give some of float32, float64")
     names, absent, tables, results = [], {}, [], {}
+    blas = blas_of_system()
+    if blas.startswith("libblas"):
+        print("# the system's BLAS is Debian's reference, whose figures say nothing: apt-get install libopenblas0-pthread")
     for name in options.only.split(","):
         if missing := why_not(name):
             print(f"# without {name}: {missing}")
@@ -196,7 +210,7 @@ def compare(program, options, cases, arguments=(), about="", takes=lambda name: 
                                                               for (what, who), times in gathered.items()}
         columns = {name for row in medians.values() for name in row} - {"limit"}
         ours = [name for name in columns if name.startswith("shardwire")]
-        tables.append(record.table(f"Medians of the slowest rank, {dtype}, ms", ["ranks", "n", "case"], medians, ours,
-                                   columns - {*ours}))
+        tables.append(record.table(f"Medians of the slowest rank, {dtype}, ms; the system's BLAS is {blas or 'absent'}",
+                                   ["ranks", "n", "case"], medians, ours, columns - {*ours}))
     if options.json:
         record.write(options.json, part, tables, absent, results=results)
