@@ -123,8 +123,9 @@ def random_values(rank: int, ranks: int, seed: int, cases: int) -> str:
         experts = case.make(scale_width=2)
         assert experts._block.is_direct == ("SHARDWIRE_TRANSPORTS" not in os.environ)
         factors, wanted = torch.arange(case.num_experts) / 10, torch.from_numpy(numpy_model(case, rank))
-        for _ in range(3):  # both slots, and one of them again
-            received = experts.dispatch(case.tokens[rank], case.ids[rank], case.weights[rank], case.scales[rank])
+        for dtype in (torch.int64, torch.int32, torch.int16):  # both slots, and one of them again
+            received = experts.dispatch(case.tokens[rank], case.ids[rank].to(dtype), case.weights[rank],
+                                        case.scales[rank])
             assert received.tokens.dtype == case.dtype
             check_received(case, experts, received, said)
             outputs = apply_experts(experts, received, factors)
@@ -147,6 +148,34 @@ def test_random_values(ranks: int, way: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_random_values_of_ranks_that_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "^shm")
     run_ranks(3, random_values, 3, SEED + 10, max(1, CASES // 3), timeout=60 + CASES)
+
+
+def counts_waits(rank: int) -> int:
+    """The gets that wait in a dispatch of 24 tokens of each rank to 12 experts, two for each token."""
+    from shardwire import _C
+    experts = Experts(12, 8, 2, 24, scale_width=1, group=group())
+    tokens, ids = torch.full((24, 8), float(rank)), torch.arange(48).view(24, 2) % 12
+    get, waits = _C.symm_get, []
+
+    def counted(to: torch.Tensor, part: torch.Tensor, source: int, non_blocking: bool = False) -> None:
+        waits.extend([source] * (not non_blocking))
+        get(to, part, source, non_blocking)
+
+    _C.symm_get = counted
+    try:
+        received = experts.dispatch(tokens, ids, None, tokens[:, :1])
+    finally:
+        _C.symm_get = get
+    assert received.counts.tolist() == [12] * 4
+    assert received.tokens[:, 0].tolist() == [float(source) for source in range(3) for _ in range(4)] * 4
+    assert torch.equal(received.scales, received.tokens[:, :1])
+    assert sorted(waits) == [0, 1, 2], waits
+    return len(waits)
+
+
+def test_a_dispatch_between_hosts_waits_once_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "^shm")
+    assert run_ranks(3, counts_waits) == [3] * 3
 
 
 def random_gradients(rank: int, ranks: int, seed: int, cases: int) -> int:

@@ -179,11 +179,21 @@ class ExpertBlock:
             if side is not None:
                 _C.experts_gather(side, self._peer_side[slot], [], table, top_k)
         else:
-            for source, first, count, at in self._chunks(table):
-                _C.symm_get(rows[at:at + count], self.rows[dtype][slot][first:first + count], source)
-                if side is not None:
-                    _C.symm_get(side[at:at + count], self.side[slot][first:first + count], source)
+            pairs = [(rows, self.rows[dtype][slot])] + ([] if side is None else [(side, self.side[slot])])
+            self._get_all([(to[at:at + count], part[first:first + count], source)
+                           for source, first, count, at in self._chunks(table) for to, part in pairs])
         return rows, None if side is None else side[:, :side_width]
+
+    @staticmethod
+    def _get_all(gets: list[tuple[torch.Tensor, torch.Tensor, int]]) -> None:
+        """Gets all (to, part, rank). A rank answers in the order of the requests, so only the last get from each rank
+        waits: one round trip for each rank, and not one for each chunk."""
+        last = {rank: place for place, (_, _, rank) in enumerate(gets)}
+        for place, (to, part, rank) in enumerate(gets):
+            if place != last[rank]:
+                _C.symm_get(to, part, rank, True)
+        for place in last.values():
+            _C.symm_get(*gets[place])
 
     # ---- combine: the experts' ranks write the slots of the tokens' owners
 
