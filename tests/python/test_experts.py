@@ -25,6 +25,9 @@ from shardwire.distributed.experts import Dispatched, Experts
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261125"))
 CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "25"))
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Tokens that travel with scales; every torch has float16.
+SCALED = [getattr(torch, name) for name in ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+                                            "float8_e5m2fnuz") if hasattr(torch, name)]
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -249,6 +252,38 @@ def float8(rank: int) -> None:
 @pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no 8-bit floats")
 def test_float8_with_scales() -> None:
     run_ranks(3, float8)
+
+
+def random_scaled(rank: int, ranks: int, seed: int, cases: int) -> str:
+    """Narrow tokens with scales to the experts, and wider outputs back, against the same sums in float64."""
+    rng, digest = random.Random(seed), Digest()
+    for number in range(cases):
+        dtype, out_dtype = rng.choice(SCALED), rng.choice(DTYPES)
+        case = Case(rng, ranks, dtype)
+        width = rng.choice([1, 2]) if case.hidden % 2 == 0 else 1
+        said = (f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {number}: {dtype} to {out_dtype}, hidden "
+                f"{case.hidden}, {width} scales, {case.num_experts} experts, top-{case.top_k}")
+        tokens, ids, weights, scales = (each[rank] for each in (case.tokens, case.ids, case.weights, case.scales))
+        experts = case.make(out_dtype=out_dtype, scale_width=width)
+        for _ in range(3):  # both slots, and one of them again
+            received = experts.dispatch(tokens, ids, weights, scales[:, :width])
+            for expert, rows in zip(experts.local_experts, received.by_expert()):
+                wanted = [case.tokens[source][token] for source, token in case.received(expert)]
+                assert len(rows) == len(wanted), said
+                if wanted:
+                    assert torch.equal(rows.view(torch.uint8), torch.stack(wanted).view(torch.uint8)), said
+            result = experts.combine(received.dequantized(out_dtype), received.handle)
+            assert received.tokens.dtype == dtype and result.dtype == out_dtype, said
+            wide = tokens.float() * scales[:, :width].repeat_interleave(case.hidden // width, 1)
+            times = (weights.double() * (ids >= 0)).sum(1, keepdim=True)
+            close(result, wide.to(out_dtype).double() * times, out_dtype, said)
+            digest.add(received.tokens, received.scales, result)
+    return str(digest)
+
+
+@pytest.mark.parametrize(("ranks", "way"), [(2, ""), (4, ""), (3, "tcp")])
+def test_random_scaled_tokens(ranks: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_campaign(random_scaled, ranks, way, SEED + 30, CASES, monkeypatch)
 
 
 def dequantizes(rank: int) -> None:
