@@ -135,6 +135,43 @@ def test_random_calls(ranks: int) -> None:
     assert results == [results[0]] * ranks and results[0] >= CASES // 6
 
 
+def random_shifts(rank: int, ranks: int, seed: int, cases: int) -> None:
+    import torch.distributed.tensor as dt
+    rng = random.Random(seed)
+    for case in range(cases):
+        ndim = rng.randint(1, 4)
+        shape = tuple(rng.choice([0] + [1, 2, 3, 4, 5, 6, 7, 9] * 4) for _ in range(ndim))
+        name = rng.choice(["fftshift", "ifftshift"])
+        axes = [rng.randrange(-ndim, ndim) for _ in range(rng.randint(1, ndim))]  # an axis may come twice
+        given = rng.choice([(), (None,), (tuple(axes),), (axes[0],)])
+        mesh, placements = random_mesh(rng, ndim, ranks)
+        dtype = rng.choice([torch.float32, torch.float64, torch.complex64, torch.int64, torch.uint8, torch.bool])
+        whole = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
+        note = (f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {name} of {shape} {dtype} {given} "
+                f"{placements}")
+        plain, tensor = whole.clone(), dt.distribute_tensor(whole, mesh, placements)
+        gradient = dtype in (torch.float32, torch.float64) and rng.random() < 0.5
+        if gradient:
+            plain.requires_grad_(), tensor.requires_grad_()
+        with fft.dispatch_dtensors():
+            result = getattr(torch.fft, name)(tensor, *given) if rng.random() < 0.5 else getattr(torch.fft, name)(
+                input=tensor, **({"dim": given[0]} if given else {}))
+        expected = getattr(torch.fft, name)(plain, *given)
+        assert result.placements == tuple(placements) and result.device_mesh == mesh, note
+        assert result.dtype == dtype and torch.equal(result.full_tensor(), expected), note
+        if gradient:
+            weights = data_of(shape, dtype, 7)
+            (expected * weights).sum().backward()
+            (result.to_local() * dt.distribute_tensor(weights, mesh, placements).to_local()).sum().backward()
+            assert torch.equal(tensor.grad.full_tensor(), plain.grad), f"gradient: {note}"
+
+
+@needs_dtensor
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_random_shifts(ranks: int) -> None:
+    run_ranks(ranks, random_shifts, ranks, SEED + 20 + ranks, CASES, default_group=True, timeout=60 + CASES)
+
+
 def meshes(rank: int) -> None:
     """A mesh of some ranks, on which a rank outside gets an empty part; two dimensions; and a mesh of some ranks in two
     dimensions, whose group is given."""
@@ -148,10 +185,13 @@ def meshes(rank: int) -> None:
         for name, dtype in (("fft2", torch.complex128), ("irfft2", torch.float64)):
             result = getattr(torch.fft, name)(tensor, s=(5, 72))
             assert result.placements == (dt.Shard(1),) and result.shape == (5, 72) and result.dtype == dtype
+            moved = torch.fft.fftshift(tensor)
+            assert moved.placements == (dt.Shard(1),) and moved.shape == whole.shape
             if rank == 1:
-                assert result.to_local().numel() == 0
+                assert result.to_local().numel() == moved.to_local().numel() == 0
             else:
                 close(result.full_tensor(), getattr(torch.fft, name)(whole, s=(5, 72)), name)
+                assert torch.equal(moved.full_tensor(), torch.fft.fftshift(whole))
         grid = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
         tensor = dt.distribute_tensor(whole, grid, [dt.Shard(1), dt.Shard(1)])
         close(torch.fft.hfft(tensor).full_tensor(), torch.fft.hfft(whole), "two dimensions of the mesh")
@@ -189,7 +229,9 @@ def misuse(rank: int) -> list[tuple[str, str]]:
                   error_of(lambda: function.rfft(tensor)), error_of(lambda: function.fft(addends)),
                   error_of(lambda: function.fft(other)), error_of(lambda: function.irfft(tensor[:, :1])),
                   error_of(lambda: function.fft(tensor) if rank else function.ifft(tensor)),
-                  error_of(lambda: function.fftn(tensor, s=5, dim=(0, 1)))]
+                  error_of(lambda: function.fftn(tensor, s=5, dim=(0, 1))),
+                  error_of(lambda: function.fftshift(tensor, dim=2 if rank else 1)),
+                  error_of(lambda: function.ifftshift(tensor, dim=rank)), error_of(lambda: function.fftshift(addends))]
         close(function.fft(tensor).full_tensor(), function.fft(data_of((4, 6), torch.complex128, 1)), "afterwards")
     count = counted()
     outcome(lambda: function.fft(tensor))  # outside of the context torch's own rules hold: 2.11 refuses
@@ -205,7 +247,9 @@ EXPECTED = [("ValueError", "rank 1: torch.fft.fft: out= is given"), ("ValueError
             ("TypeError", "takes a real DTensor"), ("UnsupportedError", "Partial"),
             ("MismatchError", "the placements differs"), ("ValueError", "each axis needs at least one"),
             ("MismatchError", "rank 0 called shardwire.distributed.fft.dispatch_dtensors: torch.fft.ifft"),
-            ("ValueError", "1 lengths are given for 2 axes")]
+            ("ValueError", "1 lengths are given for 2 axes"),
+            ("ValueError", "rank 1: torch.fft.fftshift: dim is [2] for 2 dimensions"),
+            ("MismatchError", "torch.fft.ifftshift: the dim differs"), ("UnsupportedError", "Partial")]
 
 
 @needs_dtensor

@@ -3,7 +3,8 @@
 
 torch's own rules for operations on DTensors name placements, and torch then moves arrays by collectives. So the calls
 are intercepted before, by a TorchFunctionMode, which torch has had since 1.13. A call is translated to axes, norm and
-kind of an FFT; padding and trimming (``n`` and ``s``) is one compiled op before.
+kind of an FFT; padding and trimming (``n`` and ``s``) is one compiled op before. fftshift and ifftshift are one
+compiled op (_fft_shift.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..compiler.spec import Pieces
 from ..errors import UnsupportedError
 from ..groups.lookup import global_ranks, resolve_backend
 from . import _ends, _meeting, _runtime
+from ._fft_shift import SHIFTS, read_shifts, shifted
 from ._operand import unwrap
 from .distribution import Dims, Placements, Share
 
@@ -58,9 +60,10 @@ def _functions() -> dict[str, _Function]:
     return found
 
 
-def _by_callable() -> dict[Any, tuple[str, _Function]]:
-    """By the objects by which torch may name its functions to a mode."""
-    return {getattr(where, prefix + name): (name, function) for name, function in _functions().items()
+def _by_callable() -> dict[Any, tuple[str, _Function | None]]:
+    """By the objects by which torch may name its functions to a mode; None for a shift."""
+    functions: dict[str, _Function | None] = {**_functions(), **dict.fromkeys(SHIFTS, None)}
+    return {getattr(where, prefix + name): (name, function) for name, function in functions.items()
             for where, prefix in ((torch.fft, ""), (getattr(torch._C, "_fft", None), "fft_"))
             if where is not None and hasattr(where, prefix + name)}
 
@@ -80,12 +83,16 @@ class _Dispatch(TorchFunctionMode):
         operand = args[0] if args else kwargs.get("input", kwargs.get("self"))
         if found is None or not is_dtensor(operand):
             return func(*args, **kwargs)
-        return transform(*found, self._group, *args, **kwargs)
+        name, function = found
+        if function is None:
+            return shift(name, self._group, *args, **kwargs)
+        return transform(name, function, self._group, *args, **kwargs)
 
 
 def dispatch_dtensors(group: Any = None) -> Any:
-    """A context manager: inside, ``torch.fft``'s fft, ifft, rfft, irfft, hfft, ihfft, with endings 2 and n, take
-    DTensors, and return DTensors with the operand's placements. Other calls and plain tensors go to torch.
+    """A context manager: inside, ``torch.fft``'s fft, ifft, rfft, irfft, hfft, ihfft, with endings 2 and n, fftshift
+    and ifftshift take DTensors, and return DTensors with the operand's placements. Other calls and plain tensors go to
+    torch.
 
     group: None: the group of a mesh of one dimension; of other meshes the context's, or torch's default group, which
         must then have the mesh's ranks. All ranks of the group make the calls.
@@ -119,11 +126,7 @@ def transform(name: str, function: _Function, group: Any, /, input: Any = None, 
                  "lengths": [list(request.before), list(request.after)], "norm": request.norm,
                  "placements": cut.describe()[1:]}
         wanted = _dtype_for(call, function, operand.dtype)
-    if group is not None:
-        _ends.agree(_meeting.exchange(group, f"fft.dispatch_dtensors: {call}", facts, attempt.error), call,
-                    tuple(facts))
-    elif attempt.error is not None:
-        raise attempt.error
+    _agree(group, call, facts, attempt.error)
     assert request is not None
     if wanted != operand.dtype or (function.hermitian and function.kind == "C2R"):
         operand = _mapped(operand, lambda local: local.to(wanted))
@@ -131,6 +134,38 @@ def transform(name: str, function: _Function, group: Any, /, input: Any = None, 
         operand = _mapped(operand, torch.conj_physical)
     result = _empty(function, request, operand) if group is None else _planned(function, request, operand, group, call)
     return _mapped(result, torch.conj_physical) if function.hermitian and function.kind == "R2C" else result
+
+
+def shift(name: str, group: Any, /, input: Any = None, dim: Any = None, **others: Any) -> Any:
+    """The result of ``torch.fft.fftshift`` or ``ifftshift``, of which ``input`` is a DTensor. Collective."""
+    operand = others.pop("self", None) if input is None else input
+    group = _group_of(operand, group)
+    call, shape = f"torch.fft.{name}", tuple(operand.shape)
+    cut = Placements(operand.placements, operand.device_mesh)
+    facts: dict[str, Any] = {}
+    steps: Dims = ()
+    with Attempt() as attempt:
+        if others:
+            raise TypeError(f"{call}: unknown argument {next(iter(others))!r}")
+        steps = read_shifts(call, name, shape, dim)
+        cut.layout(shape)  # UnsupportedError for a Partial placement
+        facts = {"shape": list(shape), "dtype": str(operand.dtype), "dim": list(steps),
+                 "placements": cut.describe()[1:]}
+    _agree(group, call, facts, attempt.error)
+    if group is None or 0 in shape:
+        return _mapped(operand, torch.clone)
+    ranks = global_ranks(resolve_backend(group))
+    end = _ends.make_end(call, "the operand", cut.grouped(ranks), shape, len(ranks), overlaps=True)
+    return _mapped(operand, lambda local: shifted(local, group, end, steps, call))
+
+
+def _agree(group: Any, call: str, facts: dict[str, Any], error: Exception | None) -> None:
+    """Raises the error of any rank, or MismatchError for different facts, on all ranks. group: None for a rank outside
+    of the mesh, which is alone."""
+    if group is not None:
+        _ends.agree(_meeting.exchange(group, f"fft.dispatch_dtensors: {call}", facts, error), call, tuple(facts))
+    elif error is not None:
+        raise error
 
 
 def _planned(function: _Function, request: _Request, operand: Any, group: Any, call: str) -> Any:
