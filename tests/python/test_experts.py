@@ -534,14 +534,14 @@ def other_dimension(rank: int) -> list[Any]:
     for given in (None, sizes):
         mine.grad = None
         got = all_gather_v(mine, given, group=group(), dim=-1)
-        assert torch.equal(got, whole) and got.shape == (2, 4)
+        assert torch.equal(got, whole) and got.shape == (2, 4) and got.is_contiguous()
         (got * whole).sum().backward()
         assert torch.equal(mine.grad, 2 * mine)
         both = all_gather_v([mine.detach(), mine.detach().to(torch.int32)], given, group=group(), dim=1)
         assert [each.dtype for each in both] == [torch.float32, torch.int32]
         assert all(torch.equal(each.float(), whole) for each in both)
-        assert torch.equal(reduce_scatter_v(whole, given, group=group(), dim=1),
-                           2 * torch.split(whole, given or [2, 2], 1)[rank])
+        part = reduce_scatter_v(whole, given, group=group(), dim=1)
+        assert torch.equal(part, 2 * torch.split(whole, given or [2, 2], 1)[rank]) and part.is_contiguous()
     return [error_of(all_gather_v, torch.ones(2, 2), group=group(), dim=rank),
             error_of(all_gather_v, torch.ones(2, 2), group=group(), dim=2 if rank else 0),
             error_of(reduce_scatter_v, torch.ones(2, 2), group=group(), dim=True)]

@@ -55,7 +55,7 @@ def all_gather_v(tensor: torch.Tensor | list[torch.Tensor], sizes: Sequence[int]
     elif attempt.error is not None:
         raise attempt.error
     whole = _AllGather.apply(tensor, list(sizes), backend)
-    return whole.movedim(0, dim) if dim else whole
+    return whole.movedim(0, dim).contiguous() if dim else whole
 
 
 def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, op: str = "sum", group: Any = None, *,
@@ -93,7 +93,7 @@ def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, o
     elif attempt.error is not None:
         raise attempt.error
     part = _ReduceScatter.apply(tensor, parts, op, backend)
-    return part.movedim(0, dim) if dim else part
+    return part.movedim(0, dim).contiguous() if dim else part
 
 
 def _facts_of(tensor: torch.Tensor, dim: int) -> dict[str, Any]:
