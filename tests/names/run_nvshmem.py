@@ -39,7 +39,7 @@ from run_examples import FAILED, MPIEXEC, reason_of, stand_in_for_cupy
 from stand_ins import Nothing, cuda_on_the_cpu, module, tree_of
 
 FOLDERS = ("nvshmem4py/test", "nvshmem4py/examples", "nvshmem4py/perftest",
-           "examples/python/CuTeDSL/cute/blackwell/kernel/distributed")
+           "examples/python/CuTeDSL/cute/blackwell/kernel/distributed", "examples/python/CuTeDSL/distributed")
 DEVICE_CODE = ("cuda", "numba", "triton", "nvshmem.bindings.device", "nvshmem.core.device")
 
 
