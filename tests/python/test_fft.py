@@ -24,7 +24,7 @@ from test_reshape import (check_misuse, check_other_placements, differently_plac
 import shardwire
 import shardwire.distributed as swd
 from shardwire.distributed._local_call import array_of
-from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, Pencil, Placements, ProcessGrid, Slab
+from shardwire.distributed.distribution import Block, BlockCyclic, Box, Boxes, Pencil, Placements, ProcessGrid, Slab
 from shardwire.distributed.fft import (FFT, FFTDirection, FFTOptions, InvalidFFTState, allocate_operand, fft, ifft,
                                        irfft, rfft)
 from shardwire.distributed.reshape import reshape
@@ -566,6 +566,19 @@ def options_and_views(rank: int) -> None:
         assert f.output_distribution == cyclic
         check(f.execute(direction="inverse"), whole.to(torch.complex128) * whole.numel(), cyclic, rank, 2,
               "back from where it ends")
+    rows, columns = Block(grid), Block(ProcessGrid(shape=(1, 2, 1)))
+    with FFT(local, distribution=rows, options={"redistribute": False}, group=g) as f:  # as of Slab.X
+        f.plan()
+        spectrum = f.execute()
+        assert f.output_distribution == Slab.Y
+        check(spectrum, naive(whole, "C2C", False, "even", None, None), Slab.Y, rank, 2, "a Block that is a slab")
+        for given, taken in ((columns, spectrum), (Slab.X, local), (Slab.Y, spectrum), (rows, local)):
+            f.reset_operand(taken, distribution=given)
+            assert f.output_distribution == (rows if taken is spectrum else Slab.Y)
+        with pytest.raises(ValueError, match="it can be the operand's"):
+            f.reset_operand(local, distribution=Block(ProcessGrid(shape=(1, 1, 2))))
+        with pytest.raises(ValueError, match="it can be the operand's"):
+            f.reset_operand(local, distribution=Block(ProcessGrid(shape=(2, 1))))
     made = allocate_operand(local.shape, torch, input_dtype=torch.complex64, distribution=Slab.X, memory_space="cpu",
                             group=g)
     assert shardwire.in_shared_heap(made) and made.shape == local.shape

@@ -26,7 +26,7 @@ from ._fft_route import problem_of, read_axes
 from ._memory import dtype_in
 from ._operand import Operand, unwrap, wrap
 from ._planned import Planned
-from .distribution import Boxes, Dims, Distribution, Placements, Slab
+from .distribution import Block, Boxes, ConvertDistributionError, Dims, Distribution, Placements, Slab
 from .reshape import read_options
 
 __all__ = ["FFT", "FFTDirection", "FFTOptions", "InvalidFFTState", "allocate_operand", "dispatch_dtensors", "fft",
@@ -63,8 +63,8 @@ class FFTOptions:
     fft_type: "C2C", "R2C", "C2R", or None: by the operand, C2C or R2C.
     redistribute, reshape: two names of one option; the older one, reshape, counts where given: whether the result is
         distributed as the operand, where one distribution is given. False leaves the cheaper result: Slab.Y for Slab.X,
-        Slab.X for other slabs, and for others the distribution at the end of the transform
-        (``FFT.output_distribution``).
+        Slab.X for other slabs, also for a Block that cuts as a slab does, and for others the distribution at the end of
+        the transform (``FFT.output_distribution``).
     last_axis_parity: of C2R, whether the last transformed axis of the result is "even", 2 (m - 1), or "odd", 2 (m - 1)
         + 1.
     logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written
@@ -240,8 +240,8 @@ class FFT(Planned):
         if sides[1] is not None:
             target = _ends.resolve(call, "the result's distribution", sides[1],
                                    [record["distribution"][1] for record in facts], size)
-        elif isinstance(source, Slab) and len(dims) > 1:
-            target = Slab(1 if source.partition_dim % len(dims) == 0 else 0)
+        elif len(dims) > 1 and (slab := _as_slab(source, len(dims), size)) is not None:
+            target = Slab(1 if slab.partition_dim % len(dims) == 0 else 0)
         self._target = None if target is None else _ends.make_end(call, "the result's distribution", target,
                                                                   self._problem.result_shape, size, overlaps=True)
         self._norm, self._facts = mine["norm"], mine
@@ -436,6 +436,12 @@ class FFT(Planned):
     def _lies_so(self, said: Distribution, end: _ends.End) -> bool:
         if said == end.distribution:
             return True
+        if isinstance(said, (Slab, Block)):  # a Slab may be said as a Block, and the other way round
+            try:
+                return all(said.share(rank, end.global_shape, len(self._ranks)).is_as(share)
+                           for rank, share in enumerate(end.shares))
+            except ValueError:  # another number of dimensions or ranks
+                return False
         if said.describe()[0] != "Box":
             return False
         share, box = end.shares[self._rank], end.distribution
@@ -530,6 +536,19 @@ def read_direction(direction: Any, kind: str, default: bool | None) -> bool:
     if kind != "C2C" and inverse != (kind == "C2R"):
         raise ValueError(f"a {kind} goes {'forward' if kind == 'R2C' else 'inverse'} only")
     return inverse
+
+
+def _as_slab(source: Distribution, ndim: int, size: int) -> Slab | None:
+    """A Slab, or the Slab that cuts every array as a Block does: as in nvmath, both leave the result in the other
+    slab."""
+    if not isinstance(source, Block):
+        return source if isinstance(source, Slab) else None
+    try:
+        slab = source.to(Slab, ndim=ndim, num_ranks=size)
+    except ConvertDistributionError:
+        return None
+    assert isinstance(slab, Slab)
+    return slab
 
 
 def _read_kind(operand: Operand, options: FFTOptions, call: str) -> str:
