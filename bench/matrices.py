@@ -186,7 +186,8 @@ def compare(program, options, cases, arguments=(), about="", takes=lambda name: 
     names, absent, tables, results = [], {}, [], {}
     blas = blas_of_system()
     if blas.startswith("libblas"):
-        print("# the system's BLAS is Debian's reference, whose figures say nothing: apt-get install libopenblas0-pthread")
+        print("# the system's BLAS is Debian's reference, whose figures say nothing: "
+              "apt-get install libopenblas0-pthread")
     for name in options.only.split(","):
         if missing := why_not(name):
             print(f"# without {name}: {missing}")
