@@ -151,7 +151,12 @@ def test_distributions_by_nvmaths_names():
         Box((0,), (2,)).to(Slab, num_ranks=4)
     with pytest.raises(ValueError, match="no kind"):
         blocks.to(int, num_ranks=4)
-    assert issubclass(BlockNonCyclic, Distribution)
+    assert issubclass(BlockNonCyclic, BlockCyclic) and issubclass(BlockCyclic, Distribution)
+    assert blocks != BlockCyclic(rows, (2, 3)) and blocks.to(BlockCyclic) is blocks
+    for known in ({"ndim": 2}, {"global_shape": (6, 2)}):  # no block size cuts 6 rows as 2, 2, 1, 1
+        assert Slab.X.to(BlockCyclic, num_ranks=4, **known) == blocks
+    assert blocks.to(BlockCyclic, ndim=3, num_ranks=4).process_grid.shape == (4, 1, 1)
+    assert blocks.to(BlockCyclic, global_shape=(8, 2), num_ranks=4) == BlockCyclic(rows, (2, 2))
     from shardwire.distributed import distribution, reshape
     assert distribution.redistribute is reshape.redistribute and distribution.Redistribute is reshape.Redistribute
 

@@ -65,15 +65,14 @@ def _candidates(cls: type[Distribution], shares: Sequence[Share], dims: Dims, co
     if cls is Pencil:
         yield from (Pencil(pair, grid) for pair in itertools.permutations(range(ndim), 2) for grid in grids)
     if cls is Block or cls is BlockCyclic:
+        sizes = [max((piece.shape[dim] for share in shares for piece in share.pieces), default=1) or 1
+                 for dim in range(ndim)]
         for shape in _grid_shapes(count, ndim):
             for layout in (ProcessGrid.Layout.ROW_MAJOR, ProcessGrid.Layout.COL_MAJOR):
                 grid = ProcessGrid(shape=shape, layout=layout)
-                if cls is Block:
-                    yield Block(grid)
-                else:
-                    sizes = [max((piece.shape[dim] for share in shares for piece in share.pieces), default=1) or 1
-                             for dim in range(ndim)]
+                if cls is BlockCyclic:
                     yield BlockCyclic(grid, sizes)
+                yield Block(grid)
     if cls is Placements:
         yield from (Placements([Shard(dim)]) for dim in range(ndim))
         for grid_shape in grids:

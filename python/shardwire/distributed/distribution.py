@@ -109,7 +109,9 @@ class Distribution(ABC):
             at the end, have one index. copy: whether a ``cls`` is copied instead of returned.
         """
         from ._convert import convert
-        if isinstance(self, cls) and ndim in (None, self.ndim):
+        # A Block is a BlockCyclic; the block sizes follow from a global shape.
+        is_one = isinstance(self, cls) if global_shape is None else type(self) is cls
+        if is_one and ndim in (None, self.ndim):
             return self.copy() if copy else self
         return convert(self, cls, ndim, global_shape, known_size() if num_ranks is None else num_ranks)
 
@@ -270,31 +272,6 @@ class _OnProcessGrid(_OnGrid):
         return self.process_grid
 
 
-class Block(_OnProcessGrid):
-    """Cut along every dimension over ``process_grid``, as numpy's array_split does; no rank has two parts of a
-    dimension.
-
-    first_process: the place of the first block in the grid; None: at the grid's origin.
-    """
-
-    def __init__(self, process_grid: ProcessGrid, *, first_process: Sequence[int] | None = None) -> None:
-        super().__init__(process_grid, first_process)
-
-    @property
-    def block_sizes(self) -> Dims:
-        """-1 for each dimension: the array's extents give the sizes."""
-        return (-1,) * len(self.process_grid.shape)
-
-    def cuts(self, dim: int, extent: int, parts: int, place: int) -> list[tuple[int, int]]:
-        return super().cuts(dim, extent, parts, (place - self.first_process[dim]) % parts)
-
-    def describe(self) -> list[Any]:
-        return ["Block", self.process_grid.describe(), list(self.first_process)]
-
-    def __str__(self) -> str:
-        return f"Block({self.process_grid})"
-
-
 class BlockCyclic(_OnProcessGrid):
     """ScaLAPACK's block-cyclic: blocks of ``block_sizes`` dealt to the ranks of ``process_grid`` in turns along each
     dimension.
@@ -324,6 +301,27 @@ class BlockCyclic(_OnProcessGrid):
 
     def __str__(self) -> str:
         return f"BlockCyclic({self.process_grid}, block_sizes={list(self.block_sizes)})"
+
+
+class Block(BlockCyclic):
+    """Cut along every dimension over ``process_grid``, as numpy's array_split does; no rank has two parts of a
+    dimension. A BlockCyclic whose block sizes, -1 here, follow from the array's extents.
+
+    first_process: the place of the first block in the grid; None: at the grid's origin.
+    """
+
+    def __init__(self, process_grid: ProcessGrid, *, first_process: Sequence[int] | None = None) -> None:
+        _OnProcessGrid.__init__(self, process_grid, first_process)
+        self.block_sizes = (-1,) * len(process_grid.shape)
+
+    def cuts(self, dim: int, extent: int, parts: int, place: int) -> list[tuple[int, int]]:
+        return _OnGrid.cuts(self, dim, extent, parts, (place - self.first_process[dim]) % parts)
+
+    def describe(self) -> list[Any]:
+        return ["Block", self.process_grid.describe(), list(self.first_process)]
+
+    def __str__(self) -> str:
+        return f"Block({self.process_grid})"
 
 
 BlockNonCyclic = Block
