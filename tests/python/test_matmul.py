@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import gc
 import itertools
+import logging
 import os
 import random
 import weakref
@@ -381,8 +382,8 @@ def stateful(rank: int) -> None:
             product.reset_operands(b=mine[1].float() if rank == 1 else mine[1])
         with pytest.raises(shardwire.MismatchError, match="alpha differs"):
             product.reset_operands(alpha=rank)
-        with pytest.raises(ValueError, match="rank 0: c or beta is given"):
-            product.reset_operands(beta=3)
+        with pytest.raises(ValueError, match="rank 0: c is given, and this product has no c"):
+            product.reset_operands(c=torch.zeros(2, 5))
         check(product.execute(), wanted(4), "as before")
         product.reset_operands(alpha=1)
         bias = torch.ones(2, dtype=torch.float64)
@@ -423,6 +424,34 @@ def stateful(rank: int) -> None:
 
 def test_the_class() -> None:
     run_ranks(3, stateful)
+
+
+def beta_alone(rank: int) -> list[str]:
+    """As in nvmath, beta without c is ignored, and each call warns."""
+    a, b = (data_of(shape, torch.float64, 1) for shape in ((4, 6), (6, 5)))
+    mine = take(Slab.X, a, rank, 2), take(Slab.X, b, rank, 2)
+    lines: list[str] = []
+    given = {"distributions": [Slab.X] * 3, "group": group()}
+    loggers = [logging.getLogger("product"), logging.getLogger("shardwire")]
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(f"{record.name} {record.getMessage()}")  # type: ignore[method-assign]
+    for logger in loggers:
+        logger.addHandler(handler)
+    check(matmul(*mine, beta=2, **given), take(Slab.X, a @ b, rank, 2), "matmul")
+    with Matmul(*mine, beta="x" if rank else 3, options={"logger": loggers[0]}, **given) as product:
+        product.plan()
+        product.reset_operands(beta=4)
+        check(product.execute(), take(Slab.X, a @ b, rank, 2), "Matmul")
+        product.reset_operands_unchecked(beta=5, alpha=2)
+        check(product.execute(), take(Slab.X, 2 * a @ b, rank, 2), "and alpha")
+    return lines
+
+
+def test_beta_without_c_is_ignored() -> None:
+    for rank, lines in enumerate(run_ranks(2, beta_alone)):
+        first = "shardwire linalg.advanced.matmul: beta is 2"
+        assert [line.partition(",")[0] for line in lines if "beta" in line] == [first, *(
+            f"product linalg.advanced.Matmul: beta is {beta}" for beta in ("x" if rank else 3, 4, 5))]
 
 
 def panels(rank: int, ranks: int) -> None:
@@ -518,7 +547,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         call(a[0] if rank else a, b), call(a, b.numpy() if rank else b), call(a.numpy(), b.numpy()[:2]),
         call(a, b, qualifiers=turned), call(a, b, qualifiers=bad), call(a, b, qualifiers=turned if rank else None),
         call(a, b, qualifiers=[{"is_conjugate": 1}, {}, {}]), call(a, b, alpha=rank), call(a, b, alpha=1j),
-        call(a, b, alpha="x" if rank else 1), call(a, b, torch.zeros(2, 5)), call(a, b, beta=1),
+        call(a, b, alpha="x" if rank else 1), call(a, b, torch.zeros(2, 5)),
         call(a, b, torch.zeros(2, 5 + rank), beta=1), call(a, b, torch.zeros(2, 5).double(), beta=1),
         call(a, b, distributions=cuts[:2]), call(a, b, distributions=[Slab.X, Slab.X, Slab.Y if rank else Slab.X]),
         call(a, b, distributions=[Slab.X, Slab.X, None]),
@@ -559,7 +588,7 @@ EXPECTED = [
     ("MismatchError", "qualifiers differs"), ("ValueError", "the operands are real"),
     ("MismatchError", "alpha differs between ranks: 0.0 on rank 0, 1.0 on rank 1"),
     ("ValueError", "alpha is 1j, and the operands are real"), ("TypeError", "rank 1: alpha is 'x'"),
-    ("ValueError", "c is given, and beta is not"), ("ValueError", "beta is given, and c is not"),
+    ("ValueError", "c is given, and beta is not"),
     ("BindDistributionError", "c has shape [2, 6] on rank 1"),
     ("TypeError", "the result would have dtype torch.float64"),
     ("ValueError", "give three"), ("MismatchError", "the distribution of the result differs"),

@@ -7,6 +7,7 @@ torch's own product (``_product``), and what follows is torch's (``_epilogs``). 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -50,9 +51,10 @@ class Matmul(Planned):
         integer type; or each has a dtype of FP8. c has the dtype of the result, and needs beta.
     distributions: of A, B, and of C and the result: each a Distribution, a pair (lower, upper), a list of boxes or a
         list of placements. None for a DTensor's own placements.
-    alpha, beta: numbers, equal on all ranks. qualifiers: for a, b and c whether they are transposed and conjugated: an
-        array of ``matrix_qualifiers_dtype``. options: MatmulOptions or a dict. stream: accepted and not used. group:
-        None: the context's. quantization_scales: of operands of FP8: MatmulQuantizationScales or a dict.
+    alpha, beta: numbers, equal on all ranks; beta without c is ignored, with a warning. qualifiers: for a, b and c
+        whether they are transposed and conjugated: an array of ``matrix_qualifiers_dtype``. options: MatmulOptions or a
+        dict. stream: accepted and not used. group: None: the context's. quantization_scales: of operands of FP8:
+        MatmulQuantizationScales or a dict.
 
     Collective over the group, as plan, execute and reset_operands are; for one thread at a time. Operands are not
     written to, except c, unless the option inplace is False. An error on any rank is raised on all ranks: TypeError,
@@ -111,9 +113,9 @@ class Matmul(Planned):
             raise TypeError(f"the operands have dtype {first.dtype} and lie on {first.device.type}; torch "
                             "multiplies matrices of integers on the CPU only")
         self._qualifiers = read_qualifiers(qualifiers, first.dtype.is_complex)
-        if (c is None) != (beta is None):
-            raise ValueError("c is given, and beta is not; give both or none" if beta is None
-                             else "beta is given, and c is not; give both or none")
+        if c is not None and beta is None:
+            raise ValueError("c is given, and beta is not; give both or none")
+        beta = self._factor_of_c(beta, len(operands))
         if self._is_inplace:
             check_writable(operands[2], "c", ", or inplace=False")
         self._scales = _Scales(read_scale(alpha, 1, "alpha", sums), read_scale(beta, 0, "beta", sums))
@@ -137,6 +139,14 @@ class Matmul(Planned):
         if epilog is not None:
             facts["epilog"] = self._read_epilog(*epilog, dtype=sums, result=result, package=operands[0].package)
         return facts
+
+    def _factor_of_c(self, beta: Any, count: int) -> Any:
+        """The caller's beta; None, with a warning, where the product has no c. count: of the operands."""
+        if beta is None or count == 3:
+            return beta
+        (self._logger or logging.getLogger("shardwire")).warning(
+            "%s: beta is %s, and the product has no c; beta is ignored", self._call, beta)
+        return None
 
     @staticmethod
     def _may_overwrite(operands: Sequence[Operand], result: torch.dtype, epilog: Any) -> list[Any]:
@@ -446,8 +456,9 @@ class Matmul(Planned):
 
     def _fitting(self, values: Sequence[Any], alpha: Any, beta: Any, inputs: Any,
                  quantities: Any) -> tuple[list[Operand | None], _Scales, Epilog, dict[str, Any]]:
-        if (values[2] is not None or beta is not None) and len(self._operands) == 2:
-            raise ValueError("c or beta is given, and this product has no c; make another Matmul")
+        if values[2] is not None and len(self._operands) == 2:
+            raise ValueError("c is given, and this product has no c; make another Matmul")
+        beta = self._factor_of_c(beta, len(self._operands))
         operands = list(self._operands)
         for index, value in enumerate(values[:len(operands)]):
             if value is None:

@@ -94,8 +94,9 @@ class MatmulOptions:
         largest magnitude of this rank's part before scaling and rounding. With block_scaling each block of 32 elements
         has a scale (MXFP8), and a result of FP8 comes with its scales, "d_out_scale".
     algo_type, sm_count_communication: hints for GPUs, checked and not used.
-    logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written
-        for nvmath; the result is complete when a call returns.
+    logger: of Python's logging; plan() writes the plan there, at level INFO, and a call the warning that beta is
+        ignored. None: the warning goes to the logger "shardwire". blocking: accepted for programs written for nvmath;
+        the result is complete when a call returns.
     grid: three numbers whose product is the number of ranks: into how many parts the rows of the result, the columns
         and the addends are cut; None: as few bytes as possible move. panels: the number of parts in which factors
         travel while others are multiplied; None: by size and transport. Both equal on all ranks.
