@@ -237,6 +237,22 @@ def test_matrices_without_factors_are_an_error_on_all_ranks(ranks: int) -> None:
         assert errors == wanted
 
 
+def overwritten(rank: int) -> None:
+    """A failed factorize() has written into a only where a is factorized where it lies."""
+    dealt = BlockCyclic(ProcessGrid(shape=(1, 2)), [24, 8])
+    a, b = matrix_of((24, 24), torch.float64, "lu", 3), torch.ones(24, 1, dtype=torch.float64)
+    a[:, 20] = 0
+    for cut, lies in ((dealt, True), (Slab.X, False)):
+        mine = in_order(take(cut, a, rank, 2), True)
+        kind, text = error_of(direct_solver, mine, take(Slab.X, b, rank, 2), distributions=[cut, Slab.X], group=group())
+        assert kind == torch.linalg.LinAlgError.__name__ and "U[20, 20] is exactly 0" in text
+        assert torch.equal(mine, take(cut, a, rank, 2)) != lies
+
+
+def test_a_failed_factorization_in_place() -> None:
+    run_ranks(2, overwritten)
+
+
 def stateful(rank: int) -> None:
     a, b = matrix_of((9, 9), torch.float64, "lu", 1), data_of((9, 2), torch.float64, 2)
     mine = [take(Slab.X, whole, rank, 3) for whole in (a, b)]
