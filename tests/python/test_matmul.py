@@ -532,6 +532,21 @@ def test_distributions_of_one_dimension() -> None:
     run_ranks(3, over_one_dimension)
 
 
+def on_every_rank(rank: int) -> None:
+    """ALLREDUCE gives the whole result to ranks outside of the mesh, too, and adds their c."""
+    a, b = (data_of(shape, torch.float64, 1) for shape in ((4, 6), (6, 5)))
+    c = torch.full((4, 5), rank + 1.0, dtype=torch.float64)
+    cuts = [Slab.X, Slab.X, Placements([shardwire.Shard(0)], [0])]
+    got = matmul(*(take(Slab.X, whole, rank, 2) for whole in (a, b)), c, beta=1, distributions=cuts, group=group(),
+                 epilog=MatmulEpilog.ALLREDUCE)
+    assert got is c
+    check(got, a @ b + 3, "all ranks")
+
+
+def test_allreduce_reaches_ranks_outside_of_the_mesh() -> None:
+    run_ranks(2, on_every_rank)
+
+
 def misuse(rank: int) -> list[tuple[str, str]]:
     a, b = torch.zeros(2, 6), torch.zeros(3, 5)
     cuts = [Slab.X, Slab.X, Slab.X]
@@ -786,6 +801,11 @@ def dtensors(rank: int) -> None:
         every = matmul(of_a.detach(), of_b.detach(), distributions=[None, None, placements[2]],
                        epilog=MatmulEpilog.ALLREDUCE)
         check(every.to_local(), a @ b, "ALLREDUCE")
+    some = DeviceMesh("cpu", [2, 0])  # the other ranks have no part of C, and none of the result
+    few = [dt.DTensor.from_local(whole.clone() if rank in (0, 2) else whole[:0, :0], some, [dt.Replicate()],
+                                 run_check=False, shape=whole.shape, stride=whole.stride()) for whole in (a, b, a @ b)]
+    every = matmul(*few, beta=1, epilog=MatmulEpilog.ALLREDUCE)
+    assert rank in (1, 3) or torch.allclose(every.to_local(), 3 * (a @ b))
     for side, part in ((Slab.X, "give placements"), (Placements([dt.Shard(0)], range(4)), "give a DeviceMesh")):
         kind, text = error_of(lambda: matmul(of_a, of_b, distributions=[None, None, side]))
         assert kind == "TypeError" and part in text, text

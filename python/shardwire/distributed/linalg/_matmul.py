@@ -314,8 +314,8 @@ class Matmul(Planned):
                                       "all ranks")
         own = self._sides[2]
         if epilog.sums_all:
-            mesh = own.mesh if isinstance(own, Placements) else self._mesh
-            layers = len(own.placements) if isinstance(own, Placements) else 1 if mesh is None else mesh.ndim
+            mesh = self._mesh  # of DTensors; else all ranks, whatever mesh the caller's placements have
+            layers = 1 if mesh is None else len(own.placements) if isinstance(own, Placements) else mesh.ndim
             side: Distribution = Placements([Replicate()] * layers, mesh).grouped(self._ranks)
         elif own is None:
             raise ValueError(f"{call}: distributions[2] is None; give the distribution of the result")

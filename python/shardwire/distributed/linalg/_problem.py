@@ -57,7 +57,8 @@ class Problem:
         self._compile_vector(group, c, kind)
         self._sum_of_c = None
         if c_dtype is not None and 0 not in self.shape:
-            whole = [Pieces(self.shape, [((0, 0), self.shape, (0, 0))])]
+            # A rank outside of the mesh of DTensors has no part.
+            whole = [Pieces(self.shape, [((0, 0), self.shape, (0, 0))])] if c.shares[self._rank].pieces else []
             self._sum_of_c = compile_op(group, shape=self.shape, dtype=c_dtype, output_dtype=self.sums,
                                         inputs=whole, outputs=whole, reduction="sum",  # type: ignore[arg-type]
                                         name=f"shardwire.distributed.{self._name}, c")
@@ -128,8 +129,10 @@ class Problem:
     def _whole(self, c: torch.Tensor) -> torch.Tensor:
         if self._sum_of_c is None:
             return c
-        result = _runtime.empty(self.shape, self.sums, c.device)
-        self._sum_of_c([c.detach()], [result]).wait()
+        assert self.c is not None
+        share = self.c.shares[self._rank]
+        result = _runtime.empty(share.local_shape, self.sums, c.device)
+        self._sum_of_c([c.detach()] if share.pieces else [], [result] if share.pieces else []).wait()
         return result
 
     def _made(self, group: Any, product: Product) -> Backward:
