@@ -54,13 +54,15 @@ def wide_numpy(tensor: torch.Tensor) -> Any:
 
 
 def run_campaign(cases_of_rank: Callable[..., str], ranks: int, way: str, seed: int, cases: int,
-                 monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs ``cases_of_rank(rank, ranks, seed, cases)`` on each rank, and prints the digest of what they return."""
+                 monkeypatch: pytest.MonkeyPatch, default_group: bool = False) -> None:
+    """Runs ``cases_of_rank(rank, ranks, seed, cases)`` on each rank, and prints the digest of what they return.
+    default_group: as for run_ranks."""
     if way:
         monkeypatch.setenv("SHARDWIRE_TRANSPORTS", way)
         seed += 10
     if "SHARDWIRE_ORACLE_CASES" not in os.environ and (way or ranks > 4):
         cases = max(1, cases // 6)
-    found = run_ranks(ranks, cases_of_rank, ranks, seed + ranks, cases, timeout=60 + (1 + bool(way)) * ranks * cases)
+    found = run_ranks(ranks, cases_of_rank, ranks, seed + ranks, cases, timeout=60 + (1 + bool(way)) * ranks * cases,
+                      default_group=default_group)
     print(f"{cases_of_rank.__module__}, seed {seed}, {ranks} ranks, {way or 'any way'}: {cases} cases, 0 wrong, "
           f"sha256 {hashlib.sha256(' '.join(found).encode()).hexdigest()}")

@@ -15,7 +15,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from random_campaign import RANKS_AND_WAYS, Digest, extent_of, run_campaign, wide_numpy
+from matmul_cases import (Place, addends, check, check_auxiliary, data_of, gelu, has_dtensors, in_order, inputs_of,
+                          local_vector, modelled, multiplied, random_case, random_grid, stored, wide)
+from random_campaign import RANKS_AND_WAYS, Digest, run_campaign
 from ranks import error_of, group, run_ranks
 from test_reshape import check_misuse, dtensor_of, random_distribution, take
 
@@ -28,97 +30,40 @@ from shardwire.distributed.linalg.advanced import (InvalidMatmulState, Matmul, M
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261125"))
 CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "60"))
 
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
-INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
-# The rounding of the operands' dtype; sums of the 16-bit types are in float32.
-ROUNDING = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12,
-            torch.complex64: 1e-5, torch.complex128: 1e-12}
-
-
-def data_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    if not dtype.is_floating_point and not dtype.is_complex:
-        return torch.randint(0, 100, shape, generator=generator).to(dtype)
-    parts = [torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5 for _ in range(2)]
-    return (torch.complex(*parts) if dtype.is_complex else parts[0]).to(dtype)
-
-
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.dtype.is_complex else
-                     torch.float64 if tensor.dtype.is_floating_point else torch.int64)
-
-
-def check(got: torch.Tensor, wanted: torch.Tensor, said: str) -> None:
-    """wanted: the wide result of the naive model."""
-    assert got.shape == wanted.shape, said
-    if got.dtype in INTEGERS:
-        assert torch.equal(got, wanted.to(got.dtype)), said
-        return
-    limit = ROUNDING[got.dtype] * (1 + float(wanted.abs().max() if wanted.numel() else 0))
-    assert torch.allclose(wide(got), wanted, rtol=ROUNDING[got.dtype], atol=limit), said
-
-
-def stored(whole: torch.Tensor, qualifier: Any) -> torch.Tensor:
-    """The matrix whose op() is ``whole``."""
-    whole = whole.conj().resolve_conj() if qualifier["is_conjugate"] else whole
-    return whole.t().contiguous() if qualifier["is_transpose"] else whole
-
-
-def in_order(local: torch.Tensor, fortran: bool) -> torch.Tensor:
-    return local.t().contiguous().t() if fortran else local
-
-
-def random_grid(rng: random.Random, ranks: int) -> list[int] | None:
-    grids = [[first, second, ranks // first // second] for first in range(1, ranks + 1) if ranks % first == 0
-             for second in range(1, ranks + 1) if ranks // first % second == 0]
-    return rng.choice([None, *grids])
-
 
 def random_cases(rank: int, ranks: int, seed: int, cases: int) -> str:
-    rng, digest = random.Random(seed), Digest()
-    for case in range(cases):
-        m, n, k = (extent_of(rng, 14) for _ in range(3))
-        dtype = rng.choice(FLOATS + INTEGERS)
-        qualifiers = numpy.zeros((3,), dtype=matrix_qualifiers_dtype)
-        for index in range(2):
-            qualifiers[index]["is_transpose"] = rng.random() < 0.4
-            qualifiers[index]["is_conjugate"] = dtype.is_complex and rng.random() < 0.4
-        a, b, c = (data_of(shape, dtype, seed + case) for shape in ((m, k), (k, n), (m, n)))
-        of_a, of_b = stored(a, qualifiers[0]), stored(b, qualifiers[1])
-        cuts = [random_distribution(rng, tuple(whole.shape), ranks) for whole in (of_a, of_b, c)]
-        has_c, scaled = rng.random() < 0.3, rng.random() < 0.3
-        number = (2 - 1j if dtype.is_complex else 2) if dtype not in INTEGERS else 3
-        orders = [rng.random() < 0.4 for _ in range(2)]
-        use_numpy = rng.random() < 0.3 and dtype != torch.bfloat16
-        options = {"grid": random_grid(rng, ranks), "panels": rng.choice([None, 1, 2, 5])}
-        locals_ = [in_order(take(cuts[0], of_a, rank, ranks), orders[0]),
-                   in_order(take(cuts[1], of_b, rank, ranks), orders[1]), take(cuts[2], c, rank, ranks)]
-        said = (f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {m} x {k} x {n} {dtype} {cuts} "
-                f"{qualifiers} c {has_c} alpha {scaled} {options}")
-        if use_numpy:
-            locals_ = [local.numpy() for local in locals_]
-
-        def multiply() -> torch.Tensor:
-            own = locals_[2].copy() if use_numpy else locals_[2].clone()
-            result = matmul(*locals_[:2], own if has_c else None, distributions=cuts, group=group(),
-                            alpha=number if scaled else None, beta=number if has_c else None,
-                            qualifiers=qualifiers, options=options)
-            assert not has_c or result is own, said
-            assert isinstance(result, numpy.ndarray if use_numpy else torch.Tensor), said
-            return torch.from_numpy(result) if use_numpy else result
-        got = multiply()
-        wanted = numpy.matmul(wide_numpy(a), wide_numpy(b)) * (number if scaled else 1)
-        wanted = wanted + number * wide_numpy(c) if has_c else wanted
-        assert got.dtype == dtype, said
-        check(got, take(cuts[2], torch.from_numpy(wanted), rank, ranks), said)
-        assert torch.equal(multiply(), got), said  # the same bits
-        digest.add(got)
+    import torch.distributed as dist
+    rng, digest, with_dtensors = random.Random(seed), Digest(), has_dtensors()
+    home, meshes = rng.sample(range(ranks), ranks), dict[str, Any]()
+    few = dist.new_group(list(range(1, ranks)), backend="shardwire") if ranks > 1 else None
+    for number in range(cases):
+        case = random_case(rng, ranks, home, seed + number)
+        if rank not in case.members:
+            continue
+        case = case if with_dtensors else case._replace(mesh=None)
+        said = f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {number}: {case}"
+        own, count = case.members.index(rank), len(case.members)
+        places = [Place(cut.grouped(case.members), own, count) for cut in case.cuts]
+        c = addends(case)[own if case.kind == MatmulEpilog.ALLREDUCE else 0]
+        local = [in_order(take(place.side, whole, own, count), turns) for place, whole, turns in zip(
+            places, (*case.operands[:2], c), (*case.orders, False))]
+        inputs, together = inputs_of(case, places[2]), group() if count == ranks else few
+        got, aux = multiplied(case, local, inputs, together, meshes)
+        wanted, of_aux = modelled(case)
+        assert got.dtype == case.data.dtype and sorted(aux) == sorted(of_aux), said
+        check(got, take(places[2].side, wanted, own, count), said)
+        for name, whole in of_aux.items():
+            check_auxiliary(aux[name], whole, wanted, case, places[2], f"{name}: {said}")
+        again, again_aux = multiplied(case, local, inputs, together, meshes)
+        assert torch.equal(again, got) and all(torch.equal(again_aux[name], aux[name]) for name in aux), said
+        digest.add(got, *aux.values())
     return str(digest)
 
 
 @pytest.mark.parametrize(("ranks", "way"), RANKS_AND_WAYS)
 def test_random_cases(ranks: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_campaign(random_cases, ranks, way, SEED, CASES, monkeypatch)
+    has_dtensors()  # the import takes seconds, in each rank otherwise
+    run_campaign(random_cases, ranks, way, SEED, CASES, monkeypatch, default_group=True)
 
 
 def known_algorithms(rank: int, ranks: int) -> dict[str, str]:
@@ -153,10 +98,6 @@ def test_the_algorithm_follows_from_the_bytes() -> None:
             "reduce": "product + all-reduce; 1 x 1 parts of the result, 4 of the addends; 1",
             "grid": "SUMMA; 2 x 2 parts of the result, 1 of the addends; 1",
             "cyclic": "SUMMA; 2 x 2 parts of the result, 1 of the addends; 1"}
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    return x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x ** 3)))
 
 
 def epilog_cases(rank: int, ranks: int) -> None:
@@ -207,7 +148,7 @@ def epilog_cases(rank: int, ranks: int) -> None:
         check_rows(vector["bgrada"], wide(a.to(dtype)).sum(1), cut, (m, n), rank, ranks, "BGRADA")
         value, vector = run(MatmulEpilog.BGRADB)
         sums = wide(b.to(dtype)).sum(0)
-        check(vector["bgradb"], local_columns(sums, cut, (m, n), rank, ranks), "BGRADB")
+        check(vector["bgradb"], local_vector(sums, (m, n), 1, Place(cut, rank, ranks)), "BGRADB")
         # every rank gets the sum, with the sum of what each rank adds
         c = torch.full((m, n), 7.0 if rank == 0 else 0.5, dtype=dtype)
         value = matmul(*parts, c, beta=2, distributions=[Slab.Y, Slab.X, cut], epilog=MatmulEpilog.ALLREDUCE,
@@ -217,21 +158,7 @@ def epilog_cases(rank: int, ranks: int) -> None:
 
 def check_rows(got: torch.Tensor, whole: torch.Tensor, cut: Any, dims: Any, rank: int, ranks: int, said: str) -> None:
     """got: an entry for each row of the local part."""
-    local = cut.share(rank, dims, ranks)
-    wanted = torch.zeros(local.local_shape[0], dtype=whole.dtype)
-    for piece in local.pieces:
-        wanted[piece.local_offset[0]:piece.local_offset[0] + piece.shape[0]] = whole[piece.offset[0]:
-                                                                                    piece.offset[0] + piece.shape[0]]
-    check(got, wanted, said)
-
-
-def local_columns(whole: torch.Tensor, cut: Any, dims: Any, rank: int, ranks: int) -> torch.Tensor:
-    local = cut.share(rank, dims, ranks)
-    wanted = torch.zeros(local.local_shape[1], dtype=whole.dtype)
-    for piece in local.pieces:
-        wanted[piece.local_offset[1]:piece.local_offset[1] + piece.shape[1]] = whole[piece.offset[1]:
-                                                                                    piece.offset[1] + piece.shape[1]]
-    return wanted
+    check(got, local_vector(whole, dims, 0, Place(cut, rank, ranks)), said)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

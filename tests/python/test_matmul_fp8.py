@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from matmul_cases import in_order, stored
 from ranks import group, run_ranks
-from test_matmul import CASES, SEED, in_order, stored
+from test_matmul import CASES, SEED
 from test_reshape import check_misuse, random_distribution, take
 
 from shardwire.distributed.distribution import Slab
