@@ -178,6 +178,76 @@ def test_scales_of_blocks(fortran: bool) -> None:
     run_ranks(2, blocks, fortran, default_group=True)
 
 
+FP4 = getattr(torch, "float4_e2m1fn_x2", None)
+needs_fp4 = pytest.mark.skipif(FP4 is None, reason="this torch has no FP4")
+
+
+def packed_part(shape: tuple[int, int], axis: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers of FP4, packed along ``axis``, their scales, and the values that both stand for."""
+    call, generator = helpers.matmul, torch.Generator().manual_seed(seed)
+    packed = call.quantize_to_fp4(torch.randint(-14, 15, shape, generator=generator) / 2, axis)
+    scale = torch.randint(1, 90, (math.prod(shape) // 16,), generator=generator, dtype=torch.uint8).view(E4M3)
+    each = call.expand_block_scale(scale, packed, "NVFP4", output_dtype=torch.float64)
+    return packed, scale, call.unpack_fp4(packed, axis).double() * each
+
+
+def four_bits(rank: int) -> None:
+    """As nvmath takes them, K / 2 x M and K / 2 x N in Fortran order; then in other layouts, with cut addends."""
+    turned, plain = {"is_transpose": True}, dict[str, bool]()
+    for shapes, axes, cuts, turns in ((((128, 256), (128, 256)), (-2, -2), (Slab.Y, Slab.Y), (turned, plain)),
+                                      (((256, 64), (64, 128)), (-1, -2), (Slab.Y, Slab.X), (plain, plain)),
+                                      (((128, 192), (128, 192)), (-1, -1), (Slab.X, Slab.X), (plain, turned))):
+        parts = [[packed_part(shape, axis, 10 * index + number) for number in range(2)]
+                 for index, (shape, axis) in enumerate(zip(shapes, axes))]
+        a, b = (torch.cat([part[2] for part in of_ranks], cut.partition_dim) for of_ranks, cut in zip(parts, cuts))
+        whole = (a.t() if turns[0] else a) @ (b.t() if turns[1] else b)
+        mine = [of_ranks[rank] for of_ranks in parts]
+        given: dict[str, Any] = {"distributions": [*cuts, Slab.X], "qualifiers": [*turns, {}], "group": group(),
+                                 "quantization_scales": {"a": mine[0][1], "b": mine[1][1]}}
+        wanted = take(Slab.X, whole, rank, 2)
+        limit = float(a.abs().max() * b.abs().max()) * 1e-4
+        got = matmul(mine[0][0], mine[1][0], options={"block_scaling": True, "result_type": torch.float32}, **given)
+        assert got.dtype == torch.float32 and torch.allclose(got.double(), wanted, rtol=1e-5, atol=limit)
+        c = torch.ones(wanted.shape, dtype=torch.bfloat16)
+        with Matmul(mine[0][0], mine[1][0], c, beta=2, options={"block_scaling": True}, **given) as product:
+            product.plan(epilog=MatmulEpilog.RELU)
+            for factor in (1, 2):
+                assert product.execute() is c
+                assert torch.allclose(c.double(), (factor * wanted + 2).relu(), rtol=1e-2, atol=limit + 0.02)
+                c.fill_(1)
+                doubled = (mine[1][1].float() * 2).to(E4M3)
+                product.reset_operands(quantization_scales={"b": doubled})
+
+
+@needs_fp4
+def test_numbers_of_4_bits_are_multiplied() -> None:
+    run_ranks(2, four_bits)
+
+
+def misuse_of_4_bits(rank: int) -> list[tuple[str, str]]:
+    from ranks import error_of
+    (a, of_a, _), (b, of_b, _) = packed_part((128, 256), -1, 1), packed_part((128, 128), -2, 2)
+    wanted = {"block_scaling": True, "result_type": "float32"}
+
+    def call(*operands: Any, **options: Any) -> tuple[str, str]:
+        return error_of(matmul, *operands, **{"group": group(), "distributions": [Slab.X] * 3, "options": wanted,
+                                              "quantization_scales": {"a": of_a, "b": of_b}, **options})
+    return [call(a, b, options={"result_type": "float32"}), call(a, b, options={"block_scaling": True}),
+            call(a, b.view(torch.uint8).view(E4M3)), call(a.t(), b), call(a[:, :48], b),
+            call(a, b, quantization_scales={"a": of_a, "b": of_b.view(torch.uint8) if rank else of_b}),
+            call(a, b, quantization_scales={"a": of_a, "b": of_b[1:]}),
+            call(a, b, qualifiers=[{"is_transpose": True}, {}, {}])]
+
+
+@needs_fp4
+def test_each_misuse_of_4_bits_is_one_error_on_all_ranks() -> None:
+    check_misuse(misuse_of_4_bits, [
+        ("ValueError", "which needs the option block_scaling"), ("TypeError", "result would have dtype torch.float4"),
+        ("TypeError", "b has dtype torch.float8_e4m3fn, a torch.float4"), ("ValueError", "a is contiguous along"),
+        ("ValueError", "a is 128 x 48 on this rank"), ("ValueError", "rank 1: quantization_scales['b'] is torch.uint8"),
+        ("ValueError", "give a float8_e4m3fn tensor of 1024 scales"), ("ValueError", "a is contiguous along")])
+
+
 def test_places_of_scales() -> None:
     x = torch.zeros(256, 384, dtype=torch.uint8)
     rows, columns = torch.meshgrid(torch.arange(256), torch.arange(384), indexing="ij")

@@ -1,7 +1,8 @@
-"""Scales of blocks of 32 elements (MXFP8): one uint8 for each block, x for the factor 2^(x - 127), in cuBLAS's order.
+"""Scales of blocks of 32 elements (MXFP8): one uint8 for each block, x for the factor 2^(x - 127), in cuBLAS's order;
+and of blocks of 16 numbers of 4 bits (NVFP4): one float8_e4m3fn.
 
 A block lies along the dimension in which a matrix is contiguous in memory, its minor dimension. The scales of 128 x 128
-elements lie together, 512 bytes; these tiles follow each other along the minor dimension. Pure.
+elements (NVFP4: 128 x 64) lie together, 512 bytes; these tiles follow each other along the minor dimension. Pure.
 """
 
 from __future__ import annotations
@@ -11,13 +12,8 @@ from typing import Any
 import torch
 
 BLOCK, TILE = 32, 128
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of FP4, by the code
 _BIAS, _LARGEST = 127, 254
-
-
-def offset(major: Any, minor: Any, extent: int) -> Any:
-    """The place of an element's scale. major, minor: the element's indices, ints or tensors. extent: of the minor
-    dimension."""
-    return place(major, minor // BLOCK, extent // BLOCK)
 
 
 def place(major: Any, block: Any, blocks: int) -> Any:
@@ -31,21 +27,36 @@ def is_fortran(matrix: torch.Tensor) -> bool:
     return matrix.stride(-2) <= matrix.stride(-1)
 
 
-def why_not(matrix: torch.Tensor) -> str | None:
-    """The reason why a matrix has no block scales; None where it has."""
+def why_not(matrix: torch.Tensor, axis: int | None = None) -> str | None:
+    """The reason why a matrix has no block scales; None where it has. axis: of FP4, the dimension of the addends."""
     extents = tuple(matrix.shape)
-    if any(extent % TILE for extent in extents):
-        return f"is {extents[0]} x {extents[1]} on this rank; with block scales both extents are multiples of {TILE}"
+    if any(extent % (TILE // 4 if dim == axis else TILE) for dim, extent in enumerate(extents)):
+        return (f"is {extents[0]} x {extents[1]} on this rank; with block scales both extents are multiples of {TILE}"
+                + (f", and of {TILE // 4} bytes along the addends of FP4" if axis is not None else ""))
+    if axis is not None and matrix.numel() and axis != 1 - is_fortran(matrix):
+        return (f"is contiguous along dimension {1 - axis}; FP4 is packed, and contiguous, along the dimension of the "
+                f"addends, here {axis}")
     return None
 
 
-def scaled(matrix: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The elements times the scales of their blocks, in float32 and in the matrix's order in memory."""
-    flips = is_fortran(matrix)
-    rows = matrix.t() if flips else matrix
-    factors = torch.exp2(scale[_table(rows)].to(torch.float32) - _BIAS)
-    product = (rows.to(torch.float32).reshape(*factors.shape, BLOCK) * factors[..., None]).reshape(rows.shape)
-    return product.t() if flips else product
+def scaled(matrix: torch.Tensor, scale: torch.Tensor, axis: int) -> torch.Tensor:
+    """The elements times the scales of their blocks, in float32 and in the matrix's order in memory. axis: 0 or 1,
+    along which blocks lie."""
+    rows = matrix.t() if axis == 0 else matrix
+    if scale.dtype == torch.uint8:
+        rows, factors, length = rows.to(torch.float32), torch.exp2(scale.to(torch.float32) - _BIAS), BLOCK
+    else:
+        rows, factors, length = unpacked(rows), scale.to(torch.float32), BLOCK // 2
+    each = factors[_table(rows, length)]
+    product = (rows.reshape(*each.shape, length) * each[..., None]).reshape(rows.shape)
+    return product.t() if axis == 0 else product
+
+
+def unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """FP4 as float32: two numbers of each byte along the last dimension, the first one in the low half."""
+    codes = packed.view(torch.uint8)
+    values = torch.tensor([*MAGNITUDES, *(-each for each in MAGNITUDES)], device=packed.device)
+    return values[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
 
 
 def quantized(matrix: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,8 +82,9 @@ def saturated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.clamp(-limit, limit).to(dtype)
 
 
-def _table(rows: torch.Tensor) -> torch.Tensor:
-    """The places of the scales of a matrix of rows, for each row and each of its blocks."""
-    major = torch.arange(rows.shape[0], device=rows.device)
-    minor = torch.arange(0, rows.shape[1], BLOCK, device=rows.device)
-    return offset(major[:, None], minor, rows.shape[1])
+def _table(rows: torch.Tensor, length: int = BLOCK) -> torch.Tensor:
+    """The places of the scales of a matrix of rows, for each row and each of its blocks of ``length`` elements."""
+    blocks = rows.shape[1] // length
+    places: torch.Tensor = place(torch.arange(rows.shape[0], device=rows.device)[:, None],
+                                 torch.arange(blocks, device=rows.device), blocks)
+    return places

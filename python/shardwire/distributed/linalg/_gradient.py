@@ -14,7 +14,7 @@ import torch
 from ...compiler.compile_op import CustomOp
 from .. import _runtime
 from .._ends import End, is_exact
-from ..distribution import Piece, Share
+from ..distribution import Dims, Piece, Share
 from ..reshape import move
 from ._product import Product, Types, exact_end
 
@@ -24,6 +24,15 @@ def transposed(end: End) -> End:
     shares = tuple(Share(share.local_shape[::-1], tuple(Piece(*(field[::-1] for field in piece))
                                                         for piece in share.pieces)) for share in end.shares)
     return End(end.distribution, end.global_shape[::-1], shares)
+
+
+def unpacked(end: End, axis: int) -> End:
+    """The end of a matrix of FP4 by its numbers: twice the bytes along ``axis``."""
+    def twice(dims: Dims) -> Dims:
+        return tuple(extent * (1 + (dim == axis)) for dim, extent in enumerate(dims))
+    shares = tuple(Share(twice(share.local_shape), tuple(Piece(*map(twice, piece)) for piece in share.pieces))
+                   for share in end.shares)
+    return End(end.distribution, twice(end.global_shape), shares)
 
 
 class Backward:

@@ -24,12 +24,13 @@ from ..distribution import Distribution, Placements
 from ..reshape import read_options
 from . import _block_scales
 from ._epilogs import Epilog, check_aux, check_inputs, read_epilog
-from ._gradient import transposed
-from ._options import (MatmulEpilog, MatmulEpilogPreferences, MatmulOptions, MatmulPlanPreferences, Qualifier,
+from ._gradient import transposed, unpacked
+from ._options import (FP4, MatmulEpilog, MatmulEpilogPreferences, MatmulOptions, MatmulPlanPreferences, Qualifier,
                        read_dtype, read_qualifiers)
 from ._problem import Problem, Work
 from ._product import Settings, Types
-from ._quantization import Rounding, check_scales, dequantized, given_scales, is_narrow, said_of
+from ._quantization import (Rounding, blocks_of, check_scales, dequantized, given_scales, is_fp4, is_narrow,
+                            said_of)
 
 _NAMES = ("a", "b", "c")
 
@@ -48,7 +49,7 @@ class Matmul(Planned):
 
     a, b, c: this rank's parts: torch tensors, numpy arrays or DTensors of one package, of two dimensions and any
         strides. a and b have one dtype: float16, bfloat16, float32, float64, complex64, complex128, or on the CPU an
-        integer type; or each has a dtype of FP8. c has the dtype of the result, and needs beta.
+        integer type; or each has a dtype of FP8, or both have FP4. c has the dtype of the result, and needs beta.
     distributions: of A, B, and of C and the result: each a Distribution, a pair (lower, upper), a list of boxes or a
         list of placements. None for a DTensor's own placements.
     alpha, beta: numbers, equal on all ranks; beta without c is ignored, with a warning. qualifiers: for a, b and c
@@ -104,7 +105,8 @@ class Matmul(Planned):
         of_c = operands[2].tensor.dtype if c is not None else None
         sums, result = given.dtypes_for(first.dtype, of_c)
         self._wants_amax, self._is_block = given.result_amax, given.block_scaling
-        if is_narrow(first.dtype):
+        self._qualifiers = read_qualifiers(qualifiers, first.dtype.is_complex)
+        if is_narrow(first.dtype) or is_fp4(first.dtype):
             self._check_narrow(operands)
         self._quantities = given_scales(quantization_scales)
         self._device = first.device
@@ -112,7 +114,6 @@ class Matmul(Planned):
         if not (first.dtype.is_floating_point or first.dtype.is_complex) and first.device.type != "cpu":
             raise TypeError(f"the operands have dtype {first.dtype} and lie on {first.device.type}; torch "
                             "multiplies matrices of integers on the CPU only")
-        self._qualifiers = read_qualifiers(qualifiers, first.dtype.is_complex)
         if c is not None and beta is None:
             raise ValueError("c is given, and beta is not; give both or none")
         beta = self._factor_of_c(beta, len(operands))
@@ -190,24 +191,30 @@ class Matmul(Planned):
             raise TypeError(f"b has dtype {operands[1].tensor.dtype}, a {first.tensor.dtype}; give both of one dtype")
 
     def _check_narrow(self, operands: Sequence[Operand]) -> None:
-        """TypeError or ValueError for operands of FP8 that cannot be multiplied."""
-        for name, operand in zip(_NAMES, operands):
+        """TypeError or ValueError for operands of FP8 or FP4 that cannot be multiplied."""
+        for index, (name, operand) in enumerate(zip(_NAMES, operands)):
             if operand.requires_grad:
                 raise TypeError(f"{name} requires grad, and a product of FP8 has no gradient; give a tensor without")
-            reason = _block_scales.why_not(operand.tensor)
-            if self._is_block and reason is not None and name != "c":
-                raise ValueError(f"{name} {reason}")
+            if self._is_block and name != "c":
+                reason = _block_scales.why_not(operand.tensor, self._axis(index) if is_fp4(operand.tensor.dtype)
+                                               else None)
+                if reason is not None:
+                    raise ValueError(f"{name} {reason}")
+
+    def _axis(self, index: int) -> int:
+        """The dimension of the addends in a or b as stored."""
+        return index if self._qualifiers[index].transpose else 1 - index
 
     def _scaled(self, operands: Sequence[Operand], result: torch.dtype) -> list[str]:
         """The matrices that need a scale."""
         dtypes = [operand.tensor.dtype for operand in operands]
-        if not is_narrow(dtypes[0]):
+        if not is_narrow(dtypes[0]) and not is_fp4(dtypes[0]):
             return []
-        return ([name for name, dtype in zip(_NAMES, dtypes) if is_narrow(dtype)]
+        return ([name for name, dtype in zip(_NAMES, dtypes) if is_narrow(dtype) or is_fp4(dtype)]
                 + ["d"] * (is_narrow(result) and not self._is_block))
 
-    def _blocks(self, operands: Sequence[Operand]) -> dict[str, int] | None:
-        return {name: operand.tensor.numel() // _block_scales.BLOCK
+    def _blocks(self, operands: Sequence[Operand]) -> dict[str, tuple[str, int]] | None:
+        return {name: blocks_of(operand.tensor.numel(), operand.tensor.dtype)
                 for name, operand in zip(_NAMES, operands)} if self._is_block else None
 
     def _read_sides(self, distributions: Any, operands: Sequence[Operand]) -> list[Distribution | None]:
@@ -271,6 +278,8 @@ class Matmul(Planned):
                                   "panels", "inplace", "global_shapes", "requires_grad"))
         mine = facts[0]
         ends = [self._end_of(index, facts) for index in range(2)]
+        if mine["dtype"] == f"torch.{FP4}":
+            ends = [unpacked(end, self._axis(index)) for index, end in enumerate(ends)]
         a, b = (transposed(end) if item.transpose else end for end, item in zip(ends, self._qualifiers))
         if a.global_shape[1] != b.global_shape[0]:
             said = [f"{name} is {end.global_shape[0]} x {end.global_shape[1]}{' transposed' * item.transpose}"
@@ -394,7 +403,8 @@ class Matmul(Planned):
         alpha, beta = self._scales
         work = Work(reads=alpha != 0, releases=release_workspace, order=order)
         if self._quantities:
-            a, b = (dequantized(tensor, self._quantities[name]) for tensor, name in zip((a, b), _NAMES))
+            a, b = (dequantized(tensor, self._quantities[name], self._axis(index))
+                    for index, (tensor, name) in enumerate(zip((a, b), _NAMES)))
             alpha, beta = alpha * rounding.factor("a", "b"), beta * rounding.factor("c")
         a, b = (as_multiplied(tensor, item) for tensor, item in zip((a, b), self._qualifiers))
         value, aux = problem.run(self._group, a, b, rest[0] if rest else None, alpha, beta, self._epilog, rounding,
@@ -484,7 +494,8 @@ class Matmul(Planned):
             check_aux(epilog, self._problem.result, bool(self._quantities))
         self._check_gradients(epilog, operands)
         merged = {**self._quantities, **given_scales(quantities)}
-        blocks = {name: math.prod(of["shape"]) // _block_scales.BLOCK for name, of in zip(_NAMES, self._facts["of"])}
+        blocks = {name: blocks_of(math.prod(of["shape"]), read_dtype(of["dtype"].partition(".")[2], name))
+                  for name, of in zip(_NAMES, self._facts["of"])}
         check_scales(merged, list(self._quantities), blocks if self._is_block else None, self._device)
         return operands, scales, epilog, merged
 

@@ -65,19 +65,20 @@ class MatmulComputeType(IntEnum):
     COMPUTE_64F_EMULATED_FIXEDPOINT = 79
 
 
+FP4 = "float4_e2m1fn_x2"
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
-_SINGLE = ("float32", "complex64", "float16", "bfloat16", *_FP8)
+_SINGLE = ("float32", "complex64", "float16", "bfloat16", *_FP8, FP4)
 # Compute type -> dtypes of operands; the types without a row are for float32 and complex64.
 _COMPUTES = {64: ("float16",), 65: ("float16",), 68: _SINGLE, 69: _SINGLE, 72: ("int32",), 73: ("int32",),
              **dict.fromkeys((70, 71, 79), ("float64", "complex128"))}
 # dtype of the operands -> dtype of the sums.
 SUMS = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64,
         "complex64": torch.complex64, "complex128": torch.complex128,
-        **dict.fromkeys(_FP8, torch.float32),
+        **dict.fromkeys((*_FP8, FP4), torch.float32),
         **{name: getattr(torch, name) for name in ("int8", "uint8", "int16", "int32", "int64")}}
 _CUDA_NAMES = {"CUDA_R_16F": "float16", "CUDA_R_16BF": "bfloat16", "CUDA_R_32F": "float32", "CUDA_R_64F": "float64",
                "CUDA_C_32F": "complex64", "CUDA_C_64F": "complex128", "CUDA_R_8F_E4M3": _FP8[0],
-               "CUDA_R_8F_E5M2": _FP8[1]}
+               "CUDA_R_8F_E5M2": _FP8[1], "CUDA_R_4F_E2M1": FP4}
 
 
 @dataclass
@@ -92,7 +93,8 @@ class MatmulOptions:
         a bias requires grad, or c has another dtype than the result: then the result is new memory.
     result_amax, block_scaling: for operands of FP8. With result_amax the product also returns "result_amax", the
         largest magnitude of this rank's part before scaling and rounding. With block_scaling each block of 32 elements
-        has a scale (MXFP8), and a result of FP8 comes with its scales, "d_out_scale".
+        has a scale (MXFP8), and a result of FP8 comes with its scales, "d_out_scale". Operands of FP4 need
+        block_scaling, with blocks of 16 elements (NVFP4), and a result_type or c.
     algo_type, sm_count_communication: hints for GPUs, checked and not used.
     logger: of Python's logging; plan() writes the plan there, at level INFO, and a call the warning that beta is
         ignored. None: the warning goes to the logger "shardwire". blocking: accepted for programs written for nvmath;
@@ -149,8 +151,8 @@ class MatmulOptions:
             raise ValueError(f"scale_type is {kind_of(self.scale_type)}; alpha and beta of operands of {dtype} have "
                              f"{sums}")
         wanted = read_dtype(self.result_type, "result_type") if self.result_type is not None else c or dtype
-        if name in _FP8:
-            self._check_narrow(wanted, c)
+        if name in (*_FP8, FP4):
+            self._check_narrow(name, wanted, c)
             return sums, wanted
         for option in ("result_amax", "block_scaling"):
             if getattr(self, option):
@@ -162,12 +164,14 @@ class MatmulOptions:
                             + (f" or {sums}" if sums != dtype else ""))
         return sums, wanted
 
-    def _check_narrow(self, result: torch.dtype, c: torch.dtype | None) -> None:
-        """TypeError or ValueError for a result and a C that operands of FP8 cannot have."""
-        taken = (*_FP8, "float16", "bfloat16", "float32")
+    def _check_narrow(self, name: str, result: torch.dtype, c: torch.dtype | None) -> None:
+        """TypeError or ValueError for a result and a C that operands of FP8, or FP4, cannot have."""
+        if name == FP4 and not self.block_scaling:
+            raise ValueError(f"the operands have dtype torch.{FP4}, which needs the option block_scaling")
+        taken = (*(_FP8 if name in _FP8 else ()), "float16", "bfloat16", "float32")
         for dtype, what in ((result, "the result would have"), (c, "c has")):
             if dtype is not None and str(dtype).partition(".")[2] not in taken:
-                raise TypeError(f"{what} dtype {dtype}; for operands of FP8 it has {', '.join(taken)}")
+                raise TypeError(f"{what} dtype {dtype}; for operands of torch.{name} it has {', '.join(taken)}")
         if self.inplace and c is not None and c != result:
             raise TypeError(f"inplace writes the result to c, which has dtype {c}, and result_type is {result}")
         if self.block_scaling and c is not None and str(c).partition(".")[2] in _FP8:

@@ -1,9 +1,9 @@
-"""Scales of FP8 operands and results, and how a product rounds.
+"""Scales of FP8 and FP4 operands and of results, and how a product rounds.
 
 With one scale for a matrix, the parts travel as 8-bit floats, and the scales of A and B are factors of the result. With
-a scale for each block (``_block_scales``), a rank's part becomes bfloat16 before it travels: scaled elements of 8 bits
-are exact in bfloat16. Sums are float32 in both cases. A result of FP8 is scaled, limited to the range of its dtype and
-rounded once.
+a scale for each block (``_block_scales``), a rank's part becomes bfloat16 before it travels: scaled elements of 8 or 4
+bits are exact in bfloat16. Sums are float32 in both cases. A result of FP8 is scaled, limited to the range of its dtype
+and rounded once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from ...compiler.layout import kind_of
 from . import _block_scales
 from ._block_scales import quantized, saturated
+from ._options import FP4
 
 _NARROW = ("float8_e4m3fn", "float8_e5m2")
 
@@ -27,7 +28,8 @@ class MatmulQuantizationScales:
 
     Each is a number, or a float32 tensor with one element, whose value is read by each execute(), equal on all ranks.
     With the option block_scaling: of a and b a uint8 tensor with a scale for each block of this rank's part, as
-    ``helpers.matmul.create_mxfp8_scale`` makes it, and nothing for d. The product is F(alpha (a A) @ (b B) + beta c C),
+    ``helpers.matmul.create_mxfp8_scale`` makes it, or with operands of FP4 a float8_e4m3fn tensor, and nothing for d.
+    The product is F(alpha (a A) @ (b B) + beta c C),
     times d.
     """
 
@@ -42,6 +44,17 @@ def is_narrow(dtype: torch.dtype | None) -> bool:
     return str(dtype).partition(".")[2] in _NARROW
 
 
+def is_fp4(dtype: torch.dtype) -> bool:
+    """Whether ``dtype`` has two numbers of FP4 in a byte."""
+    return str(dtype).partition(".")[2] == FP4
+
+
+def blocks_of(elements: int, dtype: torch.dtype) -> tuple[str, int]:
+    """The dtype and the number of the block scales of a matrix with so many elements, of FP4 bytes."""
+    return ("float8_e4m3fn", elements * 4 // _block_scales.BLOCK) if is_fp4(dtype) else (
+        "uint8", elements // _block_scales.BLOCK)
+
+
 def given_scales(given: Any) -> dict[str, Any]:
     """The scales that a caller gave, by name. TypeError for another kind of object."""
     if isinstance(given, MatmulQuantizationScales):
@@ -51,10 +64,10 @@ def given_scales(given: Any) -> dict[str, Any]:
     return {name: value for name, value in (given or {}).items() if value is not None}
 
 
-def check_scales(scales: Mapping[str, Any], names: Sequence[str], blocks: Mapping[str, int] | None,
+def check_scales(scales: Mapping[str, Any], names: Sequence[str], blocks: Mapping[str, tuple[str, int]] | None,
                  device: torch.device) -> None:
     """TypeError or ValueError for scales that are missing, too many or of another kind. names: the matrices that need a
-    scale. blocks: with block scales, the number of blocks in this rank's part of each matrix."""
+    scale. blocks: with block scales, their dtype and number (``blocks_of``) in this rank's part of each matrix."""
     if not names and scales:
         raise ValueError("quantization_scales is given, which is for operands of FP8; leave it out")
     if sorted(scales) != sorted(names):
@@ -63,14 +76,14 @@ def check_scales(scales: Mapping[str, Any], names: Sequence[str], blocks: Mappin
         _check_scale(f"quantization_scales[{name!r}]", value, None if blocks is None else blocks[name], device)
 
 
-def _check_scale(what: str, value: Any, blocks: int | None, device: torch.device) -> None:
+def _check_scale(what: str, value: Any, blocks: tuple[str, int] | None, device: torch.device) -> None:
     if isinstance(value, torch.Tensor) and value.device != device:
         raise ValueError(f"{what} lies on {value.device}, the operands on {device}; give it there")
     if blocks is not None:
-        wanted = (blocks,)
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8 or value.shape != wanted:
-            raise ValueError(f"{what} is {_said(value)}; with block_scaling give a uint8 tensor of {wanted[0]} scales, "
-                             f"as helpers.matmul.create_mxfp8_scale makes it")
+        kind, count = blocks
+        if not isinstance(value, torch.Tensor) or str(value.dtype) != f"torch.{kind}" or value.shape != (count,):
+            raise ValueError(f"{what} is {_said(value)}; with block_scaling give a {kind} tensor of {count} scales, as "
+                             f"helpers.matmul.{'create_mxfp8' if kind == 'uint8' else 'to_block'}_scale makes it")
     elif isinstance(value, torch.Tensor):
         if value.dtype != torch.float32 or value.shape not in ((), (1,)):
             raise ValueError(f"{what} is {_said(value)}; give a number, or a float32 tensor with one element")
@@ -87,13 +100,18 @@ def said_of(scales: Mapping[str, Any]) -> dict[str, Any]:
     return {name: "blocks" if _is_blocks(value) else repr(float(value)) for name, value in sorted(scales.items())}
 
 
-def dequantized(part: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """A part as it travels: with the scales of its blocks applied, in bfloat16; without such scales as it is."""
-    return part if scale is None or not _is_blocks(scale) else _block_scales.scaled(part, scale).to(torch.bfloat16)
+def dequantized(part: torch.Tensor, scale: torch.Tensor | None, axis: int) -> torch.Tensor:
+    """A part as it travels: with the scales of its blocks applied, in bfloat16; without such scales as it is. axis: the
+    dimension of the addends, along which FP4 is packed."""
+    if scale is None or not _is_blocks(scale):
+        return part
+    if not is_fp4(part.dtype):
+        axis = 0 if _block_scales.is_fortran(part) else 1
+    return _block_scales.scaled(part, scale, axis).to(torch.bfloat16)
 
 
 def _is_blocks(scale: Any) -> bool:
-    return isinstance(scale, torch.Tensor) and scale.dtype == torch.uint8
+    return isinstance(scale, torch.Tensor) and str(scale.dtype) in ("torch.uint8", "torch.float8_e4m3fn")
 
 
 class Rounding:

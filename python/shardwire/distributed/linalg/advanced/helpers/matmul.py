@@ -1,7 +1,7 @@
 """Scales of blocks for ``quantization_scales``, and numbers of 4 bits, by nvmath 1.0's names. Tensors are torch's.
 
 MXFP8: one uint8 x for 32 elements of FP8, which stands for 2^(x - 127). NVFP4: one float8_e4m3fn for 16 elements of
-FP4; products do not take FP4. Each rank makes the scales of its own part. A block lies along the dimension in which the
+FP4. Each rank makes the scales of its own part. A block lies along the dimension in which the
 part is contiguous in memory, axis -1 or -2; the order of the scales is cuBLAS's. The extent along the axis is a
 multiple of four blocks, and the other extent of 128. Dimensions before the last two are a batch.
 """
@@ -22,8 +22,6 @@ from ... import _block_scales
 __all__ = ["BlockScalingFormat", "apply_mxfp8_scale", "create_mxfp8_scale", "expand_block_scale",
            "get_block_scale_offset", "get_mxfp8_scale_offset", "invert_mxfp8_scale", "quantize_to_fp4",
            "to_block_scale", "unpack_fp4"]
-
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of FP4, by the code
 
 
 class BlockScalingFormat(str, Enum):
@@ -158,7 +156,8 @@ def quantize_to_fp4(x: torch.Tensor, axis: int) -> torch.Tensor:
     _check_axis(x, axis)
     if x.dtype != torch.float32 or x.shape[axis] % 2:
         raise ValueError(f"x is {x.dtype}{list(x.shape)}; give float32, with an even extent along axis {axis}")
-    steps = torch.tensor([(low + high) / 2 for low, high in zip(_MAGNITUDES, _MAGNITUDES[1:])], device=x.device)
+    magnitudes = _block_scales.MAGNITUDES
+    steps = torch.tensor([(low + high) / 2 for low, high in zip(magnitudes, magnitudes[1:])], device=x.device)
     codes = torch.bucketize(x.abs(), steps).to(torch.uint8) | (torch.signbit(x).to(torch.uint8) << 3)
     codes = codes if axis == -1 else codes.transpose(-1, -2)
     packed = (codes[..., 0::2] | (codes[..., 1::2] << 4)).contiguous().view(_fp4())
@@ -171,12 +170,9 @@ def unpack_fp4(fp4_tensor: torch.Tensor, axis: int) -> torch.Tensor:
     _check_axis(fp4_tensor, axis)
     if fp4_tensor.dtype != _fp4():
         raise ValueError(f"fp4_tensor has dtype {fp4_tensor.dtype}; give {_fp4()}")
-    packed = fp4_tensor.view(torch.uint8)
-    packed = packed if axis == -1 else packed.transpose(-1, -2)
-    values = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)], device=packed.device)
-    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-    unpacked = values[codes.long()]
-    return unpacked if axis == -1 else unpacked.transpose(-1, -2)
+    if axis == -1:
+        return _block_scales.unpacked(fp4_tensor)
+    return _block_scales.unpacked(fp4_tensor.transpose(-1, -2)).transpose(-1, -2)
 
 
 def _fp4() -> torch.dtype:
