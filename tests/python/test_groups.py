@@ -170,7 +170,8 @@ def test_names(run_ranks):
         assert shardwire.find_process_group("pair") is group
         shardwire.name_process_group(world, "pair")  # moves
         assert shardwire.find_process_group("pair") is world
-        error = raises(ValueError, lambda: shardwire.find_process_group("nobody"), contains="'nobody'")
+        assert shardwire.find_process_group("nobody") is None
+        error = raises(ValueError, lambda: shardwire.resolve_backend("nobody"), contains="'nobody'")
         assert "'pair'" in str(error) and "'everyone'" in str(error)
         raises(TypeError, lambda: shardwire.find_process_group(3))
         raises(ValueError, lambda: shardwire.name_process_group(group, ""))
@@ -208,9 +209,10 @@ def test_resolve_refuses_what_is_no_group(run_ranks):
         dist.barrier()  # gloo's new_group of a rank fails when its peer has destroyed the group already
         dist.destroy_process_group(ended)
         raises(ValueError, lambda: shardwire.resolve_backend(ended), contains="not shardwire")
-        raises(ValueError, lambda: shardwire.find_process_group(dist.distributed_c10d._get_group_name(gloo))
-                                   if hasattr(dist.distributed_c10d, "_get_group_name")
-                                   else shardwire.find_process_group("gloo"), contains="no shardwire")
+        name = (dist.distributed_c10d._get_group_name(gloo) if hasattr(dist.distributed_c10d, "_get_group_name")
+                else "gloo")
+        assert shardwire.find_process_group(name) is None
+        raises(ValueError, lambda: shardwire.resolve_backend(name), contains="no shardwire")
         backend = shardwire.resolve_backend(None)
         assert shardwire._C.is_backend(shardwire.resolve_backend(backend))
 

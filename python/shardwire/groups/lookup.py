@@ -185,25 +185,35 @@ def find_process_group(name: str) -> Any:
     shardwire group whose name or description (``group_desc``) is ``name`` in torch. "default_pg" and "WORLD" are
     torch's names of the default group.
 
-    Raises ValueError, with the known names, when no group has the name.
+    None when no group has the name, as in moodist. A call that takes a name in place of a group raises ValueError with
+    the known names: ``resolve_backend(name)`` checks a name, while ``group=None`` is the default group.
     """
     if not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}; give a str")
     group = _named.get(name)
-    if group is not None:
-        return group
-    known = dict(_named)
+    if group is None:
+        group = _known_groups().get(name)
+    return c10d._get_default_group() if group is None and name == "WORLD" and dist.is_initialized() else group
+
+
+def group_named(name: str) -> Any:
+    """As :func:`find_process_group`; ValueError, with the known names, when no group has the name."""
+    group = find_process_group(name)
+    if group is None:
+        raise ValueError(f"no shardwire process group is named {name!r}; known: "
+                         f"{', '.join(sorted(map(repr, _known_groups()))) or 'none'}. Name one with "
+                         "shardwire.name_process_group(group, name)")
+    return group
+
+
+def _known_groups() -> dict[str, Any]:
+    """The groups of shardwire by their names."""
+    known: dict[str, Any] = dict(_named)
     for group, names in _torch_groups():
         if shardwire_behind(group) is not None:
             for each in names:
                 known.setdefault(each, group)
-    if name == "WORLD" and dist.is_initialized():
-        known.setdefault("WORLD", c10d._get_default_group())
-    if name in known:
-        return known[name]
-    raise ValueError(f"no shardwire process group is named {name!r}; known: "
-                     f"{', '.join(sorted(map(repr, known))) or 'none'}. Name one with "
-                     "shardwire.name_process_group(group, name)")
+    return known
 
 
 def name_of_group(group: Any) -> str:
@@ -226,7 +236,7 @@ def group_object(group: Any) -> Any:
     if group is None:
         resolve_backend(None)
         return c10d._get_default_group()
-    return find_process_group(group) if isinstance(group, str) else group
+    return group_named(group) if isinstance(group, str) else group
 
 
 def shardwire_group(group: Any) -> Any:
@@ -274,7 +284,7 @@ def resolve_backend(group: Any = None) -> Any:
                              "torch.distributed.init_process_group('shardwire', ...) first, or give a group")
         group = c10d._get_default_group()
     elif isinstance(group, str):
-        group = find_process_group(group)
+        group = group_named(group)
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("this rank is not a member of the group")
     if not isinstance(group, dist.ProcessGroup) and not _C.is_backend(group):

@@ -14,7 +14,7 @@ import torch
 from .. import _C
 from ..compiler.future import Seconds, as_seconds
 from ..compiler.other_order import other_order
-from ..groups.lookup import find_process_group, name_of_group
+from ..groups.lookup import group_named, name_of_group
 from ..plain.handles import Handle, register_handle
 from ..errors import ClosedError, PeerFailedError, ShardwireError
 from . import awaiting, content, wire
@@ -85,7 +85,7 @@ class Queue:
         """Enters the queue into this rank's hub. For a queue that was read this is the first use: reading alone makes
         nothing."""
         group = self._group
-        group, hub = hub_of(find_process_group(group) if isinstance(group, str) else group)
+        group, hub = hub_of(group_named(group) if isinstance(group, str) else group)
         hub.check_process()
         if max(self.location) >= hub.size:
             raise ValueError(f"location is {list(self.location)}; give different ranks of 0 to {hub.size - 1}, at "
