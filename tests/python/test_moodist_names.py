@@ -126,6 +126,32 @@ def test_queues_by_moodists_calls():
     run_ranks(2, queue_body, None)
 
 
+def serialized_body(rank, holder):
+    q = Queue(group(), holder)
+    whole = shardwire.serialize({"a": torch.arange(3), "b": "x" * 70000})
+    if rank == 1:
+        for tensor in (whole, whole[:1], torch.zeros(5, dtype=torch.uint8), whole[None], whole[:-1]):
+            q.put_tensor(tensor)
+        q.put_tensor(shardwire.serialize(threading.Event, allow_pickle=True))
+        q.put_tensor(whole)
+        return
+    found, left = q.get_object(return_size=True)
+    assert found["a"].tolist() == [0, 1, 2] and found["b"] == "x" * 70000 and left >= 0
+    for number in range(4):  # no objects: each stays in the queue
+        with pytest.raises(TypeError, match=r"the next entry is a tensor \(uint8.*in the queue still"):
+            q.get_object()
+        assert q.get_tensor().shape == (whole[:1], torch.zeros(5), whole[None], whole[:-1])[number].shape
+    with pytest.raises(ValueError, match="written by pickle"):
+        q.get_object()
+    assert shardwire.deserialize(q.get_tensor(), allow_pickle=True) is threading.Event
+    assert torch.equal(q.get_tensor(), whole)
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+def test_an_object_that_was_put_as_serialized_bytes(holder):
+    run_ranks(2, serialized_body, holder)
+
+
 def compile_body(rank, _):
     mine = [TensorRegion([2 * rank], [2], "cpu")]
     whole = [{"offset": [0], "shape": [4], "device": "cpu"}]

@@ -57,6 +57,7 @@ class Content:
     """An entry as described by its head. ValueError for a head, or parts, that no putter wrote."""
 
     def __init__(self, head: bytes) -> None:
+        self._is_object_wanted = False
         try:
             what, second = _START.unpack_from(head)
             self.is_tensor = what == _TENSOR
@@ -80,8 +81,9 @@ class Content:
     def check(self, wanted: str | None, out: torch.Tensor | None) -> None:
         """Raises when the getter cannot take the entry."""
         if wanted == "object" and self.is_tensor:
-            raise TypeError(f"the next entry is a tensor ({self.summary()}); call get_tensor or get. The entry is in "
-                            "the queue still")
+            if self.dtype != torch.uint8 or len(self.shape) != 1:
+                raise self._is_no_object()
+            self._is_object_wanted = True  # value() reads the bytes, if serialize wrote them
         if not self.is_tensor and (wanted == "tensor" or out is not None):
             raise TypeError("the next entry is an object; call get_object or get, without out=. The entry is in the "
                             "queue still")
@@ -91,6 +93,10 @@ class Content:
         if out.dtype != self.dtype or tuple(out.shape) != self.shape:
             raise ValueError(f"out is {name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.summary()}; "
                              "it is in the queue still")
+
+    def _is_no_object(self) -> TypeError:
+        return TypeError(f"the next entry is a tensor ({self.summary()}); call get_tensor or get. The entry is in the "
+                         "queue still")
 
     def summary(self) -> str:
         return f"{name_of(self.dtype)}{list(self.shape)}"
@@ -108,13 +114,18 @@ class Content:
 
     def value(self, parts: list[torch.Tensor], tensor: torch.Tensor | None, out: torch.Tensor | None,
               allow_pickle: bool) -> Any:
-        """The getter's tensor or object. `tensor`: of memory(), or None where `parts` are the queue's own, which the
-        getter may keep."""
+        """The getter's tensor or object. TypeError for a wanted object where the bytes of the tensor are none.
+        `tensor`: of memory(), or None where `parts` are the queue's own, which the getter may keep."""
         if not self.is_tensor:
             return serialize.from_parts(self.kind, self.rest, parts, allow_pickle)
         if tensor is None:
             self._check_sizes([part.numel() for part in parts])
             tensor = typed(parts[0], self.dtype).reshape(self.shape)
+        if self._is_object_wanted:
+            try:
+                return serialize.deserialize(tensor, allow_pickle=allow_pickle)
+            except Broken:
+                raise self._is_no_object() from None
         if out is None:
             return tensor
         if out.data_ptr() != tensor.data_ptr() or out.device != tensor.device:

@@ -295,7 +295,8 @@ class Queue:
         return self._get("tensor", block, timeout, out, return_size)
 
     def get_object(self, block: bool = True, timeout: Seconds = None, return_size: bool = False) -> Any:
-        """As :meth:`get`, of an object; TypeError when the next entry is a tensor, which stays in the queue."""
+        """As :meth:`get`, of an object, put as an object or as ``put_tensor(serialize(x))``; TypeError when the next
+        entry is another tensor, which stays in the queue."""
         return self._get("object", block, timeout, None, return_size)
 
     def get_nowait(self) -> Any:
