@@ -44,9 +44,11 @@ DEFAULTS = {
         "True, unless an operand or a bias requires grad",
     ("moodist", "TensorRegion.__init__: tensor_id"): "the only tensor of the op",
     ("moodist", "specs_from_dtensor: tensor_id"): "the only tensor of the op",
-    ("nkipy.runtime", "DeviceKernel.benchmark: warmup_iter"): "10 calls",
-    ("nkipy.runtime", "DeviceKernel.benchmark: benchmark_iter"): "100 calls",
-    ("nkipy.runtime", "DeviceKernel.benchmark: mode"): "'host', the time that a caller sees",
+    ("nkipy.runtime", "DeviceKernel.benchmark: warmup_iter"): "5 calls where inputs= is given, else 10",
+    ("nkipy.runtime", "DeviceKernel.benchmark: benchmark_iter"):
+        "5 calls where inputs= is given, else 100",
+    ("nkipy.runtime", "DeviceKernel.benchmark: mode"):
+        "'device' where inputs= is given, else 'host', the time that a caller sees",
 }
 
 _MODULES_OF_CUDA = "a module of device code is loaded into a CUDA context"

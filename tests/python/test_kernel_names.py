@@ -121,6 +121,27 @@ def test_benchmarks_report_milliseconds(kernel):
     assert BenchmarkResult(1.0, 0.5, 2.0, 0.1, 3, 1).durations_ms == []
 
 
+def test_the_forms_of_a_kernel_by_nkipys_names(kernel):
+    assert str(kernel.neff_path) == kernel.path and kernel.neff_path.exists()
+    assert list(kernel.input_tensors_info) == ["a", "b"] and list(kernel.output_tensors_info) == ["output0", "output1"]
+    info = kernel.output_tensors_info["output0"]
+    assert (info.size, info.dtype, info.shape) == (24, "float32", [3, 2])
+
+
+def test_a_benchmark_of_nkipys_form_has_nkipys_defaults(kernel):
+    a, b = values()
+    outputs = {"output0": torch.zeros(3, 2), "output1": torch.zeros(4)}
+    for times in (kernel.benchmark({"a": a, "b": b}, outputs), kernel.benchmark(inputs={"a": a, "b": b})):
+        assert (times.warmup_iterations, times.iterations, times.mode) == (5, 5, "device")
+    assert outputs["output1"].tolist() == a.sum(0).tolist()
+    for times in (kernel.benchmark(a, b, iterations=7), kernel.benchmark(inputs={"a": a, "b": b}, iterations=7)):
+        assert (times.warmup_iterations, times.iterations, times.mode) == (10, 7, "host")
+    assert (times := kernel.benchmark({"a": a, "b": b}, mode="host", warmup_iter=1)).mode == "host"
+    assert (times.warmup_iterations, times.iterations) == (1, 5)
+    with pytest.raises(ValueError, match="outputs lacks 'output1'"):
+        kernel.benchmark({"a": a, "b": b}, {"output0": outputs["output0"]})
+
+
 def test_examples_by_keyword_alone(tmp_path):
     def keyword_only(a, *, b):
         return a + b

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import pathlib
 import re
 import shutil
 import threading
@@ -23,7 +24,7 @@ from ..plain.tensor_bytes import is_within_reach
 from . import machine
 from .compiled_kernel import read_file
 from .device_tensor import DeviceTensor, all_as_torch, as_torch, check_written
-from .tensor_forms import TensorForm, by_name, check_memory_apart, forms_of_arguments, in_order
+from .tensor_forms import TensorForm, TensorMetadata, by_name, check_memory_apart, forms_of_arguments, in_order
 from .identity import is_program, name_of
 from .ops_inside import held_ops
 from .package import Package
@@ -54,6 +55,21 @@ class DeviceKernel:
         self.rank_id, self.world_size, self.cc_enabled = pattern.rank, pattern.world, pattern.cc
         self._run, self._returns, self._changed = run, package.returns, package.changed
         self._ops = held_ops(package.ops)  # the compiled code finds the ops by name, as long as the ops live
+
+    @property
+    def neff_path(self) -> pathlib.Path:
+        """``path``, by NKIPy's name. The file is no NEFF."""
+        return pathlib.Path(self.path)
+
+    @property
+    def input_tensors_info(self) -> dict[str, TensorMetadata]:
+        """size (bytes), dtype and shape of each input, by name, as in NKIPy."""
+        return {form.name: form.metadata() for form in self.inputs}
+
+    @property
+    def output_tensors_info(self) -> dict[str, TensorMetadata]:
+        """As input_tensors_info, of the outputs."""
+        return {form.name: form.metadata() for form in self.outputs}
 
     @classmethod
     def compile_and_load(cls, kernel: Any, *args: torch.Tensor, name: str | None = None,
@@ -157,19 +173,11 @@ class DeviceKernel:
         named = inputs.values() if isinstance(inputs, Mapping) else ()
         as_device = any(isinstance(each, DeviceTensor) for each in (*tensors, *named))
         given = self._tensors(tensors, inputs)
-        targets = None if outputs is None else by_name(all_as_torch(outputs), self.outputs, "outputs")
-        for name, target in (outputs or {}).items():
-            check_written(target, f"outputs[{name!r}]")
-        for form, target in zip(self.outputs, targets or ()):
-            form.check(target, f"outputs[{form.name!r}]", with_strides=False)
+        targets = None if outputs is None else self._targets(outputs)
         with torch.no_grad():
             results = self._run(given)
             if targets is not None:
-                # A result may be an input's own memory, which an earlier copy may write
-                results = [result.clone() if any(is_within_reach(result, target) for target in targets) else result
-                           for result in results]
-                for result, target in zip(results, targets):
-                    target.copy_(result)
+                _fill(targets, results)
                 return outputs  # type: ignore[return-value]
         if as_device:
             return {form.name: DeviceTensor.from_torch(result, form.name)
@@ -182,32 +190,50 @@ class DeviceKernel:
                              form.name) for form in self.outputs]
 
     @other_order(1, Mapping, ("inputs", "outputs", "warmup_iter", "benchmark_iter", "mode"), fixed=1)
-    def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, Any] | None = None, mode: str = "host",
-                  warmup: int = 10, iterations: int = 100, outputs: Mapping[str, Any] | None = None,
+    def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, Any] | None = None, mode: str | None = None,
+                  warmup: int | None = None, iterations: int | None = None, outputs: Mapping[str, Any] | None = None,
                   warmup_iter: int | None = None, benchmark_iter: int | None = None) -> KernelTimes:
         """Runs the kernel ``warmup`` times, then ``iterations`` times, and returns the times of the latter, in seconds.
-        outputs: as in a call; filled by each run in the mode "host". warmup_iter, benchmark_iter: NKIPy's names of
-        warmup and iterations.
+        outputs: as in a call; filled by each run in the mode "host", and after the last run in the mode "device".
+        warmup_iter, benchmark_iter: NKIPy's names of warmup and iterations.
 
         mode: "host", whole calls with all checks; "device", the compiled code alone (on an accelerator, between two of
             its events).
 
+        By default 10 and 100 calls in the mode "host". In a call of NKIPy's form, with inputs and without warmup and
+        iterations, 5 and 5 calls in the mode "device", as in NKIPy.
+
         Without tensors, example tensors are made: random values for floating types, zeros for other types. All ranks
         together measure a kernel that communicates.
         """
+        is_nkipys = inputs is not None and warmup is None and iterations is None
+        warmup, iterations = (default if given is None else given for given, default in zip(
+            (warmup if warmup_iter is None else warmup_iter, iterations if benchmark_iter is None else benchmark_iter),
+            (5, 5) if is_nkipys else (10, 100)))
+        mode = ("device" if is_nkipys else "host") if mode is None else mode
         if mode not in ("host", "device"):
             raise ValueError(f"mode is {kind_of(mode)}; give 'host' or 'device'")
-        warmup = warmup if warmup_iter is None else warmup_iter
-        iterations = iterations if benchmark_iter is None else benchmark_iter
         for label, count, least in (("warmup", warmup, 0), ("iterations", iterations, 1)):
             if as_count(count, least) is None:
                 raise ValueError(f"{label} is {kind_of(count)}; give an int of at least {least}")
         given = (self._tensors(tensors, inputs) if tensors or inputs is not None
                  else [_example(form) for form in self.inputs])
         device = given[0].device if given else torch.device("cpu")
+        targets = None if outputs is None else self._targets(outputs)
+        last: Sequence[torch.Tensor] = ()
+
+        def run() -> None:
+            nonlocal last
+            last = self._run(given)
+
         with torch.no_grad():
-            return measure((lambda: self(*given, outputs=outputs)) if mode == "host" else (lambda: self._run(given)),
-                           device, mode, warmup, iterations)
+            if mode == "host":
+                return measure(lambda: self(*given, outputs=outputs), device, mode, warmup, iterations)
+            if targets is None:
+                return measure(lambda: self._run(given), device, mode, warmup, iterations)
+            times = measure(run, device, mode, warmup, iterations)
+            _fill(targets, last)
+        return times
 
     def _tensors(self, tensors: Sequence[torch.Tensor],
                  inputs: Mapping[str, torch.Tensor] | None) -> list[torch.Tensor]:
@@ -227,6 +253,14 @@ class DeviceKernel:
             check_memory_apart(tensors, self.inputs, self._changed)
         return list(tensors)
 
+    def _targets(self, outputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        targets = by_name(all_as_torch(outputs), self.outputs, "outputs")
+        for name, target in outputs.items():
+            check_written(target, f"outputs[{name!r}]")
+        for form, target in zip(self.outputs, targets):
+            form.check(target, f"outputs[{form.name!r}]", with_strides=False)
+        return targets
+
     def _as_returned(self, results: Sequence[torch.Tensor]) -> Result:
         if self._returns == "tensor":
             return results[0]
@@ -237,6 +271,14 @@ class DeviceKernel:
     def __repr__(self) -> str:
         return (f"<shardwire.DeviceKernel {self.name!r}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, "
                 f"{self.compiler}, {self.origin}>")
+
+
+def _fill(targets: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    # A result may be an input's own memory, which an earlier copy may write
+    apart = [result.clone() if any(is_within_reach(result, target) for target in targets) else result
+             for result in results]
+    for result, target in zip(apart, targets):
+        target.copy_(result)
 
 
 def _pattern_or_failure(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,16 @@ from typing import Any
 import torch
 
 from ..compiler.layout import kind_of
-from ..plain.tensor_bytes import is_within_reach
+from ..plain.tensor_bytes import is_within_reach, item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """NKIPy's facts of one tensor. size: in bytes. dtype: the name, without "torch."."""
+
+    size: int
+    dtype: str
+    shape: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,10 @@ class TensorForm:
 
     def as_list(self) -> list[Any]:
         return [self.name, list(self.shape), self.dtype, self.device, list(self.strides)]
+
+    def metadata(self) -> TensorMetadata:
+        name = self.dtype.removeprefix("torch.")
+        return TensorMetadata(math.prod(self.shape) * item_bytes(getattr(torch, name)), name, list(self.shape))
 
     def check(self, tensor: Any, where: str, with_strides: bool) -> None:
         """TypeError or ValueError naming the argument, the given form and the required form."""
