@@ -38,12 +38,13 @@ PARAMETERS = {"neff_path": "path"}
 # tests/python/test_moodist_names.py calls these by position.
 BY_TYPE = (("moodist", "compile_op"), ("moodist", "Queue.__init__"))
 
+_ONLY_TENSOR = 'None, the only tensor of the op, or "0" where the rank gives this name to others'
 # Parameters with another default value, by "name: parameter", and the meaning of ours.
 DEFAULTS = {
     ("nvmath.distributed.linalg.advanced", "MatmulOptions.__init__: inplace"):
         "True, unless an operand or a bias requires grad",
-    ("moodist", "TensorRegion.__init__: tensor_id"): "the only tensor of the op",
-    ("moodist", "specs_from_dtensor: tensor_id"): "the only tensor of the op",
+    ("moodist", "TensorRegion.__init__: tensor_id"): _ONLY_TENSOR,
+    ("moodist", "specs_from_dtensor: tensor_id"): _ONLY_TENSOR,
     ("nkipy.runtime", "DeviceKernel.benchmark: warmup_iter"): "5 calls where inputs= is given, else 10",
     ("nkipy.runtime", "DeviceKernel.benchmark: benchmark_iter"):
         "5 calls where inputs= is given, else 100",

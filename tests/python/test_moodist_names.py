@@ -181,6 +181,29 @@ def test_compile_op_by_moodists_calls():
     run_ranks(2, compile_body, None)
 
 
+def default_id_body(rank, _):
+    # A region without tensor_id is one of tensor "0", as in moodist.
+    mixed = [TensorRegion([4 * rank], [1]), TensorRegion([4 * rank + 1], [1], tensor_id="0"),
+             {"offset": [4 * rank + 2], "shape": [1], "tensor_id": 0}, {"offset": [4 * rank + 3], "shape": [1]}]
+    parts = [torch.tensor([4.0 * rank + place]) for place in range(4)]
+    out = torch.zeros(8)
+    op = compile_op(group(), dtype=torch.float32, inputs=mixed, outputs=[TensorRegion([0], [8], tensor_id="0")])
+    assert [tensor.name for tensor in op.tensors] == ["0"]
+    op(parts, [out]).wait()
+    assert out.tolist() == list(range(8))
+    out.zero_()
+    op = compile_op(group(), dtype=torch.float32, inputs={"0": mixed}, outputs=[TensorRegion([0], [8])])
+    op({"0": parts}, [out]).wait()
+    assert out.tolist() == list(range(8))
+    named = compile_op(group(), dtype=torch.float32, inputs=[TensorRegion([rank], [1])], outputs=[
+        TensorRegion([0], [2])])
+    assert [tensor.name for tensor in named.tensors] == [""]
+
+
+def test_regions_without_and_with_the_name_0_are_of_one_tensor():
+    run_ranks(2, default_id_body, None)
+
+
 def test_regions_and_shards_can_be_changed():
     region = TensorRegion([0], [4], "cpu", tensor_id="w")
     region.offset, region.tensor_id = [4], "v"

@@ -30,7 +30,8 @@ class TensorRegion:
 
     offset, shape: one int per dimension of the global tensor, in elements. device: for readers only, as each call takes
     tensors on their own devices. tensor_id: the name of the global tensor, or a number, which stands for its digits;
-    None when the op has one tensor. Checked by ``compile_op``, not here: a wrong region raises on every rank.
+    None when the op has one tensor, or for the tensor "0" where this rank names it. Checked by ``compile_op``, not
+    here: a wrong region raises on every rank.
     """
 
     offset: Sequence[int]
@@ -114,8 +115,11 @@ class _Builder:
         self.output_dtypes = _read_argument(output_dtype, "output_dtype", _read_dtype)
         self.reductions = _read_argument(reduction, "reduction", _read_reduction)
         self.shape_is_keyed = isinstance(shape, Mapping)
+        self.unnamed = ""
 
     def build(self, inputs: Any, outputs: Any) -> Spec:
+        # moodist's default is "0": where a rank uses this name, its regions without a name belong to the same tensor
+        self.unnamed = "0" if _has_name_0(inputs) or _has_name_0(outputs) else ""
         for table in (self.shapes, self.dtypes, self.output_dtypes):
             for name in table:
                 if name is not None:
@@ -238,7 +242,7 @@ class _Builder:
         if name is None and self.shape_is_keyed:
             raise ValueError(f"{where} names no tensor, but shape is keyed by name; give tensor_id, one of "
                              f"{_names(self.shapes)}")
-        return "" if name is None else name
+        return self.unnamed if name is None else name
 
     def read_region(self, offset: Any, shape: Any, device: Any, tensor_id: Any, key: str | None,
                     where: str) -> _C.LocalTensor:
@@ -415,6 +419,15 @@ def check_local(dtensor: Any, share: Any, where: str) -> None:
         raise ValueError(f"{where}: the DTensor's local tensor has shape {list(have)}, its placements say "
                          f"{list(share.local_shape)}; give from_local the global shape, or lay it out with "
                          "distribute_tensor")
+
+
+def _has_name_0(side: Any) -> bool:
+    """Whether a key, or the tensor_id of a region, is "0"."""
+    if isinstance(side, Mapping):
+        return "0" in side or any(_has_name_0(listed) for listed in side.values())
+    ids = [each.get("tensor_id") if isinstance(each, Mapping) else getattr(each, "tensor_id", None)
+           for each in (side if isinstance(side, (list, tuple)) else ())]
+    return any(isinstance(each, (str, int)) and not isinstance(each, bool) and str(each) == "0" for each in ids)
 
 
 def _is_item(value: Any) -> bool:
