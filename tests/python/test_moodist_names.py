@@ -8,6 +8,7 @@ import queue
 import threading
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -256,7 +257,12 @@ def options_body(rank, _):
     other = shardwire.ShardwireOptions(dist.new_group())
     shardwire.set_prefer_kernel_less(True)
     assert other.prefer_kernel_less is True and options.prefer_kernel_less is False
-    for wrong, kind in (({"chunks": 2}, ValueError), ({"num_chunks": "2"}, TypeError), ({"method": True}, TypeError)):
+    for value, number in ((2.0, 2), (2.7, 2), ("3", 3), (True, 1), (np.int64(4), 4), (torch.tensor(5), 5),
+                          ("-1", None)):
+        options.method = value
+        assert options.method == number and type(options.method) in (int, type(None))
+    for wrong, kind in (({"chunks": 2}, ValueError), ({"num_chunks": "many"}, ValueError), ({"method": [1]}, TypeError),
+                        ({"chunk_size": float("inf")}, ValueError)):
         with pytest.raises(kind):
             options(**wrong)
     with pytest.raises(AttributeError, match="'chunks' is no option; there are prefer_kernel_less"):

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _C
-from .._integers import as_integer
+from ..compiler.layout import kind_of
 from ..groups.lookup import name_of_group, name_process_group, resolve_backend, shardwire_behind, shardwire_group
 
 _FLAGS = ("prefer_kernel_less", "force_kernel_less")
@@ -37,9 +37,13 @@ def _read(name: str, value: Any) -> Any:
         return bool(value)
     if name not in _NUMBERS:
         raise ValueError(f"{name!r} is no option; give some of {', '.join(_FLAGS + _NUMBERS)}")
-    number = as_integer(value)
-    if number is None and value is not None:
-        raise TypeError(f"{name} is a {type(value).__name__}; give an int or None")
+    if value is None:
+        return None
+    try:
+        number = int(value)  # also of 2.0, "2" and True, as in moodist
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} is {kind_of(value)}; give an int or None") from None
     return None if number == -1 else number  # moodist's number for None
 
 
