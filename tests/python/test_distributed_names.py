@@ -179,6 +179,15 @@ def operands_body(rank, _):
         assert back.shape == a.shape and torch.allclose(back / 24, a, atol=1e-4)
         f.reset_operand_unchecked(a, distribution=Slab.X)  # both are planned for now
         assert torch.allclose(f.execute(), b, atol=1e-4)
+    # One set of options for both directions: irfft is a C2R, whatever the options say, and ifft may be one.
+    real, same = torch.randn(Slab.X.shape(rank, (4, 6))), swd.fft.FFTOptions(fft_type="R2C", blocking=1)
+    half = swd.fft.rfft(real, distribution=Slab.X, options=same)
+    for back in (swd.fft.irfft(half, distribution=Slab.X, options=same),
+                 swd.fft.ifft(half, distribution=Slab.X, options={"fft_type": "C2R"})):
+        assert torch.allclose(back / 24, real, atol=1e-4)
+    with pytest.raises(ValueError, match="fft_type 'R2C', but fft.ifft is C2C"):
+        swd.fft.ifft(half, distribution=Slab.X, options=same)
+    assert swd.redistribute(a, Slab.X, Slab.Y, options={"blocking": 1}).shape == (4, 3)
     with pytest.raises(BindDistributionError, match="has shape"):
         swd.redistribute(torch.zeros(3 + rank, 2), Slab.Y, Slab.X, global_shape=(4, 4))
     lines = []

@@ -542,8 +542,11 @@ def options_and_views(rank: int) -> None:
         text = f.explain()
         assert "exchange" in text and "rank 0 to rank 1: " in text and f"by {f.traffic()['engine']}" in text
         assert sum("move" in step for step in f.traffic()["steps"]) == 1  # transposed: one exchange
-        with pytest.raises(ValueError, match="give FFTDirection"):
-            f.execute(direction=2)
+        for wrong in (2, True, "sideways", [1], 0.5):
+            with pytest.raises(ValueError, match="give FFTDirection"):
+                f.execute(direction=wrong)
+        for direction in ("FORWARD", "Forward", -1, -1.0, numpy.int64(-1)):
+            assert torch.equal(f.execute(direction=direction), first)
         f.reset_operand(None)
         with pytest.raises(InvalidFFTState, match="needs an operand"):
             f.execute()

@@ -97,7 +97,7 @@ class FFTOptions:
                             ("redistribute", (True, False)), ("last_axis_parity", ("even", "odd")),
                             ("blocking", (True, "auto"))):
             value = getattr(self, name)
-            if value not in known or (isinstance(value, int) and not isinstance(value, bool)):
+            if value not in known or name != "blocking" and isinstance(value, int) and not isinstance(value, bool):
                 raise ValueError(f"{name} is {kind_of(value)}; give one of {', '.join(map(repr, known))}")
 
     @property
@@ -303,7 +303,7 @@ class FFT(Planned):
         """Transforms the operand and returns the complete result: new memory in C order, in the heap that the ranks
         share where this costs no further copy. Collective.
 
-        direction: an FFTDirection, "forward" or "inverse", for C2C; None: forward, and inverse for C2R.
+        direction: an FFTDirection, its value or its name, for C2C; None: forward, and inverse for C2R.
             release_workspace: frees the memory between steps. Ranks may differ.
         """
         plan = self._planned(self._swapped)
@@ -487,7 +487,7 @@ def irfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory
           stream: Any = None, axes: Sequence[int] | None = None, norm: str | None = None,
           global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The inverse of :func:`rfft`: a real array, times the number of elements unless norm="backward". See
-    ``last_axis_parity``."""
+    ``last_axis_parity``. The option fft_type does not count."""
     return _once("fft.irfft", operand, distribution, options, axes, norm, global_shape, group, True)
 
 
@@ -529,10 +529,13 @@ def read_direction(direction: Any, kind: str, default: bool | None) -> bool:
     """Whether the direction is the inverse. ValueError for a direction that the kind does not have."""
     if direction is None:
         return kind == "C2R" if default is None else default
-    names = {"forward": False, "inverse": True, FFTDirection.FORWARD: False, FFTDirection.INVERSE: True}
-    if isinstance(direction, bool) or not isinstance(direction, (str, int)) or direction not in names:
-        raise ValueError(f"direction is {kind_of(direction)}; give FFTDirection.FORWARD or INVERSE")
-    inverse = names[direction]  # type: ignore[index]
+    try:
+        if isinstance(direction, bool):
+            raise ValueError
+        inverse = (FFTDirection[direction.upper()] if isinstance(direction, str)
+                   else FFTDirection(direction)) == FFTDirection.INVERSE
+    except (KeyError, ValueError):
+        raise ValueError(f"direction is {kind_of(direction)}; give FFTDirection.FORWARD or INVERSE") from None
     if kind != "C2C" and inverse != (kind == "C2R"):
         raise ValueError(f"a {kind} goes {'forward' if kind == 'R2C' else 'inverse'} only")
     return inverse
@@ -557,8 +560,10 @@ def _read_kind(operand: Operand, options: FFTOptions, call: str) -> str:
     if name not in _WIDTHS:
         raise TypeError(f"the operand has dtype {dtype}; a transform takes {', '.join(_WIDTHS)}")
     forced = {"fft.fft": "C2C", "fft.ifft": "C2C", "fft.rfft": "R2C", "fft.irfft": "C2R"}.get(call)
+    if call == "fft.ifft" and options.fft_type == "C2R":  # as irfft, in nvmath too
+        forced = "C2R"
     kind = forced or options.fft_type or ("C2C" if dtype.is_complex else "R2C")
-    if forced is not None and options.fft_type not in (None, forced):
+    if call != "fft.irfft" and forced is not None and options.fft_type not in (None, forced):
         raise ValueError(f"options say fft_type {options.fft_type!r}, but {call} is {forced}")
     if (kind == "R2C") == dtype.is_complex:
         raise ValueError(f"{kind} takes a {'real' if kind == 'R2C' else 'complex'} operand, this one has dtype {dtype}")

@@ -65,7 +65,7 @@ def read_options(cls: Any, options: Any) -> Any:
 
 
 def check_blocking(blocking: Any) -> None:
-    if blocking is not True and blocking != "auto":
+    if blocking not in (True, "auto"):
         raise ValueError(f"blocking is {kind_of(blocking)}; give True or 'auto'")
 
 
