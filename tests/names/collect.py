@@ -7,7 +7,8 @@ Run by hand where a new version of a package counts: unzip the wheel, or check t
 
 Nothing is imported: the sources are parsed. Only facts are written: names, kinds, parameters and defaults. A name
 that the sources import from compiled code has no parameters there, and has the kind "compiled". Where the wheel has the
-Cython source of such a class, or a stub, the class's members are listed too.
+Cython source of such a class, or a stub, the class's members are listed too. An instance has the attributes which the
+constructor sets.
 
 A list of parameters has one text for each: "a", "a=" (with a default), "*" (keyword-only parameters follow), "*args",
 "**kwargs", "/" (positional-only parameters precede). Members of a class are "Class.member"; "Class.__init__" has the
@@ -36,6 +37,8 @@ MODULES = {
 # Of these modules only some names count: the rest of spike is the runtime of the device.
 ONLY = {"spike": ("BenchmarkResult",)}
 FOLDERS = {"nkipy": ("nkipy/src", "spike/src")}
+# Classes whose attributes are their working state (handles, workspaces, descriptors), none in nvmath's documentation.
+STATE = ("Redistribute", "FFT", "Matmul")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -256,6 +259,9 @@ def _of_class(sources: Sources, module: str, name: str, node: ast.ClassDef) -> d
         if isinstance(each, FUNCTIONS):
             if each.name.startswith("_") and each.name not in ("__init__", "__call__", "__enter__", "__exit__"):
                 continue
+            if each.name == "__init__" and name not in STATE:
+                for attribute in attributes(each):
+                    found.setdefault(f"{name}.{attribute}", {"kind": "attribute"})
             marks = _decorators(each)
             if any(mark == "property" or mark.endswith("cached_property") for mark in marks):
                 found[f"{name}.{each.name}"] = {"kind": "property"}
@@ -278,6 +284,15 @@ def _of_class(sources: Sources, module: str, name: str, node: ast.ClassDef) -> d
             (each.target.id, each.value) for each in node.body
             if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name))}
     return found
+
+
+def attributes(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """The public attributes that a constructor sets: ``self.name = ...``."""
+    first = [*node.args.posonlyargs, *node.args.args][0].arg
+    for each in ast.walk(node):
+        if (isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and isinstance(each.value, ast.Name)
+                and each.value.id == first and not each.attr.startswith("_")):
+            yield each.attr
 
 
 def main(arguments: list[str]) -> None:

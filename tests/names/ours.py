@@ -78,6 +78,7 @@ NEEDS_A_DEVICE = {
     ("nkipy.runtime", "baremetal_jit"): _NEURON,
     ("nkipy.runtime", "baremetal_run_traced_kernel"): _NEURON,
     ("nkipy.runtime", "is_neuron_compatible"): "says whether a Neuron core is there",
+    ("nkipy.runtime", "DeviceKernel.model_ref"): "the model that is loaded on a Neuron core",
     ("nkipy.runtime", "DeviceKernel.__init__"): "takes a model that is loaded on a Neuron core",
 }
 

@@ -92,16 +92,19 @@ def test_ranks_meet_by_a_url():
 def queue_body(rank, _):
     # By position: process_group, location, streaming, name.
     q = Queue(group(), 0, False, "by position")
-    assert (q.name, q.location) == ("by position", (0,))
+    assert (q.name, q.location, q.locations, q.streaming) == ("by position", 0, (0,), False)
+    assert q.process_group_name == "my_group" and q.impl.name() == q.name
     same = Queue(process_group=group(), location=0, streaming=False, name="by position")
     assert same.held is not None and Queue(group(), 0, "by position").name == q.name
     with pytest.raises(TypeError, match="'name'"):
         Queue(group(), 0, False, "a", name="b")
     with pytest.raises(TypeError, match="process_group"):
         Queue(group(), 0, process_group=group())
-    back = Queue("my_group", [0, 1], name="back")
+    back = Queue("my_group", [0, 1], True, "back")
+    assert (back.location, back.locations, back.streaming) == ([0, 1], (0, 1), True)
     if rank == 1:
         with q.transaction() as both:
+            assert both.queue is q
             q.put_tensor(torch.arange(3), transaction=both.id)
             q.put_object(object={"a": 1}, transaction=both)
             assert back.empty()
@@ -120,7 +123,10 @@ def queue_body(rank, _):
             q.get_object(block=False)
         back.put_object("done")
     assert back.get_object(timeout=20) == "done"
-    assert pickle.loads(pickle.dumps(q)).name == "by position"
+    same, other = pickle.loads(pickle.dumps(q)), pickle.loads(pickle.dumps(back))
+    assert (same.name, same.location, same.streaming) == ("by position", 0, False)
+    assert (other.location, other.streaming, other.process_group_name) == ((0, 1), True, "my_group")
+    assert q.impl.qsize() == 0
 
 
 def test_queues_by_moodists_calls():

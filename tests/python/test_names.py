@@ -7,17 +7,20 @@ The test compares signatures, not behaviour: other tests call the functions.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import pathlib
 import sys
+import textwrap
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "names"))
-import ours  # noqa: E402: of tests/names
+import collect  # noqa: E402: of tests/names
+import ours  # noqa: E402
 
 NAMES = {f"{module}.{name}": (module, name, facts) for module, name, facts in ours.names()}
 
@@ -33,6 +36,16 @@ def exists(module: str) -> bool:
         return False
 
 
+def is_set_by_constructor(owner: Any, name: str) -> bool:
+    """Whether a constructor of the class sets the attribute, as ``self.name = ...``."""
+    for each in getattr(owner, "__mro__", ()):
+        made = inspect.unwrap(vars(each).get("__init__", print))
+        if inspect.isfunction(made) and made.__code__.co_filename != "<string>":  # a dataclass's
+            if name in collect.attributes(ast.parse(textwrap.dedent(inspect.getsource(made))).body[0]):
+                return True
+    return False
+
+
 def resolved(module: str, name: str) -> tuple[Any, Any]:
     """(owner, object) of our name; the object of an attribute that only instances have is None."""
     if not exists(module):
@@ -44,6 +57,8 @@ def resolved(module: str, name: str) -> tuple[Any, Any]:
             found = getattr(owner, part, None)  # a field, or an attribute of the instances
         elif hasattr(owner, part):
             found = getattr(owner, part)
+        elif is_set_by_constructor(owner, part):
+            found = None
         elif exists(f"{module}.{part}"):
             found = importlib.import_module(f"{module}.{part}")
         else:
@@ -177,6 +192,23 @@ def test_another_default_is_found():
     assert other_defaults("m", "n", target, {"b": "1", "c": "'x'"}) == []
     assert other_defaults("m", "n", target, {"b": "True", "c": "None"}) == [
         "b is 1 by default; theirs True", "c is 'x' by default; theirs None"]
+
+
+def test_attributes_that_constructors_set():
+    class Base:
+        def __init__(self, first):
+            self.kept, self._hidden = first, first
+            if first:
+                self.later: int = 3
+            other.left = self.kept
+
+    class Derived(Base):
+        made_elsewhere = property(lambda self: 1)
+
+    other = type("Other", (), {})()
+    assert all(is_set_by_constructor(Derived, name) for name in ("kept", "later"))
+    assert not any(is_set_by_constructor(Derived, name) for name in ("left", "_hidden", "first", "made_elsewhere"))
+    assert not is_set_by_constructor(importlib, "kept") and not is_set_by_constructor(int, "kept")
 
 
 def test_calls_of_a_signature():

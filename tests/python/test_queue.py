@@ -405,7 +405,7 @@ def names(rank):
     assert kind is ValueError and "[[0], 4, False]" in text and "[[0], None, False]" in text, text
     assert raised(pickle.dumps, Queue(group(), 0))[0] is TypeError
     first, answers = q.get(timeout=20), q.get(timeout=20)
-    assert type(answers) is Queue and answers.name == ANSWERS and answers.location == (1,)
+    assert type(answers) is Queue and answers.name == ANSWERS and answers.location == 1
     answers.put(first)
     return None
 

@@ -6,6 +6,7 @@ A group's collectives serve for a meeting and for small objects; arrays travel o
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -92,7 +93,8 @@ class TorchProcessGroup(ProcessGroup):
     """The ranks of a torch.distributed group of any backend.
 
     device_id: "cpu", or the number of the CUDA device with the tensors of a group of nccl. torch_process_group: None:
-        the default group. logger: of Python's logging; gets the sizes of reduced objects at level DEBUG.
+        the default group. logger: of Python's logging; None: the root's; gets the sizes of reduced objects at level
+        DEBUG.
     """
 
     MIN_ALL_REDUCE_OBJ_BUFFER_SIZE = 128
@@ -102,7 +104,7 @@ class TorchProcessGroup(ProcessGroup):
             raise ValueError(f"device_id is {kind_of(device_id)}; give a number or 'cpu'")
         if not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialized: call init_process_group first")
-        self._device_id, self._logger = device_id, logger
+        self._device_id, self.logger = device_id, logging.getLogger() if logger is None else logger
         self._group = c10d._get_default_group() if torch_process_group is None else torch_process_group
         is_nccl = dist.get_backend(torch_process_group) == "nccl"
         if is_nccl and device_id == "cpu":
@@ -159,8 +161,7 @@ class TorchProcessGroup(ProcessGroup):
         size = int(longest[0])
         if size > self._buffer_bytes:  # the same on all ranks
             self._buffer_bytes = size
-        if self._logger is not None:
-            self._logger.debug("allreduce_object: %d bytes of this rank, %d of the longest", len(written), size)
+        self.logger.debug("allreduce_object: %d bytes of this rank, %d of the longest", len(written), size)
         mine = torch.zeros(size, dtype=torch.uint8, device="cpu")
         mine[:len(written)] = torch.frombuffer(bytearray(written), dtype=torch.uint8)
         all_of_them = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(self.nranks)]

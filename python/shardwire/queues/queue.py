@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -57,6 +58,8 @@ class Queue:
         name)``. process_group is ``group``; streaming changes nothing, since every entry travels while the putter goes
         on.
 
+    location and streaming are attributes, as given; locations is the tuple of ranks.
+
     capacity, survive and location must be equal on all ranks; ValueError shows both values where ranks differ. Usable
     from any thread. ``with Queue(...) as queue:`` closes the queue at the end of the block, for all ranks. A queue that
     was read out of another queue, or by :func:`deserialize`, is made on this rank at its first use.
@@ -75,7 +78,9 @@ class Queue:
         if process_group is not None and group is not None:
             raise TypeError("group and process_group are the same; give one of them")
         group = process_group if group is None else group
-        self.location = _ranks_of(location)
+        self.locations = _ranks_of(location)
+        self.location = location if isinstance(location, (int, list, tuple)) else self.locations
+        self.streaming = bool(streaming)
         self.name, self.capacity, self.survive, self.allow_pickle = (
             name, capacity or None, bool(survive), bool(allow_pickle))
         self._group = group
@@ -87,10 +92,10 @@ class Queue:
         group = self._group
         group, hub = hub_of(group_named(group) if isinstance(group, str) else group)
         hub.check_process()
-        if max(self.location) >= hub.size:
-            raise ValueError(f"location is {list(self.location)}; give different ranks of 0 to {hub.size - 1}, at "
+        if max(self.locations) >= hub.size:
+            raise ValueError(f"location is {list(self.locations)}; give different ranks of 0 to {hub.size - 1}, at "
                              "least one")
-        name, about = self.name, [list(self.location), self.capacity, self.survive]
+        name, about = self.name, [list(self.locations), self.capacity, self.survive]
         key = f"unnamed {next(hub.unnamed)}" if name is None else f"name {name}"
         label = f"Queue {name!r}" if name is not None else f"Queue #{key.split()[1]} of group {hub.label!r}"
         before = hub.about.setdefault(key, about)
@@ -98,7 +103,7 @@ class Queue:
             raise ValueError(f"{label} was made with (location, capacity, survive) = {before} on this rank, and now "
                              f"with {about}; take another name, or the same values")
         self._about, self.key, self.label = about, key, label
-        self._held = hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.location else None
+        self._held = hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.locations else None
         # last: other threads may use the queue after this line
         self._group, self.hub = group, hub
         return hub
@@ -115,12 +120,22 @@ class Queue:
         """The process group; the group's name for a queue that was read and not used yet."""
         return self._group
 
+    @property
+    def process_group_name(self) -> str:
+        """The name of the process group. ValueError for a group without a name."""
+        return self._group if isinstance(self._group, str) else name_of_group(self._group)
+
+    @property
+    def impl(self) -> Any:
+        """moodist's inner queue, of which ``impl.name()``, ``impl.qsize()`` and ``impl.wait(timeout)`` are here."""
+        return SimpleNamespace(name=lambda: self.name or self.key, qsize=self.qsize, wait=self.wait)
+
     # ---- locations and links
 
     def links(self, deadline: float | None) -> list[tuple[UseLink | None, int]]:
         """For each location: the link and the queue's number there; None for this rank."""
         self.hub.check_process()
-        return [(None, 0) if rank == self.hub.rank else self._link(rank, deadline) for rank in self.location]
+        return [(None, 0) if rank == self.hub.rank else self._link(rank, deadline) for rank in self.locations]
 
     def _link(self, rank: int, deadline: float | None) -> tuple[UseLink, int]:
         link = self.hub.link_to(rank, deadline)
@@ -129,23 +144,23 @@ class Queue:
 
     def links_made(self) -> list[tuple[UseLink, int]]:
         """The existing, unbroken links."""
-        made = [(rank, self.hub.link_if_made(rank)) for rank in self.location if rank != self.hub.rank]
+        made = [(rank, self.hub.link_if_made(rank)) for rank in self.locations if rank != self.hub.rank]
         return [(link, link.numbers[self.key]) for _, link in made if link is not None and self.key in link.numbers]
 
     def is_linked(self) -> bool:
         """Whether the queue can be used without a request to a location first: then links() and source() do not
         wait."""
-        return len(self.links_made()) == len([rank for rank in self.location if rank != self.hub.rank])
+        return len(self.links_made()) == len([rank for rank in self.locations if rank != self.hub.rank])
 
     def source(self, what: str, deadline: float | None) -> tuple[UseLink | None, int]:
         """The link from which this rank gets, and the queue's number there; None: this rank's own part."""
         self.hub.check_process()
         if self._held is not None:
             return None, 0
-        if len(self.location) > 1:
+        if len(self.locations) > 1:
             raise ValueError(f"{self.label}: {what} on rank {self.hub.rank}, which is none of its locations "
-                             f"{list(self.location)}; in a queue with several locations each rank has separate entries")
-        return self._link(self.location[0], deadline)
+                             f"{list(self.locations)}; in a queue with several locations each rank has its own entries")
+        return self._link(self.locations[0], deadline)
 
     def held(self) -> Any:
         """This rank's part. Call this only where source() returned None for the link."""
@@ -248,7 +263,7 @@ class Queue:
 
     def why_full(self) -> str:
         return (f"its capacity is {self.capacity}" if self.capacity is not None
-                else f"its location {list(self.location)} has not taken it")
+                else f"its location {list(self.locations)} has not taken it")
 
     # ---- getting
 
@@ -410,7 +425,7 @@ class Queue:
         entries before the loop needs them, so that these entries travel while the loop works. Entries that the loop did
         not reach go back to the queue when the loop ends. Each wait is as in :meth:`get`.
         """
-        if self.hub.rank in self.location or ahead < 1:
+        if self.hub.rank in self.locations or ahead < 1:
             yield from self
             return
         asked: list[tuple[UseLink, Call]] = []
@@ -493,7 +508,7 @@ class Queue:
         are closed."""
         self.hub.check_process()
         failure: ShardwireError | None = None
-        for rank in self.location:
+        for rank in self.locations:
             try:
                 if rank == self.hub.rank:
                     self.hub.holder.close(self.held())
@@ -522,8 +537,8 @@ class Queue:
         if self.name is None:
             raise TypeError(f"{self.label} has no name, by which another rank could know the queue: give a name to "
                             "send or pickle the queue")
-        group = self._group if isinstance(self._group, str) else name_of_group(self._group)
-        return group, ",".join(map(str, self.location)), self.name, self.capacity, int(self.survive)
+        return (self.process_group_name, ",".join(map(str, self.locations)), self.name, self.capacity,
+                self.survive | 2 * self.streaming)
 
     @classmethod
     def from_address(cls, group: Any, location: Any, name: Any, capacity: Any, flags: Any,
@@ -535,7 +550,9 @@ class Queue:
             or type(flags) is not int):
             raise ValueError("an unreadable Queue")
         queue = cls.__new__(cls)
-        queue.location = _ranks_of([int(rank) for rank in location.split(",")])
+        queue.locations = _ranks_of([int(rank) for rank in location.split(",")])
+        queue.location = queue.locations if len(queue.locations) > 1 else queue.locations[0]
+        queue.streaming = bool(flags & 2)
         queue.name, queue.capacity, queue.survive, queue.allow_pickle = name, capacity, bool(flags & 1), allow_pickle
         queue.label, queue._group = f"Queue {name!r}", group
         return queue
@@ -545,8 +562,8 @@ class Queue:
 
     def __repr__(self) -> str:
         if "hub" not in self.__dict__:
-            return f"<shardwire.{self.label} at {list(self.location)} of group {self._group!r}, not used here yet>"
-        return f"<shardwire.{self.label} at {list(self.location)}, rank {self.hub.rank} of group {self.hub.label!r}>"
+            return f"<shardwire.{self.label} at {list(self.locations)} of group {self._group!r}, not used here yet>"
+        return f"<shardwire.{self.label} at {list(self.locations)}, rank {self.hub.rank} of group {self.hub.label!r}>"
 
 
 _RANKS = re.compile(r"\d{1,9}(,\d{1,9})*", re.ASCII)

@@ -191,10 +191,9 @@ class QueueWork:
             self.abandon()
             raise
         if Outcome.READY in outcomes and Outcome.NOTHING in outcomes:
+            having = [rank for rank, each in zip(self._queue.locations, outcomes) if each == Outcome.READY]
             raise TimeoutError(f"{self._queue.label}: some of its locations had room within {waited:.3g} s and others "
-                               "had not; the entry is in "
-                               f"{[rank for rank, one in zip(self._queue.location, outcomes) if one == Outcome.READY]} "
-                               "only")
+                               f"had not; the entry is in {having} only")
         if Outcome.NOTHING in outcomes:
             raise self._queue.full_error(waited)
         self._judge(outcomes)
@@ -241,6 +240,11 @@ class Transaction:
     def __repr__(self) -> str:
         return (f"<shardwire.Transaction of {self._queue.label}: {self._count} puts, "
                 f"{'open' if self._open else 'not open'}>")
+
+    @property
+    def queue(self) -> Queue:
+        """The queue of the puts."""
+        return self._queue
 
     @property
     def id(self) -> int:
