@@ -555,6 +555,44 @@ def test_parts_along_another_dimension() -> None:
     assert "rank 1: dim is 2, and the tensor has 2 dimensions" in first[1][1], first
 
 
+def several_parts(rank: int) -> list[Any]:
+    """A tuple of tensors, of which one requires gradients: all are under way at once, after one exchange at most."""
+    from shardwire.distributed import _meeting, uneven
+    exchange, wait, counts = _meeting.exchange, uneven._all, [0]
+
+    def counted_exchange(*given: Any) -> Any:
+        counts[0] += 1
+        return exchange(*given)
+
+    def counted_wait(started: Any) -> Any:
+        counts.append(len(started))
+        return wait(started)
+
+    _meeting.exchange, uneven._all = counted_exchange, counted_wait
+    sizes, whole, numbers = [2, 3], torch.arange(15.0).view(5, 3), torch.arange(5)
+    mine, ids = torch.split(whole, sizes)[rank].clone().requires_grad_(), torch.split(numbers, sizes)[rank]
+    plain = 2 * mine.detach()
+    for given in (None, sizes):
+        mine.grad = None
+        learning, of_ids, others = all_gather_v((mine, ids, plain), given, group=group())
+        assert torch.equal(learning, whole) and torch.equal(of_ids, numbers) and torch.equal(others, 2 * whole)
+        assert learning.requires_grad and not of_ids.requires_grad and not others.requires_grad
+        (learning * (rank + 1)).sum().backward()
+        assert torch.equal(mine.grad, torch.full_like(mine, 3.0))
+    of_ids, others = all_gather_v([ids, plain], sizes, group=group())
+    assert torch.equal(of_ids, numbers) and torch.equal(others, 2 * whole)
+    assert all_gather_v((), sizes, group=group()) == []
+    assert counts == [2, 3, 1, 3, 1, 2], counts
+    return [error_of(all_gather_v, (plain, plain[:1]), sizes, group=group())[0],
+            error_of(all_gather_v, [plain] * (1 + rank), group=group())]
+
+
+def test_several_parts_at_once() -> None:
+    first, second = run_ranks(2, several_parts)
+    assert first == second and first[0] == "ValueError"
+    assert first[1][0] == "MismatchError" and "the dtype differs between ranks" in first[1][1], first
+
+
 def lazily_conjugated(rank: int) -> None:
     """On rank 1 alone the tensors, and on all ranks the gradients, are lazily conjugated."""
     plain = torch.complex(torch.arange(4.0), torch.ones(4))

@@ -1,4 +1,4 @@
-"""all_gather and reduce_scatter of one tensor with parts of different sizes: vLLM's ``all_gatherv`` and
+"""all_gather and reduce_scatter of tensors with parts of different sizes: vLLM's ``all_gatherv`` and
 ``reduce_scatterv``, with gradients."""
 
 from __future__ import annotations
@@ -22,40 +22,47 @@ from . import _ends, _meeting, _runtime
 __all__ = ["all_gather_v", "reduce_scatter_v"]
 
 
-def all_gather_v(tensor: torch.Tensor | list[torch.Tensor], sizes: Sequence[int] | None = None, group: Any = None, *,
-                 dim: int = 0) -> Any:
+def all_gather_v(tensor: torch.Tensor | Sequence[torch.Tensor], sizes: Sequence[int] | None = None, group: Any = None,
+                 *, dim: int = 0) -> Any:
     """All ranks' tensors, one behind the other along ``dim``, on every rank. Collective.
 
-    tensor: of every rank alike, but for ``dim``. A list: of each tensor, one after the other, with the same sizes; a
-        list of the results is returned. sizes: the extent along ``dim`` on every rank, the same list on all ranks; then
-        nothing but the tensors travels. None, or where the tensors require gradients: the ranks first exchange what
-        they were given, and an error of one rank is raised on all ranks. group: None: the context's.
+    tensor: of every rank alike, but for ``dim``. A list or tuple: of each tensor, all under way at once; a list of the
+        results is returned. sizes: the extent along ``dim`` on every rank, the same list on all ranks and for all
+        tensors; then nothing but the tensors travels. None, or where tensors require gradients: the ranks first
+        exchange what they were given, and an error of one rank is raised on all ranks. group: None: the context's.
 
     Raises ValueError or TypeError, without the exchange on the calling rank alone; MismatchError, also where some
     ranks' tensors require gradients and others' do not (with ``sizes`` this error ends the group). The gradient is
     :func:`reduce_scatter_v` of the sum, so all ranks call backward.
     """
-    if isinstance(tensor, list):
-        return [all_gather_v(each, sizes, group, dim=dim) for each in tensor]
+    is_list = isinstance(tensor, (list, tuple))
     found = _runtime.group_of(group)
     backend = resolve_backend(found)
     facts: dict[str, Any] = {}
+    rows: list[torch.Tensor] = []
+    parts: list[list[int]] = []
     with Attempt() as attempt:  # the other ranks wait for this rank
-        tensor = _with_rows(tensor, dim)
-        facts = _facts_of(tensor, dim)
+        rows = [_with_rows(each, dim) for each in (tensor if is_list else [tensor])]
+        of_each = [_facts_of(each, dim) for each in rows]
+        facts = {key: [each[key] for each in of_each] for key in _FACTS} if is_list else of_each[0]
         if sizes is not None:
             sizes = _sizes_of(sizes, len(global_ranks(backend)))
             own = sizes[_C.rank(backend)]
-            if tensor.shape[0] != own:
-                raise ValueError(f"all_gather_v: tensor has {tensor.shape[0]} rows on this rank, and sizes says {own}")
-    if sizes is None or facts.get("gradient"):
+            for each in rows:
+                if each.shape[0] != own:
+                    raise ValueError(f"all_gather_v: tensor has {each.shape[0]} rows on this rank, and sizes says "
+                                     f"{own}")
+            parts = [sizes] * len(rows)
+    if sizes is None or any(map(_needs_gradient, rows)):
         everyone = _meeting.exchange(found, "all_gather_v", facts, attempt.error)
         _ends.agree(everyone, "all_gather_v", ("dtype", "rest", "dim", "gradient"))
-        sizes = [each["shape"][0] for each in everyone]
+        shapes = [each["shape"] if is_list else [each["shape"]] for each in everyone]
+        parts = [[of_rank[place][0] for of_rank in shapes] for place in range(len(rows))]
     elif attempt.error is not None:
         raise attempt.error
-    whole = _AllGather.apply(tensor, list(sizes), backend)
-    return whole.movedim(0, dim).contiguous() if dim else whole
+    gathered = _AllGather.apply(parts, backend, *rows) if rows else ()
+    wholes = [whole.movedim(0, dim).contiguous() if dim else whole for whole in gathered]
+    return wholes if is_list else wholes[0]
 
 
 def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, op: str = "sum", group: Any = None, *,
@@ -96,50 +103,68 @@ def reduce_scatter_v(tensor: torch.Tensor, sizes: Sequence[int] | None = None, o
     return part.movedim(0, dim).contiguous() if dim else part
 
 
+def _needs_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
+_FACTS = ("dim", "dtype", "shape", "rest", "gradient")
+
+
 def _facts_of(tensor: torch.Tensor, dim: int) -> dict[str, Any]:
     """This rank's tensor, with ``dim`` as the first dimension, for the other ranks."""
-    return {"dim": int(dim) % tensor.dim(), "dtype": str(tensor.dtype), "shape": list(tensor.shape),
-            "rest": list(tensor.shape[1:]), "gradient": tensor.requires_grad and torch.is_grad_enabled()}
+    return dict(zip(_FACTS, (int(dim) % tensor.dim(), str(tensor.dtype), list(tensor.shape), list(tensor.shape[1:]),
+                             _needs_gradient(tensor))))
 
 
 class _AllGather(torch.autograd.Function):
+    """Of several tensors, all at once."""
+
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, sizes: list[int], backend: Any) -> torch.Tensor:
-        ctx.sizes, ctx.backend = sizes, backend
-        return _gather(tensor, sizes, backend)
+    def forward(ctx: Any, sizes: list[list[int]], backend: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.sizes, ctx.backend, ctx.needs = sizes, backend, ctx.needs_input_grad[2:]
+        wholes = _all([_gather(tensor, each, backend) for tensor, each in zip(tensors, sizes)])
+        ctx.mark_non_differentiable(*(whole for whole, needs in zip(wholes, ctx.needs) if not needs))
+        return tuple(wholes)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        return _scatter(grad, ctx.sizes, "sum", ctx.backend), None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        found = iter(_all([_scatter(grad, sizes, "sum", ctx.backend)
+                           for grad, sizes, needs in zip(grads, ctx.sizes, ctx.needs) if needs]))
+        return None, None, *(next(found) if needs else None for needs in ctx.needs)
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, sizes: list[int], op: str, backend: Any) -> torch.Tensor:
         ctx.sizes, ctx.op, ctx.backend = sizes, op, backend
-        return _scatter(tensor, sizes, op, backend)
+        return _all([_scatter(tensor, sizes, op, backend)])[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        whole = _gather(grad, ctx.sizes, ctx.backend)
+        whole = _all([_gather(grad, ctx.sizes, ctx.backend)])[0]
         return whole if ctx.op == "sum" else whole / len(ctx.sizes), None, None, None
 
 
-def _gather(tensor: torch.Tensor, sizes: list[int], backend: Any) -> torch.Tensor:
+def _all(started: list[tuple[torch.Tensor, Any]]) -> list[torch.Tensor]:
+    """The results of collectives that were started, when all are there."""
+    for _, work in started:
+        work.wait()
+    return [out for out, _ in started]
+
+
+def _gather(tensor: torch.Tensor, sizes: list[int], backend: Any) -> tuple[torch.Tensor, Any]:
     out = _runtime.empty((sum(sizes), *tensor.shape[1:]), tensor.dtype, tensor.device)
-    backend.allgather([list(out.split(sizes))], [as_stored(tensor)]).wait()
-    return out
+    return out, backend.allgather([list(out.split(sizes))], [as_stored(tensor)])
 
 
-def _scatter(tensor: torch.Tensor, sizes: list[int], op: str, backend: Any) -> torch.Tensor:
+def _scatter(tensor: torch.Tensor, sizes: list[int], op: str, backend: Any) -> tuple[torch.Tensor, Any]:
     own = sizes[_C.rank(backend)]
     out = _runtime.empty((own, *tensor.shape[1:]), tensor.dtype, tensor.device)
     options = dist.ReduceScatterOptions()
     options.reduceOp = reduction_of(op)
-    backend.reduce_scatter([out], [list(as_stored(tensor).split(sizes))], options).wait()
-    return out
+    return out, backend.reduce_scatter([out], [list(as_stored(tensor).split(sizes))], options)
 
 
 def _with_rows(tensor: Any, dim: int) -> torch.Tensor:
