@@ -140,6 +140,14 @@ def random_values(rank: int, ranks: int, seed: int, cases: int) -> str:
             times = (case.ids[rank] >= 0).sum(1, keepdim=True)
             close(plain, case.tokens[rank].double() * times, case.dtype, said)
             digest.add(received.tokens, result)
+        again = experts.dispatch(-case.tokens[rank], scales=case.scales[rank], handle=received.handle)
+        assert again.handle is received.handle and torch.equal(again.counts, received.counts), said
+        assert torch.equal(again.tokens, -received.tokens) and torch.equal(again.scales, received.scales), said
+        heavier = experts.dispatch(case.tokens[rank], None, 2 * case.weights[rank], case.scales[rank],
+                                   handle=received.handle)
+        sums = (2 * case.weights[rank].double() * (case.ids[rank] >= 0)).sum(1, keepdim=True)
+        close(experts.combine(heavier.tokens, heavier.handle), case.tokens[rank].double() * sums, case.dtype, said)
+        assert torch.equal(experts.combine(outputs, received.handle), result), said
     return str(digest)
 
 
@@ -215,6 +223,51 @@ def random_gradients(rank: int, ranks: int, seed: int, cases: int) -> int:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_random_gradients(ranks: int) -> None:
     assert run_ranks(ranks, random_gradients, ranks, SEED + 20 + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
+
+
+def routes_again(rank: int) -> list[Any]:
+    """Two dispatches with one sort and equal gradients, and wrong handles on rank 1."""
+    from shardwire import _C
+    experts, other = (Experts(5, 4, 2, 3, group=group()) for _ in range(2))
+    sort, sorts = _C.experts_sort, []
+
+    def counted_sort(*given: Any) -> int:
+        sorts.append(rank)
+        return sort(*given)
+
+    _C.experts_sort = counted_sort
+    torch.manual_seed(rank)
+    ids, weights, slopes = torch.randint(0, 5, (2 + rank, 2)), torch.rand(2 + rank, 2), torch.rand(2 + rank, 4)
+    first = torch.rand(2 + rank, 4).requires_grad_()
+    second = first.detach().clone().requires_grad_()
+    received = experts.dispatch(first, ids, weights)
+    again = experts.dispatch(second, handle=received.handle)
+    assert len(sorts) == 1 and torch.equal(again.tokens, received.tokens)
+    for each in (received, again):
+        (experts.combine(3 * each.tokens, each.handle) * slopes).sum().backward()
+    assert torch.equal(first.grad, second.grad) and float(first.grad.abs().sum()) > 0
+    bad, tokens, handle = rank == 1, first.detach(), received.handle
+    foreign, later = other.dispatch(tokens, ids).handle, experts.dispatch(tokens, ids).handle
+    return [error_of(experts.dispatch, tokens, ids if bad else None, handle=handle),
+            error_of(experts.dispatch, tokens[:1] if bad else tokens, handle=handle),
+            error_of(experts.dispatch, tokens, handle=foreign if bad else handle),
+            error_of(experts.dispatch, tokens, handle="earlier" if bad else handle),
+            error_of(experts.dispatch, tokens, handle=later if bad else handle),
+            error_of(experts.dispatch, tokens, None if bad else ids),
+            error_of(experts.dispatch, tokens, ids if bad else None, handle=None if bad else handle)]
+
+
+def test_a_dispatch_with_the_handle_of_an_earlier_one() -> None:
+    first, second = run_ranks(2, routes_again)
+    assert first == second
+    for (kind, text), wanted, part in zip(
+            first, ("ValueError", "ValueError", "ValueError", "TypeError", "MismatchError", "TypeError",
+                    "MismatchError"),
+            ("dispatch with a handle: rank 1: topk_ids and a handle are given",
+             "rank 1: tokens has 1 rows, and the handle is of a dispatch of 3", "of another Experts",
+             "handle is 'earlier'", "rank 0 gave the handle of exchange", "topk_ids is None",
+             "rank 0 called dispatch with a handle, rank 1 called dispatch")):
+        assert kind == wanted and part in text, (kind, text)
 
 
 def bfloat16_gradients(rank: int) -> None:

@@ -4,7 +4,7 @@ An exchange is one dispatch or one combine, of the values or of their gradients.
 exchange n uses slot n % 2 of each rank's block. A slot has rows, numbers that travel with the rows (scales or weights),
 and the order of the rows. Every rank puts a head into every peer's block (the called function, the rows for each
 expert, or an error) and then sets its word in the peer's block to n. A rank that has seen the words of all ranks reads
-all heads, so all ranks find the same error.
+all heads, so all ranks find the same error. The rows for each expert are in the heads of dispatches that route anew.
 
 No barrier is needed. A rank that begins exchange n has seen the words n - 1 of all ranks. So all ranks have ended
 exchange n - 2 and no longer use the slot, which a rank may then write: its own slot for a dispatch, the peers' slots
@@ -29,7 +29,8 @@ from ..plain.tensor_bytes import item_bytes
 _NUMBERS = 6
 _TEXT_WORDS = 64
 _ALIGN = 256
-_CALLS = ("dispatch", "combine", "backward of dispatch", "backward of combine")
+_CALLS = ("dispatch", "combine", "backward of dispatch", "backward of combine", "dispatch with a handle")
+_WITH_COUNTS = 0  # the call that sends the rows for each expert: dispatch
 _ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, RuntimeError, MismatchError)
 
 
@@ -107,6 +108,7 @@ class ExpertBlock:
         text = b"" if error is None else str(error).encode()[:8 * _TEXT_WORDS]
         kind = next((place for place, cls in enumerate(_ERRORS) if isinstance(error, cls)), 2) + 1 if error else 0
         whole, head = self._own_heads[slot]
+        head = head if call == _WITH_COUNTS else head[:_NUMBERS]
         head[:_NUMBERS] = torch.tensor([call, handle, grads[0], grads[1], kind, len(text)], device="cpu")
         if error is not None:
             head = whole

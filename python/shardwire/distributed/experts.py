@@ -13,6 +13,7 @@ weights, and the gradient of a combine is a dispatch with weights.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Sequence
 from datetime import timedelta
@@ -34,7 +35,7 @@ from ._expert_block import ExpertBlock
 __all__ = ["Dispatched", "Experts", "Handle"]
 
 _CALL = "Experts"
-_DISPATCH, _COMBINE, _DISPATCH_BACKWARD, _COMBINE_BACKWARD = range(4)
+_DISPATCH, _COMBINE, _DISPATCH_BACKWARD, _COMBINE_BACKWARD, _DISPATCH_AGAIN = range(5)
 _SUMMED = (torch.float32, torch.bfloat16, torch.float16)
 _FLOAT8 = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
                 if hasattr(torch, name))
@@ -43,7 +44,8 @@ _MOST_ELEMENTS = 1 << 44  # more than any memory, and no size of a block overflo
 
 
 class Handle:
-    """The routing of one dispatch, for :meth:`Experts.combine`. Holds a few numbers for each choice, and no rows."""
+    """The routing of one dispatch, for :meth:`Experts.combine` and for further dispatches. Holds a few numbers for each
+    choice, and no rows."""
 
     __slots__ = ("experts", "num_received", "num_tokens", "number", "order", "own_chunks", "places", "table", "weights")
 
@@ -133,38 +135,41 @@ class Experts:
         self._block = ExpertBlock(backend, size, num_experts, max_tokens * top_k, hidden, (dtype, out_dtype),
                                   max(1, scale_width), seconds)
 
-    def dispatch(self, tokens: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None = None,
-                 scales: torch.Tensor | None = None) -> Dispatched:
+    def dispatch(self, tokens: torch.Tensor, topk_ids: torch.Tensor | None = None,
+                 topk_weights: torch.Tensor | None = None, scales: torch.Tensor | None = None, *,
+                 handle: Handle | None = None) -> Dispatched:
         """Sends each token to its experts. Collective.
 
         tokens: [n, hidden], any n up to max_tokens, also 0. topk_ids: [n, top_k] integers, experts of any rank; -1: no
             expert. topk_weights: [n, top_k], kept for combine. scales: [n, scale_width] float32, on all ranks where
-            scale_width is not 0.
+            scale_width is not 0. handle: of an earlier dispatch, the same on all ranks, in place of topk_ids: as many
+            tokens go the same ways, without a sort; weights that are not given are those of the handle.
 
         The tensors may be changed when the call returns; the received tokens are new memory.
         """
         slot = self._block.begin()
         error: Exception | None = None
         needs = False
-        handle = None
+        routing = None
         try:
-            handle = self._offer(slot, tokens, topk_ids, topk_weights, scales)
+            routing = self._offer(slot, tokens, topk_ids, topk_weights, scales, handle)
             needs = tokens.requires_grad and torch.is_grad_enabled()
         except Exception as failure:  # the other ranks wait for this rank
             error = failure
-        any_needs = self._block.meet(_DISPATCH, 0, (needs, torch.is_grad_enabled()), error)
-        assert handle is not None
-        handle.number = self._block.number
-        counts = self._block.counts[slot]
+        call = _DISPATCH if handle is None else _DISPATCH_AGAIN
+        any_needs = self._block.meet(call, getattr(handle, "number", 0), (needs, torch.is_grad_enabled()), error)
+        assert routing is not None
         own = self.local_experts
-        handle.table, handle.num_received = _C.experts_table(counts, own.start, own.stop)
-        handle.own_chunks = handle.table.view(len(own), self._size, 3)[:, self._rank].contiguous()
-        rows, side = self._block.fetch(slot, self.dtype, handle.table, handle.num_received, self.top_k,
+        if handle is None:
+            routing.number = self._block.number
+            routing.table, routing.num_received = _C.experts_table(self._block.counts[slot], own.start, own.stop)
+            routing.own_chunks = routing.table.view(len(own), self._size, 3)[:, self._rank].contiguous()
+        rows, side = self._block.fetch(slot, self.dtype, routing.table, routing.num_received, self.top_k,
                                        self.scale_width)
-        counts = counts[:, own.start:own.stop].sum(0)
+        counts = routing.table.view(len(own), self._size, 3)[:, :, 1].sum(1)
         if any_needs:
-            rows = _Dispatch.apply(tokens, _anchor(), [rows], handle)
-        return Dispatched(rows, counts, side, handle)
+            rows = _Dispatch.apply(tokens, _anchor(), [rows], routing)
+        return Dispatched(rows, counts, side, routing)
 
     def combine(self, outputs: torch.Tensor, handle: Handle, topk_weights: torch.Tensor | None = None) -> torch.Tensor:
         """The experts' outputs in the order of this rank's tokens: of each token the sum over its experts of weight
@@ -198,16 +203,17 @@ class Experts:
             result = _Combine.apply(outputs, weights, _anchor(), [result], handle, factors, kept)
         return result
 
-    def _offer(self, slot: int, tokens: Any, topk_ids: Any, weights: Any, scales: Any) -> Handle:
-        """Writes this rank's tokens and counts into the slot."""
+    def _offer(self, slot: int, tokens: Any, topk_ids: Any, weights: Any, scales: Any, former: Any) -> Handle:
+        """Writes this rank's tokens into the slot, and the counts where no former handle is given."""
         _check(tokens, "tokens", (None, self.hidden), self.dtype)
         num = tokens.shape[0]
         if num > self.max_tokens:
             raise ValueError(f"tokens has {num} rows, and max_tokens is {self.max_tokens}: make Experts with "
                              f"max_tokens of {num} or more, or dispatch the tokens in parts")
-        _check(topk_ids, "topk_ids", (num, self.top_k), None)
-        if topk_ids.dtype not in (torch.int64, torch.int32, torch.int16):
-            raise TypeError(f"topk_ids is {topk_ids.dtype}; give int64, int32 or int16")
+        if former is None:
+            handle = self._route(slot, num, topk_ids)
+        else:
+            handle = self._route_again(former, num, topk_ids)
         if (scales is None) != (self.scale_width == 0):
             raise ValueError(f"scales are {'missing' if scales is None else 'given'}, and scale_width is "
                              f"{self.scale_width}; give scales where Experts has a scale_width, and only there")
@@ -215,11 +221,22 @@ class Experts:
             _check(scales, "scales", (num, self.scale_width), torch.float32)
             if scales.requires_grad:
                 raise ValueError("scales requires grad, and no gradient goes through scales; give scales.detach()")
-        handle = Handle(self, num)
         if weights is not None:
             _check(weights, "topk_weights", (num, self.top_k), None)
+            handle = copy.copy(handle)
             with torch.enable_grad():
                 handle.weights = weights.clone()  # combine() needs the weights of now
+        side = None if scales is None else scales[handle.order.to(torch.int64) // self.top_k]
+        order = handle.order if former is not None else self._block.order[slot][:handle.order.shape[0]]
+        self._block.offer(slot, tokens.detach().resolve_neg(), order, self.top_k, side)
+        return handle
+
+    def _route(self, slot: int, num: int, topk_ids: Any) -> Handle:
+        """Sorts the choices, and writes the counts into the slot."""
+        _check(topk_ids, "topk_ids", (num, self.top_k), None)
+        if topk_ids.dtype not in (torch.int64, torch.int32, torch.int16):
+            raise TypeError(f"topk_ids is {topk_ids.dtype}; give int64, int32 or int16")
+        handle = Handle(self, num)
         ids = as_stored(topk_ids.to(torch.int64))
         order = self._block.order[slot]
         bad = _C.experts_sort(ids, self._block.own_counts[slot], order, handle.places)
@@ -227,10 +244,19 @@ class Experts:
             token, choice = divmod(bad, self.top_k)
             raise ValueError(f"topk_ids[{token}, {choice}] is {int(ids[token, choice])}; experts are 0 to "
                              f"{self.num_experts - 1}, and -1 is no expert")
-        order = order[:int(self._block.own_counts[slot].sum())]
-        handle.order = order.clone()
-        side = None if scales is None else scales[order.to(torch.int64) // self.top_k]
-        self._block.offer(slot, tokens.detach().resolve_neg(), order, self.top_k, side)
+        handle.order = order[:int(self._block.own_counts[slot].sum())].clone()
+        return handle
+
+    def _route_again(self, former: Any, num: int, topk_ids: Any) -> Handle:
+        """The former handle, checked."""
+        if topk_ids is not None:
+            raise ValueError("topk_ids and a handle are given; the handle has the experts of the tokens: give one of "
+                             "the two")
+        self._check_handle(former)
+        if num != former.num_tokens:
+            raise ValueError(f"tokens has {num} rows, and the handle is of a dispatch of {former.num_tokens}; give as "
+                             "many tokens, in the same order")
+        handle: Handle = former
         return handle
 
     def _sum(self, slot: int, given: torch.Tensor, handle: Handle, factors: torch.Tensor | None,
@@ -244,7 +270,7 @@ class Experts:
         if not isinstance(handle, Handle):
             raise TypeError(f"handle is {kind_of(handle)}; give the handle that dispatch returned")
         if handle.experts is not self:
-            raise ValueError("the handle is of a dispatch of another Experts; give it to combine of the same object")
+            raise ValueError("the handle is of a dispatch of another Experts; give it to the same object")
 
     # ---- gradients: exchanges, too
 
