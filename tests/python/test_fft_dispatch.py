@@ -172,6 +172,42 @@ def test_random_shifts(ranks: int) -> None:
     run_ranks(ranks, random_shifts, ranks, SEED + 20 + ranks, CASES, default_group=True, timeout=60 + CASES)
 
 
+def calls_again(rank: int) -> None:
+    """Equal calls compile once, and their gradients once; finalize() drops the plans."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardwire.distributed import _fft_shift, _meeting
+    compile_op, compiled = _fft_shift.compile_op, []
+
+    def counted_compile(*given: Any, **named: Any) -> Any:
+        compiled.append(named["name"])
+        return compile_op(*given, **named)
+
+    _fft_shift.compile_op = counted_compile
+    whole = data_of((5, 6), torch.float64, 1)
+    for _ in range(3):
+        tensor = dt.distribute_tensor(whole, DeviceMesh("cpu", torch.arange(2)), [dt.Shard(0)]).requires_grad_()
+        with fft.dispatch_dtensors():
+            padded, moved = torch.fft.rfft(tensor, n=9, dim=0), torch.fft.fftshift(tensor)
+        close(padded.full_tensor(), torch.fft.rfft(whole, n=9, dim=0), "padded")
+        assert torch.equal(moved.full_tensor(), torch.fft.fftshift(whole))
+        padded.to_local().abs().sum().backward()
+        moved.to_local().sum().backward()
+    assert compiled == ["padding of torch.fft.rfft", "torch.fft.fftshift", "padding of torch.fft.rfft.backward",
+                        "torch.fft.fftshift.backward"], compiled
+    _meeting.forget()
+    with fft.dispatch_dtensors():
+        torch.fft.fftshift(tensor)
+        torch.fft.ifftshift(tensor)
+    assert compiled[4:] == ["torch.fft.fftshift", "torch.fft.ifftshift"], compiled
+
+
+@needs_dtensor
+def test_equal_calls_compile_once() -> None:
+    run_ranks(2, calls_again, default_group=True)
+
+
 def meshes(rank: int) -> None:
     """A mesh of some ranks, on which a rank outside gets an empty part; two dimensions; and a mesh of some ranks in two
     dimensions, whose group is given."""

@@ -18,13 +18,12 @@ from torch.overrides import TorchFunctionMode
 from .. import _C
 from .._integers import as_integer
 from ..compiler.agree import Attempt
-from ..compiler.compile_op import compile_op
 from ..compiler.layout import is_dtensor, local_tensor
 from ..compiler.spec import Pieces
 from ..errors import UnsupportedError
 from ..groups.lookup import global_ranks, resolve_backend
 from . import _ends, _meeting, _runtime
-from ._fft_shift import SHIFTS, read_shifts, shifted
+from ._fft_shift import SHIFTS, kept_move, read_shifts, shifted
 from ._operand import unwrap
 from .distribution import Dims, Placements, Share
 
@@ -124,15 +123,16 @@ def transform(name: str, function: _Function, group: Any, /, input: Any = None, 
         cut.layout(tuple(operand.shape))  # UnsupportedError for a Partial placement
         facts = {"shape": list(operand.shape), "dtype": str(operand.dtype), "dim": list(request.axes),
                  "lengths": [list(request.before), list(request.after)], "norm": request.norm,
-                 "placements": cut.describe()[1:]}
+                 "placements": cut.describe()[1:], "device": operand.device_mesh.device_type}
         wanted = _dtype_for(call, function, operand.dtype)
-    _agree(group, call, facts, attempt.error)
+    key = _agree(group, call, facts, attempt.error)
     assert request is not None
     if wanted != operand.dtype or (function.hermitian and function.kind == "C2R"):
         operand = _mapped(operand, lambda local: local.to(wanted))
     if function.hermitian and function.kind == "C2R":
         operand = _mapped(operand, torch.conj_physical)
-    result = _empty(function, request, operand) if group is None else _planned(function, request, operand, group, call)
+    result = (_empty(function, request, operand) if group is None
+              else _planned(function, request, operand, group, call, key))
     return _mapped(result, torch.conj_physical) if function.hermitian and function.kind == "R2C" else result
 
 
@@ -150,31 +150,34 @@ def shift(name: str, group: Any, /, input: Any = None, dim: Any = None, **others
         steps = read_shifts(call, name, shape, dim)
         cut.layout(shape)  # UnsupportedError for a Partial placement
         facts = {"shape": list(shape), "dtype": str(operand.dtype), "dim": list(steps),
-                 "placements": cut.describe()[1:]}
-    _agree(group, call, facts, attempt.error)
+                 "placements": cut.describe()[1:], "device": operand.device_mesh.device_type}
+    key = _agree(group, call, facts, attempt.error)
     if group is None or 0 in shape:
         return _mapped(operand, torch.clone)
     ranks = global_ranks(resolve_backend(group))
     end = _ends.make_end(call, "the operand", cut.grouped(ranks), shape, len(ranks), overlaps=True)
-    return _mapped(operand, lambda local: shifted(local, group, end, steps, call))
+    return _mapped(operand, lambda local: shifted(local, group, end, steps, call, key))
 
 
-def _agree(group: Any, call: str, facts: dict[str, Any], error: Exception | None) -> None:
-    """Raises the error of any rank, or MismatchError for different facts, on all ranks. group: None for a rank outside
-    of the mesh, which is alone."""
-    if group is not None:
-        _ends.agree(_meeting.exchange(group, f"fft.dispatch_dtensors: {call}", facts, error), call, tuple(facts))
-    elif error is not None:
-        raise error
+def _agree(group: Any, call: str, facts: dict[str, Any], error: Exception | None) -> str:
+    """Raises the error of any rank, or MismatchError for different facts, on all ranks. Returns a text from the
+    arguments of all ranks, for kept plans. group: None for a rank outside of the mesh, which is alone."""
+    if group is None:
+        if error is not None:
+            raise error
+        return ""
+    everyone = _meeting.exchange(group, f"fft.dispatch_dtensors: {call}", facts, error)
+    _ends.agree(everyone, call, tuple(facts))
+    return f"{call} {everyone}"
 
 
-def _planned(function: _Function, request: _Request, operand: Any, group: Any, call: str) -> Any:
+def _planned(function: _Function, request: _Request, operand: Any, group: Any, call: str, key: str) -> Any:
     from . import fft
     shape = list(operand.shape)
     for axis, extent in zip(request.axes, request.before):
         shape[axis] = extent
     if shape != list(operand.shape):
-        operand = _resized(operand, tuple(shape), group, call)
+        operand = _resized(operand, tuple(shape), group, call, key)
     run = {("C2C", False): fft.fft, ("C2C", True): fft.ifft, ("R2C", False): fft.rfft,
            ("C2R", True): fft.irfft}[function.kind, function.inverse]
     parity = "odd" if function.kind == "C2R" and request.after[-1] % 2 else "even"
@@ -266,39 +269,40 @@ def _empty(function: _Function, request: _Request, operand: Any) -> Any:
     return _rebuilt(local_tensor(operand).new_empty((0,) * len(shape), dtype=dtype), operand, shape)
 
 
-def _resized(operand: Any, shape: Dims, group: Any, call: str) -> Any:
+def _resized(operand: Any, shape: Dims, group: Any, call: str, key: str) -> Any:
     """The DTensor cut off, or filled with zeros, to ``shape``. Collective."""
     ranks = global_ranks(resolve_backend(group))
     cut = Placements(operand.placements, operand.device_mesh).grouped(ranks)
     before, after = (_ends.make_end(call, "the operand", cut, dims, len(ranks), overlaps=True)
                      for dims in (tuple(operand.shape), shape))
-    return _rebuilt(_Resize.apply(operand.to_local(), group, before, after, call), operand, shape)
+    return _rebuilt(_Resize.apply(operand.to_local(), group, before, after, call, key), operand, shape)
 
 
 class _Resize(torch.autograd.Function):
     """The elements that both shapes have, and zeros elsewhere. The gradient goes back the same way."""
 
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, group: Any, before: _ends.End, after: _ends.End,
-                call: str) -> torch.Tensor:
-        ctx.kept = group, before, after, call
+    def forward(ctx: Any, local: torch.Tensor, group: Any, before: _ends.End, after: _ends.End, call: str,
+                key: str) -> torch.Tensor:
+        ctx.kept = group, before, after, call, key
         return _resize(local.detach(), *ctx.kept)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        group, before, after, call = ctx.kept
-        return _resize(grad, group, after, before, f"{call}.backward"), None, None, None, None
+        group, before, after, call, key = ctx.kept
+        result = _resize(grad, group, after, before, f"{call}.backward", f"backward {key}")
+        return result, None, None, None, None, None
 
 
-def _resize(local: torch.Tensor, group: Any, before: _ends.End, after: _ends.End, name: str) -> torch.Tensor:
+def _resize(local: torch.Tensor, group: Any, before: _ends.End, after: _ends.End, name: str, key: str) -> torch.Tensor:
     rank = _C.rank(resolve_backend(group))
     common = tuple(min(extents) for extents in zip(before.global_shape, after.global_shape))
     share = after.shares[rank]
     result = _runtime.empty(share.local_shape, local.dtype, local.device).zero_()
     regions = [_inside(end.shares[rank], common) for end in (before, after)]
-    op = compile_op(group, shape=common, dtype=local.dtype, inputs=regions[0],  # type: ignore[arg-type]
-                    outputs=regions[1], overlap="any", name=f"padding of {name}")  # type: ignore[arg-type]
+    op = kept_move(group, f"padding {local.dtype} {key}", shape=common, dtype=local.dtype, inputs=regions[0],
+                   outputs=regions[1], name=f"padding of {name}")
     op([local.resolve_conj().resolve_neg()] if regions[0] else [], [result] if regions[1] else []).wait()
     return result
 

@@ -12,10 +12,10 @@ import torch
 
 from .. import _C
 from .._integers import as_integer
-from ..compiler.compile_op import compile_op
+from ..compiler.compile_op import CustomOp, compile_op
 from ..compiler.spec import Pieces
 from ..groups.lookup import resolve_backend
-from . import _ends, _runtime
+from . import _ends, _meeting, _runtime
 from .distribution import Dims, Share
 
 SHIFTS = ("fftshift", "ifftshift")
@@ -34,32 +34,46 @@ def read_shifts(call: str, name: str, shape: Dims, dim: Any) -> Dims:
     return tuple(steps)
 
 
-def shifted(local: torch.Tensor, group: Any, end: _ends.End, steps: Dims, name: str) -> torch.Tensor:
-    """The local array after the shift, in the same distribution. Collective; differentiable once."""
-    return _Shift.apply(local, group, end, steps, name)
+def shifted(local: torch.Tensor, group: Any, end: _ends.End, steps: Dims, name: str, key: str) -> torch.Tensor:
+    """The local array after the shift, in the same distribution. key: from the arguments of all ranks. Collective;
+    differentiable once."""
+    return _Shift.apply(local, group, end, steps, name, key)
+
+
+def kept_move(group: Any, key: str, **arguments: Any) -> CustomOp:
+    """The compiled op of an earlier call with this key, or a new one. All ranks give keys that were made from the
+    arguments of all ranks, so that all of them compile or none. Collective."""
+    op: CustomOp | None = _meeting.kept_plans(group, moves=True).get(key)
+    if op is None:
+        op = compile_op(group, overlap="any", **arguments)
+    _meeting.keep_plan(group, key, op, moves=True)
+    return op
 
 
 class _Shift(torch.autograd.Function):
     """The gradient goes back the same way."""
 
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, group: Any, end: _ends.End, steps: Dims, name: str) -> torch.Tensor:
-        ctx.kept = group, end, steps, name
+    def forward(ctx: Any, local: torch.Tensor, group: Any, end: _ends.End, steps: Dims, name: str,
+                key: str) -> torch.Tensor:
+        ctx.kept = group, end, steps, name, key
         return _shift(local.detach(), *ctx.kept)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        group, end, steps, name = ctx.kept
-        return _shift(grad, group, end, tuple(-step for step in steps), f"{name}.backward"), None, None, None, None
+        group, end, steps, name, key = ctx.kept
+        back = tuple(-step for step in steps)
+        result = _shift(grad, group, end, back, f"{name}.backward", f"backward {key}")
+        return result, None, None, None, None, None
 
 
-def _shift(local: torch.Tensor, group: Any, end: _ends.End, steps: Dims, name: str) -> torch.Tensor:
+def _shift(local: torch.Tensor, group: Any, end: _ends.End, steps: Dims, name: str, key: str) -> torch.Tensor:
     share = end.shares[_C.rank(resolve_backend(group))]
     result = _runtime.empty(share.local_shape, local.dtype, local.device)
     regions = [_after(share, moved, end.global_shape) for moved in (steps, (0,) * len(steps))]
-    op = compile_op(group, shape=end.global_shape, dtype=local.dtype, inputs=regions[0],  # type: ignore[arg-type]
-                    outputs=regions[1], overlap="any", name=name)  # type: ignore[arg-type]
+    op = kept_move(group, f"{local.dtype} {key}", shape=end.global_shape, dtype=local.dtype, inputs=regions[0],
+                   outputs=regions[1], name=name)
     op([local.resolve_conj().resolve_neg()] if regions[0] else [], [result] if regions[1] else []).wait()
     return result
 

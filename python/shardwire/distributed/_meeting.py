@@ -10,9 +10,10 @@ from typing import Any
 from ..compiler import agree
 from ..groups.lookup import resolve_backend, table_by_group
 
-# The state kept for a group: the plans of one-off calls.
+# The state kept for a group: the plans of one-off calls, and as many moves before or after them. Moves are small.
 PLANS_PER_GROUP = 8
 _plans: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = table_by_group()
+_moves: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = table_by_group()
 # The number of times that this process dropped all plans. Every rank sends the number, so when one rank drops plans,
 # the keys change on all ranks of its groups, and no rank finds a plan that another rank lacks.
 _forgotten = 0
@@ -35,15 +36,15 @@ def exchange(group: Any, call: str, facts: dict[str, Any], error: Exception | No
     return [json.loads(blob) for blob in of_each]
 
 
-def kept_plans(group: Any) -> OrderedDict[str, Any]:
-    """The plans of one-off calls of ``group``, the last used at the end. The keys are made from the arguments of all
-    ranks, so all ranks drop the same plan."""
-    return _plans.setdefault(group, OrderedDict())
+def kept_plans(group: Any, moves: bool = False) -> OrderedDict[str, Any]:
+    """The plans of one-off calls of ``group``, or the moves beside them, the last used at the end. The keys are made
+    from the arguments of all ranks, so all ranks drop the same plan."""
+    return (_moves if moves else _plans).setdefault(group, OrderedDict())
 
 
-def keep_plan(group: Any, key: str, plan: Any) -> None:
+def keep_plan(group: Any, key: str, plan: Any, moves: bool = False) -> None:
     """Puts ``plan`` at the end, and drops the least recently used plan when there are too many."""
-    plans = kept_plans(group)
+    plans = kept_plans(group, moves)
     plans[key] = plan
     plans.move_to_end(key)
     while len(plans) > PLANS_PER_GROUP:
@@ -55,3 +56,4 @@ def forget() -> None:
     global _forgotten
     _forgotten += 1
     _plans.clear()
+    _moves.clear()
