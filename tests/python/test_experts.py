@@ -11,6 +11,7 @@ import random
 import signal
 from typing import Any
 
+import accelerator
 import numpy
 import pytest
 import torch
@@ -437,6 +438,36 @@ def test_the_default_device_does_not_matter(monkeypatch: pytest.MonkeyPatch, tra
     if transports:
         monkeypatch.setenv("SHARDWIRE_TRANSPORTS", transports)
     run_ranks(2, under_another_default_device, not transports)
+
+
+def on_a_device(rank: int, device: Any) -> None:
+    """Tensors of a device, on rank 1 of the CPU: the values and gradients are those of the CPU's tensors."""
+    experts = Experts(3, 4, 2, 8, scale_width=1, group=group())
+    torch.manual_seed(rank)
+    tokens, ids, weights, scales = torch.rand(5, 4), torch.randint(-1, 3, (5, 2)), torch.rand(5, 2), torch.rand(5, 1)
+    found = []
+    for moves in (False, rank != 1):
+        mine, own_ids, factors, own_scales, grad = (
+            accelerator.on_device(each) if moves else each.clone()
+            for each in (tokens, ids, weights, scales, tokens + 1))
+        mine.requires_grad_(), factors.requires_grad_()
+        received = experts.dispatch(mine, own_ids, factors, own_scales)
+        again = experts.dispatch(mine.detach(), scales=own_scales, handle=received.handle)
+        result = experts.combine(2 * received.tokens, received.handle)
+        result.backward(grad)
+        assert received.counts.device.type == "cpu"
+        of_device = [received.tokens, received.scales, again.tokens, again.dequantized(torch.float32), result,
+                     mine.grad, factors.grad]
+        assert all(each.device == mine.device for each in of_device)
+        found.append([each.detach().cpu() for each in of_device])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("transports", ["", "^shm"])
+def test_tensors_of_a_device(monkeypatch: pytest.MonkeyPatch, transports: str) -> None:
+    if transports:
+        monkeypatch.setenv("SHARDWIRE_TRANSPORTS", transports)
+    run_ranks(3, on_a_device, accelerator.load())
 
 
 def in_a_sub_group(rank: int) -> None:

@@ -29,7 +29,7 @@ def dequantized(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dt
     if hidden % width:
         raise ValueError(f"a row has {width} scales for {hidden} elements: give a scale_width that divides hidden")
     factors = None if scales is None else scales.unsqueeze(2)
-    if item_bytes(rows.dtype) > 1 or rows.requires_grad:
+    if item_bytes(rows.dtype) > 1 or rows.requires_grad or rows.device.type != "cpu":
         wide = rows.to(torch.float32 if factors is not None else dtype)
         if factors is not None:
             wide = (wide.view(count, width, hidden // width) * factors).view(count, hidden)

@@ -145,7 +145,8 @@ class Experts:
             scale_width is not 0. handle: of an earlier dispatch, the same on all ranks, in place of topk_ids: as many
             tokens go the same ways, without a sort; weights that are not given are those of the handle.
 
-        The tensors may be changed when the call returns; the received tokens are new memory.
+        The tensors may be changed when the call returns; the received tokens are new memory. Tensors of a device are
+        staged through the host: the received tokens and scales lie on the device of ``tokens``, counts on the CPU.
         """
         slot = self._block.begin()
         error: Exception | None = None
@@ -166,6 +167,7 @@ class Experts:
             routing.own_chunks = routing.table.view(len(own), self._size, 3)[:, self._rank].contiguous()
         rows, side = self._block.fetch(slot, self.dtype, routing.table, routing.num_received, self.top_k,
                                        self.scale_width)
+        rows, side = rows.to(tokens.device), None if side is None else side.to(tokens.device)
         counts = routing.table.view(len(own), self._size, 3)[:, :, 1].sum(1)
         if any_needs:
             rows = _Dispatch.apply(tokens, _anchor(), [rows], routing)
@@ -177,6 +179,7 @@ class Experts:
 
         outputs: [rows received, hidden] in out_dtype, in the rows of ``Dispatched.tokens``. handle: of the same
             dispatch on all ranks; may be used again. topk_weights: [n, top_k]; None: those of the dispatch, else 1.
+            The result lies on the device of ``outputs``.
         """
         slot = self._block.begin()
         error: Exception | None = None
@@ -188,16 +191,16 @@ class Experts:
             _check(outputs, "outputs", (handle.num_received, self.hidden), self.out_dtype)
             if weights is not None:
                 _check(weights, "topk_weights", (handle.num_tokens, self.top_k), None)
-                factors = as_stored(weights.detach().to(torch.float32))
+                factors = _on_host(weights).to(torch.float32)
             records = torch.is_grad_enabled()
             keeps = records and weights is not None and weights.requires_grad
             needs = keeps or (records and outputs.requires_grad)
-            given = as_stored(outputs.detach())
+            given = _on_host(outputs)
             self._block.give_back(slot, given, handle.table, keeps)
         except Exception as failure:  # the other ranks wait for this rank
             error = failure
         any_needs = self._block.meet(_COMBINE, getattr(handle, "number", 0), (needs, torch.is_grad_enabled()), error)
-        result = self._sum(slot, given, handle, factors, keeps)
+        result = self._sum(slot, given, handle, factors, keeps).to(outputs.device)
         if any_needs:
             kept = self._block.rows[self.out_dtype][slot][:handle.order.shape[0]].clone() if keeps else None
             result = _Combine.apply(outputs, weights, _anchor(), [result], handle, factors, kept)
@@ -226,9 +229,9 @@ class Experts:
             handle = copy.copy(handle)
             with torch.enable_grad():
                 handle.weights = weights.clone()  # combine() needs the weights of now
-        side = None if scales is None else scales[handle.order.to(torch.int64) // self.top_k]
+        side = None if scales is None else _on_host(scales)[handle.order.to(torch.int64) // self.top_k]
         order = handle.order if former is not None else self._block.order[slot][:handle.order.shape[0]]
-        self._block.offer(slot, tokens.detach().resolve_neg(), order, self.top_k, side)
+        self._block.offer(slot, tokens.detach().to("cpu").resolve_neg(), order, self.top_k, side)
         return handle
 
     def _route(self, slot: int, num: int, topk_ids: Any) -> Handle:
@@ -237,7 +240,7 @@ class Experts:
         if topk_ids.dtype not in (torch.int64, torch.int32, torch.int16):
             raise TypeError(f"topk_ids is {topk_ids.dtype}; give int64, int32 or int16")
         handle = Handle(self, num)
-        ids = as_stored(topk_ids.to(torch.int64))
+        ids = _on_host(topk_ids).to(torch.int64)
         order = self._block.order[slot]
         bad = _C.experts_sort(ids, self._block.own_counts[slot], order, handle.places)
         if bad >= 0:
@@ -278,13 +281,13 @@ class Experts:
         """The gradient of dispatch's tokens, from that of the received rows. Gradients of 8-bit floats travel and are
         summed in out_dtype."""
         slot = self._block.begin()
-        given = as_stored(grad.to(self.out_dtype) if self.dtype in _FLOAT8 else grad)
+        given = _on_host(grad.to(self.out_dtype) if self.dtype in _FLOAT8 else grad)
         self._block.give_back(slot, given, handle.table, False)
         self._block.meet(_DISPATCH_BACKWARD, handle.number, (False, False), None)
-        return self._sum(slot, given, handle, None, False).to(self.dtype)
+        return self._sum(slot, given, handle, None, False).to(grad.device, self.dtype)
 
     def _spread_gradients(self, handle: Handle, grad: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-        """The gradient of combine's outputs, from that of the result."""
+        """The gradient of combine's outputs, from that of the result; both on the CPU."""
         slot = self._block.begin()
         side = None if factors is None else factors.view(-1)[handle.order.to(torch.int64)].view(-1, 1)
         if side is None:
@@ -316,22 +319,27 @@ class _Combine(torch.autograd.Function):
                 result: list[torch.Tensor], handle: Handle, factors: torch.Tensor | None,
                 kept: torch.Tensor | None) -> torch.Tensor:
         ctx.handle, ctx.factors, ctx.kept = handle, factors, kept
-        ctx.weights_dtype = None if weights is None else weights.dtype
+        ctx.of_weights = None if weights is None else (weights.device, weights.dtype)
         return result.pop()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         handle = ctx.handle
-        found = handle.experts._spread_gradients(handle, grad, ctx.factors)
+        given = grad.to("cpu")
+        found = handle.experts._spread_gradients(handle, given, ctx.factors).to(grad.device)
         of_weights = None
         if ctx.needs_input_grad[1]:
             top_k = handle.experts.top_k
             chosen = handle.places.view(-1, top_k).to(torch.int64)
             rows = (ctx.kept if len(ctx.kept) else ctx.kept.new_zeros(1, ctx.kept.shape[1]))[chosen.clamp(min=0)]
-            dots = torch.bmm(rows.float(), grad.float().unsqueeze(2)).squeeze(2)
-            of_weights = torch.where(chosen < 0, dots.new_zeros(()), dots).to(ctx.weights_dtype)
+            dots = torch.bmm(rows.float(), given.float().unsqueeze(2)).squeeze(2)
+            of_weights = torch.where(chosen < 0, dots.new_zeros(()), dots).to(*ctx.of_weights)
         return found if ctx.needs_input_grad[0] else None, of_weights, None, None, None, None, None
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return as_stored(tensor.detach().to("cpu"))
 
 
 def _anchor() -> torch.Tensor:
@@ -360,8 +368,8 @@ def _shares(num_experts: int, size: int, given: Sequence[int] | None) -> list[in
 def _check(tensor: Any, name: str, shape: tuple[int | None, ...], dtype: torch.dtype | None) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is {kind_of(tensor)}; give a torch tensor")
-    if tensor.device.type != "cpu":
-        raise TypeError(f"{name} is on {tensor.device}; tensors on the CPU only")
+    if tensor.device.type == "meta" or tensor.layout != torch.strided:
+        raise TypeError(f"{name} is sparse or on meta; give a dense tensor that has memory")
     fits = tensor.dim() == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape))
     if not fits:
         wanted = ", ".join("n" if each is None else str(each) for each in shape)
