@@ -20,7 +20,7 @@ from random_campaign import RANKS_AND_WAYS, Digest, extent_of, run_campaign, wid
 from ranks import error_of, group, outcome, run_ranks
 
 import shardwire
-from shardwire.distributed import all_gather_v, reduce_scatter_v
+from shardwire.distributed import _expert_block, all_gather_v, reduce_scatter_v
 from shardwire.distributed.experts import Dispatched, Experts
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261125"))
@@ -124,6 +124,7 @@ def random_values(rank: int, ranks: int, seed: int, cases: int) -> str:
     for number in range(cases):
         case = Case(rng, ranks, rng.choice(DTYPES))
         said = f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {number}: {vars(case)}"
+        _expert_block._REGROUP_BELOW = (number + rank) % 2 << 16
         experts = case.make(scale_width=2)
         assert experts._block.is_direct == ("SHARDWIRE_TRANSPORTS" not in os.environ)
         factors, wanted = torch.arange(case.num_experts) / 10, torch.from_numpy(numpy_model(case, rank))
@@ -162,32 +163,39 @@ def test_random_values_of_ranks_that_share_no_memory(monkeypatch: pytest.MonkeyP
     run_ranks(3, random_values, 3, SEED + 10, max(1, CASES // 3), timeout=60 + CASES)
 
 
-def counts_waits(rank: int) -> int:
-    """The gets that wait in a dispatch of 24 tokens of each rank to 12 experts, two for each token."""
+def counts_requests(rank: int, shortest: int) -> list[int]:
+    """The gets of a dispatch of 24 tokens of each rank to 12 experts, two for each token, the gets that wait, and the
+    puts of a combine. shortest: bytes of the runs for one expert that move alone."""
     from shardwire import _C
+    _expert_block._REGROUP_BELOW = shortest
     experts = Experts(12, 8, 2, 24, scale_width=1, group=group())
     tokens, ids = torch.full((24, 8), float(rank)), torch.arange(48).view(24, 2) % 12
-    get, waits = _C.symm_get, []
+    get, put, gets, waits, puts = _C.symm_get, _C.symm_put, [], [], []
 
-    def counted(to: torch.Tensor, part: torch.Tensor, source: int, non_blocking: bool = False) -> None:
+    def counted_get(to: torch.Tensor, part: torch.Tensor, source: int, non_blocking: bool = False) -> None:
+        gets.append(source)
         waits.extend([source] * (not non_blocking))
         get(to, part, source, non_blocking)
 
-    _C.symm_get = counted
-    try:
-        received = experts.dispatch(tokens, ids, None, tokens[:, :1])
-    finally:
-        _C.symm_get = get
-    assert received.counts.tolist() == [12] * 4
+    def counted_put(part: torch.Tensor, values: torch.Tensor, target: int) -> None:
+        puts.extend([target] * (values.dtype == torch.float32))
+        put(part, values, target)
+
+    _C.symm_get, _C.symm_put = counted_get, counted_put
+    received = experts.dispatch(tokens, ids, None, tokens[:, :1])
+    result = experts.combine(received.tokens, received.handle)
+    assert received.counts.tolist() == [12] * 4 and torch.equal(result, 2 * tokens)
     assert received.tokens[:, 0].tolist() == [float(source) for source in range(3) for _ in range(4)] * 4
     assert torch.equal(received.scales, received.tokens[:, :1])
     assert sorted(waits) == [0, 1, 2], waits
-    return len(waits)
+    return [len(gets), len(puts)]
 
 
-def test_a_dispatch_between_hosts_waits_once_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shortest, requests", [(1 << 16, [6, 2]), (0, [24, 8])])
+def test_a_dispatch_between_hosts_waits_once_for_each_rank(monkeypatch: pytest.MonkeyPatch, shortest: int,
+                                                           requests: list[int]) -> None:
     monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "^shm")
-    assert run_ranks(3, counts_waits) == [3] * 3
+    assert run_ranks(3, counts_requests, shortest) == [requests] * 3
 
 
 def random_gradients(rank: int, ranks: int, seed: int, cases: int) -> int:

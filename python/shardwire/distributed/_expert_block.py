@@ -11,7 +11,10 @@ exchange n - 2 and no longer use the slot, which a rank may then write: its own 
 for a combine.
 
 Where every rank addresses all peers' memory, a dispatch copies the tokens once into the own slot, and the peers pick
-rows. Otherwise the sender brings the rows into the order of the experts, so that each request moves one run of bytes.
+rows. Otherwise the sender brings the rows into the order of the experts. So the rows from one rank for all experts of
+another rank are one run of bytes in the slot of the tokens' owner, and one request moves them; at the experts' rank
+they are sorted by expert, and a copy brings them from the one order into the other. Long runs for one expert move
+without this copy, a request for each.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from ..plain.tensor_bytes import item_bytes
 _NUMBERS = 6
 _TEXT_WORDS = 64
 _ALIGN = 256
+# Between hosts, runs of rows for one expert that are shorter than this move with all others of their rank.
+_REGROUP_BELOW = 64 << 10
 _CALLS = ("dispatch", "combine", "backward of dispatch", "backward of combine", "dispatch with a handle")
 _WITH_COUNTS = 0  # the call that sends the rows for each expert: dispatch
 _ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, RuntimeError, MismatchError)
@@ -181,10 +186,36 @@ class ExpertBlock:
             if side is not None:
                 _C.experts_gather(side, self._peer_side[slot], [], table, top_k)
         else:
-            pairs = [(rows, self.rows[dtype][slot])] + ([] if side is None else [(side, self.side[slot])])
+            self._get(table, [(rows, self.rows[dtype][slot])] + ([] if side is None else [(side, self.side[slot])]))
+        return rows, None if side is None else side[:, :side_width]
+
+    def _get(self, table: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Gets the rows of all ranks. pairs: of the rows here, and of the part of the slot from which they come."""
+        rows, part = pairs[0]
+        if not self._regroups(table, rows):
             self._get_all([(to[at:at + count], part[first:first + count], source)
                            for source, first, count, at in self._chunks(table) for to, part in pairs])
-        return rows, None if side is None else side[:, :side_width]
+            return
+        firsts, counts, inner = self._runs(table)
+        staged = [torch.split(_C.heap_empty(list(to.shape), to.dtype), counts) for to, _ in pairs]
+        self._get_all([(runs[source], part[first:first + len(runs[source])], source)
+                       for source, first in enumerate(firsts) if counts[source]
+                       for (_, part), runs in zip(pairs, staged)])
+        for (to, _), runs in zip(pairs, staged):
+            _C.experts_gather(to, runs, [], inner, 1)
+
+    def _regroups(self, table: torch.Tensor, rows: torch.Tensor) -> bool:
+        """Whether one request for each rank and a copy are cheaper than one request for each rank and expert."""
+        runs = table.shape[0]
+        return runs > self._size and rows.numel() * item_bytes(rows.dtype) < _REGROUP_BELOW * runs
+
+    def _runs(self, table: torch.Tensor) -> tuple[list[int], list[int], torch.Tensor]:
+        """Of each rank the first row in its slot and the number of rows, and the table with places in these runs."""
+        inner = table.clone()
+        by_source = inner.view(-1, self._size, 3)
+        firsts = by_source[0, :, 0].clone()
+        by_source[:, :, 0] -= firsts
+        return firsts.tolist(), by_source[:, :, 1].sum(0).tolist(), inner
 
     @staticmethod
     def _get_all(gets: list[tuple[torch.Tensor, torch.Tensor, int]]) -> None:
@@ -207,9 +238,20 @@ class ExpertBlock:
                 targets[self.rank] = None
             _C.experts_return(targets, rows, table)
             return
-        for source, first, count, at in self._chunks(table):
-            if with_own or source != self.rank:
-                _C.symm_put(self.rows[rows.dtype][slot][first:first + count], rows[at:at + count], source)
+        part = self.rows[rows.dtype][slot]
+        if not self._regroups(table, rows):
+            for source, first, count, at in self._chunks(table):
+                if with_own or source != self.rank:
+                    _C.symm_put(part[first:first + count], rows[at:at + count], source)
+            return
+        firsts, counts, inner = self._runs(table)
+        runs: list[torch.Tensor | None] = list(torch.split(_C.heap_empty(list(rows.shape), rows.dtype), counts))
+        if not with_own:
+            runs[self.rank] = None
+        _C.experts_return(runs, rows, inner)
+        for source, run in enumerate(runs):
+            if run is not None and counts[source]:
+                _C.symm_put(part[firsts[source]:firsts[source] + counts[source]], run, source)
 
     def _chunks(self, table: torch.Tensor) -> list[tuple[int, int, int, int]]:
         """(source, first row there, rows, first row here) of each chunk that is not empty."""
