@@ -208,6 +208,47 @@ def test_equal_calls_compile_once() -> None:
     run_ranks(2, calls_again, default_group=True)
 
 
+def compiled_calls(rank: int, backend: str) -> None:
+    """Inside of torch.compile, with the context inside and outside: values and gradients of the calls without it."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    mesh, whole = DeviceMesh("cpu", torch.arange(2)), data_of((5, 6), torch.float64, 1)
+
+    def function(x: Any) -> Any:
+        return torch.fft.fftshift(torch.fft.rfft(x * 2, n=9, dim=0)) + 1
+
+    def with_context(x: Any) -> Any:
+        with fft.dispatch_dtensors():
+            y = torch.fft.fftshift(torch.fft.rfft(x * 2, n=9, dim=0))
+        return y + 1
+
+    plain = whole.clone().requires_grad_()
+    expected = function(plain)
+    expected.abs().sum().backward()
+    for called in (function, with_context):
+        compiled = torch.compile(called, backend=backend)
+        for _ in range(2):
+            tensor = dt.distribute_tensor(whole, mesh, [dt.Shard(0)]).requires_grad_()
+            if called is function:
+                with fft.dispatch_dtensors():
+                    result = compiled(tensor)
+            else:
+                result = compiled(tensor)
+            assert result.placements == (dt.Shard(0),)
+            close(result.full_tensor().detach(), expected.detach(), "compiled")
+            result.to_local().abs().sum().backward()
+            close(tensor.grad.full_tensor(), plain.grad, "the gradient of a compiled call")
+    torch._dynamo.reset()
+    kind, text = error_of(torch.compile(with_context, backend=backend, fullgraph=True), tensor)
+    assert kind == "Unsupported", (kind, text)
+
+
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="tried with torch 2.13")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_calls_inside_of_torch_compile(backend: str) -> None:
+    run_ranks(2, compiled_calls, backend, default_group=True)
+
+
 def meshes(rank: int) -> None:
     """A mesh of some ranks, on which a rank outside gets an empty part; two dimensions; and a mesh of some ranks in two
     dimensions, whose group is given."""

@@ -10,7 +10,7 @@ compiled op (_fft_shift.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,6 +28,15 @@ from ._operand import unwrap
 from .distribution import Dims, Placements, Share
 
 _SWAPPED = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+_Marked = TypeVar("_Marked", bound=Callable[..., Any])
+
+
+def _uncompiled(function: _Marked) -> _Marked:
+    """torch.compile breaks its graph at a call of the function, and then makes the call as ever."""
+    marked: _Marked = getattr(torch, "_disable_dynamo", lambda same: same)(function)  # torch 1.13 compiles nothing
+    return marked
 
 
 class _Function(NamedTuple):
@@ -109,6 +118,7 @@ def dispatch_dtensors(group: Any = None) -> Any:
     return _Dispatch(group)
 
 
+@_uncompiled
 def transform(name: str, function: _Function, group: Any, /, input: Any = None, n_or_s: Any = None, dim: Any = None,
               norm: Any = None, **others: Any) -> Any:
     """The result of ``torch.fft.name(...)``, of which ``input`` is a DTensor. Collective."""
@@ -136,6 +146,7 @@ def transform(name: str, function: _Function, group: Any, /, input: Any = None, 
     return _mapped(result, torch.conj_physical) if function.hermitian and function.kind == "R2C" else result
 
 
+@_uncompiled
 def shift(name: str, group: Any, /, input: Any = None, dim: Any = None, **others: Any) -> Any:
     """The result of ``torch.fft.fftshift`` or ``ifftshift``, of which ``input`` is a DTensor. Collective."""
     operand = others.pop("self", None) if input is None else input
