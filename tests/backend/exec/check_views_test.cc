@@ -82,5 +82,17 @@ TEST(CheckViews, RefusesWhatPeersStillRead) {
   EXPECT_NE(whyNot(plan, input, viewOf(values, 4, {8, 4}, {8, 1})), "");
 }
 
+TEST(CheckViews, RefusesAnOutputThatOverlapsItself) {
+  const Plan plan = swapPlan();
+  Values values(32);
+  const TensorView input = viewOf(values, 0, {4, 4}, {4, 1});
+  const auto whyNotInto = [&](const TensorView& output) {
+    return checkViews(plan, std::span(&input, 1), std::span(&output, 1), "op").message();
+  };
+  EXPECT_EQ(whyNotInto(viewOf(values, 16, {4, 4}, {4, 1})), "");
+  EXPECT_EQ(whyNotInto(viewOf(values, 16, {4, 4}, {3, 1})),
+            "op: outputs[0] of rank 0 has elements that share memory (strides [3, 1]); pass a tensor without overlap");
+}
+
 }  // namespace
 }  // namespace shardwire::internal
