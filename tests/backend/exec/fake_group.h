@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +88,7 @@ class FakeConnection final : public Connection {
     return true;
   }
   bool hasWithdrawn() const override { return withdrawn; }
+  std::shared_mutex* readersLock() override { return readers; }
   Result<std::shared_ptr<HeldMemory>> hold(const HeapPlace& place, std::size_t size) override {
     return held != nullptr ? Result<std::shared_ptr<HeldMemory>>(held) : Connection::hold(place, size);
   }
@@ -112,6 +114,7 @@ class FakeConnection final : public Connection {
   Reach reach = Reach::kNone;
   ReadLimits limits;
   bool withdrawn = false;
+  std::shared_mutex* readers = nullptr;  // the result of readersLock()
   std::vector<std::pair<std::uint64_t, std::size_t>> exposed;
   int numConcealed = 0;
   std::shared_ptr<HeldMemory> held;  // the result of hold(); null: no memory can be held

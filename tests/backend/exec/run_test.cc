@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -327,6 +328,23 @@ TEST(PlanRun, CombinesWhatIsStagedPostedOrCopied) {
     ranks.run();
     expectSummed(ranks.outputs);
   }
+}
+
+// A peer of this process has failed: its callers may have freed the memory.
+TEST(PlanRun, CombinesNothingOfWithdrawnMemoryOfItsProcess) {
+  std::shared_mutex readers;
+  Ranks<PlanRun> ranks(sumPlans(500));
+  ranks.group.forEachLink([&](FakeConnection& link) {
+    link.reach = Reach::kDirect;
+    link.readers = &readers;
+  });
+  ranks.rank(0).to(1).withdrawn = true;
+  ranks.step(1);
+  ranks.step(0);
+  EXPECT_EQ(ranks.outputs[0], Values(500, -1));
+  ranks.rank(0).to(1).withdrawn = false;
+  ranks.run();
+  expectSummed(ranks.outputs);
 }
 
 // Whether rank 0 packs bytes for rank 1, of memory that rank 1 can read by copies, under these limits.
