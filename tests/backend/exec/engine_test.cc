@@ -178,6 +178,31 @@ TEST_F(EngineTest, FailsTheGroupWhereAnOperationCannotBeStarted) {
   EXPECT_EQ(earlier->status().code(), StatusCode::kSystem);
 }
 
+TEST_F(EngineTest, ReleasesTheTensorsOfAnOperationThatAFailedGroupRefuses) {
+  engine_->abort({StatusCode::kAborted, "the reason"});
+  auto tensors = std::make_shared<int>();
+  const std::weak_ptr<int> kept = tensors;
+  const std::shared_ptr<Activity> refused = exchangeOf(1);
+  refused->keepAlive = std::move(tensors);
+  EXPECT_EQ(engine_->submit(std::span(&refused, 1), Duration::zero()).code(), StatusCode::kAborted);
+  EXPECT_TRUE(refused->isDone());
+  EXPECT_TRUE(kept.expired());
+}
+
+TEST_F(EngineTest, KeepsTheTensorsOfAShortOperationUntilItsEnd) {
+  auto tensors = std::make_shared<int>();
+  const std::weak_ptr<int> kept = tensors;
+  std::shared_ptr<void> keepAlive = std::move(tensors);
+  std::shared_ptr<Activity> late;
+  ASSERT_TRUE(engine_->submitShort(*exchangeOf(1), keepAlive, nullptr, &late).isOk());
+  ASSERT_NE(late, nullptr);
+  EXPECT_FALSE(late->isDone());
+  EXPECT_FALSE(kept.expired());
+  engine_->abort({StatusCode::kAborted, "the reason"});
+  EXPECT_TRUE(late->isDone());
+  EXPECT_TRUE(kept.expired());
+}
+
 // The peer may have the message already.
 TEST_F(EngineTest, FailsTheGroupWhereAMessageInsideItsCallCannotEnd) {
   failNextPoll();
