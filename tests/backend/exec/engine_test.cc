@@ -3,6 +3,8 @@
 #include "backend/exec/engine.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -201,6 +203,35 @@ TEST_F(EngineTest, KeepsTheTensorsOfAShortOperationUntilItsEnd) {
   engine_->abort({StatusCode::kAborted, "the reason"});
   EXPECT_TRUE(late->isDone());
   EXPECT_TRUE(kept.expired());
+}
+
+// The end of an engine would notify the peers, and join threads that the child does not have.
+TEST_F(EngineTest, IsNotDestroyedInAChildOfFork) {
+  constexpr int kDestroyed = 5, kInUse = 6, kLeft = 7;
+  std::shared_ptr<Activity> exchange = exchangeOf(1);
+  exchange->keepAlive = std::shared_ptr<void>(nullptr, [parent = ::getpid()](void*) {
+    if (::getpid() != parent) {
+      ::_exit(kDestroyed);
+    }
+  });
+  ASSERT_TRUE(engine_->submit(std::span(&exchange, 1), Duration::zero()).isOk());
+  exchange = nullptr;
+  int result = kInUse;
+  while (result == kInUse) {  // the progress thread, which the child does not have, held the engine at that moment
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(10);  // a hang is a failure
+      if (engine_.use_count() > 1) {
+        ::_exit(kInUse);
+      }
+      engine_ = nullptr;
+      ::_exit(kLeft);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    result = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  EXPECT_EQ(result, kLeft);
 }
 
 // The peer may have the message already.
