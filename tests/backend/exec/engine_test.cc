@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -265,6 +266,21 @@ TEST_F(EngineTest, KeepsAnExceptionOfAPollFromTheCallerThatEndsTheGroup) {
   engine_->abort({StatusCode::kAborted, "the reason"});
   EXPECT_EQ(statusOnceFailed().message(), "the reason");
   EXPECT_TRUE(exchange->isDone());
+}
+
+// The thread that aborts does not drive, so it has no turn to hand over before the callbacks.
+TEST_F(EngineTest, RunsTheCallbacksOfTheOperationsThatAnAbortEnds) {
+  const auto exchange = submitExchange(1);
+  std::atomic<int> numCalls{0};
+  exchange->onDone([&](const Status& status) {
+    EXPECT_EQ(status.code(), StatusCode::kAborted);
+    ++numCalls;
+  });
+  engine_->abort({StatusCode::kAborted, "the reason"});
+  while (numCalls == 0) {  // the progress thread may have taken the callback from the queue
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(numCalls, 1);
 }
 
 // Otherwise a thread that is not prepared for a wait would run the callback.
