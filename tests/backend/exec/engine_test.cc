@@ -409,6 +409,19 @@ TEST_F(EngineTest, AsksAPeerThatMeansAnotherOperationByTheSameNumber) {
   EXPECT_EQ(statusOnceFailed().code(), StatusCode::kMismatch);
   EXPECT_NE(statusOnceFailed().message().find("rank 0 called the exchange, but rank 1 called a broadcast"),
             std::string::npos);
+  // The cancel was of the other operation, and did not end this one.
+  EXPECT_EQ(exchange->wait(Clock::now() + std::chrono::seconds(10)).code(), StatusCode::kMismatch);
+}
+
+// Then the peer's error names both calls, and does not only pass this rank's error on.
+TEST_F(EngineTest, AnswersAPeerThatAsksForTheCallOfThisRank) {
+  const auto exchange = submitExchange(77);
+  put(Lane::kControl, frameOf(DesyncFrame{.seq = 1, .wantsAnswer = 1, .call = 1}, bytesOf("a broadcast")));
+  const Status status = statusOnceFailed();
+  EXPECT_EQ(status.code(), StatusCode::kMismatch);
+  EXPECT_NE(status.message().find("rank 0 called the exchange, but rank 1 called a broadcast"), std::string::npos)
+      << status.message();
+  EXPECT_EQ(textOfFirst<DesyncFrame>(), "the exchange");
 }
 
 }  // namespace
