@@ -195,6 +195,19 @@ TEST_F(QuestionsTest, FollowAnOlderOperationOfTheSameRank) {
   EXPECT_TRUE(older->isDone());  // the group failed
 }
 
+// The rank is done with its part of this operation, and yet may keep a needed rank waiting.
+TEST_F(QuestionsTest, GoToARankOfTheChainThatIsDoneWithTheOperation) {
+  const auto activity = start("all_reduce", {1});
+  others_[3]->sent(Lane::kControl).push_back(frameOf(AnswerFrame{.seq = 1, .state = AskedState::kOver}));
+  comeNearTheEnd(*activity);
+  EXPECT_EQ(asked(), (Asked{{1, 1}}));
+  answer(1, 1, "is in recv: rank 3 sent nothing", {3});
+  look();
+  EXPECT_EQ(asked(), (Asked{{3, 0}}));
+  answer(3, 0, "is in a broadcast", {});
+  expectHas(expire(*activity).message(), "; rank 1 is in recv: rank 3 sent nothing; rank 3 is in a broadcast");
+}
+
 TEST_F(QuestionsTest, TakeNoAnswerOfAnEarlierError) {
   auto first = std::make_shared<Exchange>("mine", kSize, 0);  // the group survives its timeout
   first->description = std::make_shared<const std::string>("compile_op");
@@ -269,6 +282,18 @@ TEST_F(QuestionsTest, AreAnsweredWithTheRanksThatKeepThisRankWaiting) {
   EXPECT_EQ(awaitedIn(*read, kSize), (std::vector<Rank>{4, 9, 2}));
   EXPECT_EQ(textOf(read->payload.subspan(read->awaitedBytes())),
             "is in all_gather (operation #1): the needed ranks did not arrive");
+}
+
+TEST_F(QuestionsTest, AboutAnOperationToComeWaitForTheCallUnlessThePeerWantsAnAnswerNow) {
+  const auto& sent = static_cast<FakeConnection&>(*peers_.connections[30]).sent(Lane::kControl);
+  for (const std::uint32_t wantsAnswer : {0U, 1U}) {
+    others_[30]->sent(Lane::kControl).push_back(frameOf(AskFrame{.operation = {1, 77}, .wantsAnswer = wantsAnswer}));
+    poll();
+    ASSERT_EQ(sent.size(), wantsAnswer);
+  }
+  const auto read = readFrame<AnswerFrame>(sent.front());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->state, AskedState::kNotCalled);
 }
 
 TEST_F(QuestionsTest, AreAnsweredLaterWhereTheLaneIsFull) {
