@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/exec/one_sided_requests.h"
 #include "backend/exec/process_failures.h"
 #include "tests/backend/exec/fake_engine.h"
 
@@ -306,6 +307,29 @@ TEST_F(EngineTest, PassesARevocationOnThoughTheGroupFailedBefore) {
   }
   EXPECT_EQ(statusOnceFailed().message(), "rank 7 died");
   EXPECT_EQ(engine_->locked([](const GroupState& state) { return state.failure.notice(); }), "revoked");
+}
+
+TEST_F(EngineTest, KeepsItsFirstReasonWhereAPeerFailsToo) {
+  engine_->abort({StatusCode::kPeerFailed, "rank 7 died"});
+  put(Lane::kControl,
+      frameOf(FailFrame{.code = static_cast<std::uint32_t>(StatusCode::kTimeout)}, bytesOf("rank 1 gave up: why")));
+  while (engine_->locked([&](const GroupState&) { return !from_.sent(Lane::kControl).empty(); })) {
+    engine_->memory().help();
+  }
+  EXPECT_EQ(statusOnceFailed().message(), "rank 7 died");
+  EXPECT_EQ(engine_->locked([](const GroupState& state) { return state.failure.notice(); }),
+            "rank 0 gave up: rank 7 died");
+}
+
+TEST_F(EngineTest, IsQuietOnlyWhenThePeerSaysThatAllIsDone) {
+  const auto word = std::make_shared<WordRequest>(1, WordFrame{.block = 5}, true);
+  word->description = std::make_shared<const std::string>("a request for a word");
+  const Rank peer = 1;
+  ASSERT_TRUE(engine_->memory().request(word, std::span(&peer, 1)).isOk());
+  EXPECT_TRUE(word->isDone()) << "nobody answers a silent request";
+  const Status status = engine_->memory().quiet(Duration::zero());
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_TRUE(status.message().ends_with("; rank 1 did not say that all is done")) << status.message();
 }
 
 TEST_F(EngineTest, NamesTheKindOfAFrameInTheWrongLaneOrWithWrongFields) {
