@@ -88,5 +88,46 @@ TEST(LatePeers, AreNotLookedAtWhileAnotherIsWaitedFor) {
   engine->shutdown();
 }
 
+// The test joins the peers.
+class HandedLinks final : public LateLinks {
+ public:
+  bool isLate(Rank peer) const override { return peer == 1; }
+  void want(Rank) override {}
+  std::vector<News> poll() override { return std::exchange(news, {}); }
+  bool hasNews() const override { return !news.empty(); }
+  bool isAnyUnderWay() const override { return false; }
+  std::string whyNotYet(Rank) const override { return ""; }
+
+  std::vector<News> news;
+};
+
+TEST(LatePeers, ReceiveAFailureFromBeforeTheyWereJoined) {
+  FakeConnection from(0);
+  auto late = std::make_unique<FakeConnection>(1);
+  FakeConnection& to = *late;
+  to.other = &from;
+  from.other = &to;
+  auto owned = std::make_unique<HandedLinks>();
+  HandedLinks& links = *owned;
+  Peers peers;
+  peers.connections.resize(2);
+  peers.connections[1] = std::make_unique<UnjoinedConnection>(1, "fake", Options{});
+  peers.hosts.resize(2);
+  peers.late = std::move(owned);
+  const GroupFacts facts{.rank = 0, .worldSize = 2, .label = "rank 0", .segmentBytes = 512, .hosts = peers.hosts};
+  OpRecorder recorder(0);
+  FailureCallback callback;
+  std::atomic<bool> hasWork = false;
+  GroupState state(peers, facts, recorder, callback, hasWork);
+  state.failure.fail({StatusCode::kAborted, "the reason"});
+  state.poll();
+  links.news.push_back({1, std::unique_ptr<Connection>(std::move(late))});
+  state.poll();
+  ASSERT_EQ(to.sent(Lane::kControl).size(), 1U);
+  const auto fail = readFrame<FailFrame>(to.sent(Lane::kControl).front());
+  ASSERT_TRUE(fail.has_value());
+  EXPECT_EQ(textOf(fail->payload), "rank 0 gave up: the reason");
+}
+
 }  // namespace
 }  // namespace shardwire::internal
