@@ -230,6 +230,14 @@ TEST(Frame, IsRefusedWhenItsFieldsCannotBe) {
   expectRefused(ReplyFrame{0}, {}, "no number");
 }
 
+// As a tensor may have: no step of the dimension is taken.
+TEST(Frame, MayHaveAnyStrideInADimensionOfOneElement) {
+  const PartTag part{.block = 3, .offset = 8, .elemBytes = 2, .numDims = 2};
+  constexpr std::int64_t kHuge = std::int64_t{1} << 61;
+  EXPECT_TRUE(readFrame<GetFrame>(frameOf(GetFrame{part, 9}, boxBytesOf({1, 2, kHuge, 4}, ""))).has_value());
+  EXPECT_TRUE(readFrame<PutFrame>(frameOf(PutFrame{part}, boxBytesOf({1, 2, kHuge, 4}, "abcd"))).has_value());
+}
+
 // Cut at any byte, with a byte too many, and with any bit flipped: the frame is either refused or sound by its own
 // rules, and never read past the end (each frame is a separate heap block, which ASan watches).
 template <typename F>

@@ -75,6 +75,18 @@ TEST(Handout, RefusesPartsThatDoNotFit) {
   }
 }
 
+TEST(Handout, RefusesThatARankOutsideOfTheGroupGaveItUp) {
+  for (const std::uint32_t origin : {2U, 3U}) {
+    FakeGroup group(3);
+    const auto all = handoutsOf(group);
+    group[0].to(1).sent(Lane::kControl).push_back(frameOf(CancelFrame{{5, kHandoutHash}, origin}, bytesOf("is late")));
+    group[1].step(*all[1]);
+    EXPECT_EQ(group[1].finished.has_value(), origin == 2);
+    EXPECT_EQ(group[1].failure.message(),
+              origin == 2 ? "" : "rank 0 sent a frame (kind 4: cancel) that does not fit the test's operation");
+  }
+}
+
 TEST(Handout, GivenUpByOneIsReportedToAll) {
   FakeGroup group(4);
   const auto all = handoutsOf(group);
