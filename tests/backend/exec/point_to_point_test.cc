@@ -125,6 +125,23 @@ TEST(PointToPoint, KeepsMessagesUntilARecvWithTheirTagComes) {
   EXPECT_EQ(message.received, message.sent);
 }
 
+TEST(PointToPoint, AnnouncesMessagesInTheOrderOfTheirCalls) {
+  Message message(5000);
+  const Bytes bytes(40);
+  const auto later = std::make_shared<PointSend>(1, 9, bytes);
+  message.startSend();
+  message.group[0].start(*later, 0);
+  message.group[0].points->start(later);
+  const auto& frames = message.group[0].to(1).sent(Lane::kControl);
+  message.group[0].step(*later);  // the earlier message has not left, say for want of room
+  EXPECT_TRUE(frames.empty());
+  message.group[0].step(*message.send);
+  message.group[0].step(*later);
+  ASSERT_EQ(frames.size(), 2U);
+  EXPECT_TRUE(readFrame<OfferFrame>(frames.front()).has_value());
+  EXPECT_TRUE(readFrame<EagerFrame>(frames.back()).has_value());
+}
+
 // ---- messages inside the call
 
 struct MessageInCall : ::testing::Test {
@@ -250,6 +267,22 @@ TEST_F(MessageInCall, IsOfferedNowAndThenWhenItIsLonger) {
     group.run(both);
     EXPECT_EQ(received, longer);
   }
+}
+
+// The other message is kept, and waits for a receive from its sender.
+TEST(PointToPoint, TakesAMessageInsideTheCallAfterAMessageOfAnotherRankWithItsTag) {
+  FakeGroup group(3);
+  const Bytes other(40, std::byte{1});
+  const Bytes wanted(40, std::byte{2});
+  Bytes received(40);
+  PointRecv idle(0, 99, {});
+  group[0].context.inlineBytes = group[2].context.inlineBytes = 64;
+  ASSERT_NE(group[0].points->sendNow(1, 7, other), nullptr);  // frames of rank 0 are taken first
+  ASSERT_NE(group[2].points->sendNow(1, 7, wanted), nullptr);
+  const PointToPoint::ReceiveNow now(*group[1].points, 2, 7, received);
+  group[1].takeFrames(idle);
+  EXPECT_TRUE(now.isDone());
+  EXPECT_EQ(received, wanted);
 }
 
 TEST(PointToPoint, StatesSizesAndArgumentsThatDiffer) {
