@@ -83,6 +83,22 @@ TEST(ProcessFailures, OfEarlierDoNotCountInALaterGroup) {
   }
 }
 
+// A group that is shut down has got over its failure. A process that ends may end because of the failure.
+TEST(ProcessFailures, CountUntilTheirOwnGroupIsShutDown) {
+  std::array<int, 3> groups{};
+  const auto keyOf = [&](std::size_t number) { return ProcessGroup{&groups, &groups[number]}; };
+  for (const std::size_t number : {0, 1, 2}) {
+    addProcessGroup(keyOf(number), [] {});
+  }
+  addProcessFailure(keyOf(0), "a rank died");
+  removeProcessGroup(keyOf(2));
+  EXPECT_EQ(processFailureBeside(keyOf(1)), "a rank died");
+  removeProcessGroup(keyOf(0));
+  EXPECT_EQ(processFailureBeside(keyOf(1)), "");
+  EXPECT_EQ(processFailureBeside(keyOf(1), true), "a rank died");
+  removeProcessGroup(keyOf(1));
+}
+
 // An order by addresses would differ from run to run.
 TEST(ProcessFailures, AreReportedToTheOldestGroupFirst) {
   std::array<int, 4> groups{};
