@@ -64,6 +64,18 @@ TEST(ProgressRole, AsksForOneFollowerUntilItFollows) {
   EXPECT_TRUE(role.enterCallbacks(&turn));
 }
 
+// The callback of the old leader still runs, so nobody would take the lead from the new leader.
+TEST(ProgressRole, AsksForAnotherFollowerOnceTheFollowerLeads) {
+  ProgressRole role;
+  std::uint64_t first = 0;
+  std::uint64_t second = 0;
+  EXPECT_TRUE(role.enterCallbacks(&first));
+  EXPECT_TRUE(role.follow());  // returns when the callbacks have kept the lead for long
+  EXPECT_TRUE(role.enterCallbacks(&second));
+  EXPECT_FALSE(role.leaveCallbacks(first));
+  EXPECT_TRUE(role.leaveCallbacks(second));
+}
+
 TEST_F(ProgressRoleTest, TheEndStopsAFollowerThatWatches) {
   runCallbacks(Duration(0));
   role_.stop();
