@@ -113,6 +113,30 @@ TEST(ProgressThreads, RemovalWaitsForALookThatIsUnderWay) {
   lets.join();
 }
 
+// The list of this walk still has the removed group.
+TEST(ProgressThreads, AGroupRemovedDuringAWalkIsLookedAtNoMore) {
+  const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
+  std::atomic<bool> mayRemove{false};
+  std::atomic<int> looksBefore{-1};
+  const auto goes = std::make_shared<Group>();
+  const auto first = std::make_shared<Group>([&] {
+    if (mayRemove.exchange(false)) {
+      thread->remove(goes.get());
+      looksBefore = goes->looks.load();
+    }
+  });
+  thread->add(first);
+  thread->add(goes);
+  awaitLooks(*goes, 1);
+  mayRemove = true;
+  while (looksBefore < 0) {
+    std::this_thread::yield();
+  }
+  awaitLooks(*first, 2);  // the next walk has begun
+  EXPECT_EQ(goes->looks, looksBefore);
+  thread->remove(first.get());
+}
+
 // A callback that drops the last reference to its group does the same.
 TEST(ProgressThreads, ALookMayRemoveItsOwnGroup) {
   const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
@@ -127,6 +151,46 @@ TEST(ProgressThreads, ALookMayRemoveItsOwnGroup) {
   self = group.get();
   thread->add(group);
   while (!isRemoved) {
+    std::this_thread::yield();
+  }
+}
+
+TEST(ProgressThreads, ALookMayRemoveItsOwnGroupAfterItsCallbacks) {
+  const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
+  std::atomic<Group*> self{nullptr};
+  std::atomic<bool> isRemoved{false};
+  const auto group = std::make_shared<Group>([&] {
+    if (const Group* const own = self.exchange(nullptr); own != nullptr) {
+      std::uint64_t turn = 0;
+      thread->enterCallbacks(&turn);
+      thread->leaveCallbacks(turn);
+      thread->remove(own);
+      isRemoved = true;
+    }
+  });
+  self = group.get();
+  thread->add(group);
+  while (!isRemoved) {
+    std::this_thread::yield();
+  }
+}
+
+// A callback may drop the last group of the process. The thread cannot wait for its own end.
+TEST(ProgressThreads, ALookMayEndTheThread) {
+  auto bell = std::make_shared<BusyBell>();
+  const std::weak_ptr<BusyBell> bellOfThread = bell;
+  std::shared_ptr<ProgressThread> thread;
+  std::atomic<bool> mayEnd{false}, isEnded{false};
+  const auto group = std::make_shared<Group>([&] {
+    if (mayEnd.exchange(false)) {
+      thread.reset();
+      isEnded = true;
+    }
+  });
+  thread = ProgressThread::of(std::move(bell));
+  thread->add(group);
+  mayEnd = true;
+  while (!isEnded || !bellOfThread.expired()) {  // the thread is over, too
     std::this_thread::yield();
   }
 }
