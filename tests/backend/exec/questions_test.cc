@@ -1,11 +1,13 @@
 // The error of an operation that expires names the rank at the end of a chain of waiting ranks. One rank's group
 // without threads, with the test in the place of all peers: the test reads the questions and sends the answers. Time
-// passes when the test changes an operation's deadline.
+// passes when the test changes an operation's deadline, or states the time of a look.
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "backend/exec/control_frames.h"
 #include "backend/exec/exchange.h"
 #include "backend/exec/group_state.h"
+#include "backend/exec/process_failures.h"
 #include "backend/exec/slow_checks.h"
 #include "tests/backend/exec/fake_group.h"
 #include "tests/support/random.h"
@@ -20,6 +23,7 @@
 namespace shardwire::internal {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // Waits for `needed` until the end of the test, like a run of a plan: a timeout fails the group.
@@ -57,11 +61,12 @@ class QuestionsTest : public ::testing::Test {
   ~QuestionsTest() override {
     state_->failure.fail({StatusCode::kAborted, "the end of the test"});
     poll();
+    removeProcessGroup(state_->context.inProcess());  // the group may have failed because of a peer
   }
 
-  void makeState() {
-    const GroupFacts facts{
-        .rank = 0, .worldSize = kSize, .label = "rank 0", .segmentBytes = 512, .hosts = peers_.hosts};
+  void makeState(Duration grace = Options{}.grace) {
+    GroupFacts facts{.rank = 0, .worldSize = kSize, .label = "rank 0", .segmentBytes = 512, .hosts = peers_.hosts};
+    facts.options.grace = grace;
     state_ = std::make_unique<GroupState>(peers_, facts, recorder_, callback_, hasWork_);
   }
   std::shared_ptr<Activity> start(const std::string& name, std::vector<Rank> needed) {
@@ -107,15 +112,19 @@ class QuestionsTest : public ::testing::Test {
     }
     return ranks;
   }
+  std::deque<Bytes>& framesTo(Rank peer) {
+    return static_cast<FakeConnection&>(*peers_.connections[static_cast<std::size_t>(peer)]).sent(Lane::kControl);
+  }
+  void take(Rank from, const Bytes& frame) {
+    others_[static_cast<std::size_t>(from)]->sent(Lane::kControl).push_back(frame);
+    poll();
+  }
   void answer(Rank from, std::uint64_t seq, const std::string& text, const std::vector<Rank>& awaited) {
     const AnswerFrame frame{.seq = seq,
                             .state = AskedState::kInFlight,
                             .numInFlight = 1,
                             .numAwaited = static_cast<std::uint32_t>(awaited.size())};
-    others_[static_cast<std::size_t>(from)]
-        ->sent(Lane::kControl)
-        .push_back(frameOf(frame, bytesOf(std::string(textOf(std::as_bytes(std::span(awaited)))) + text)));
-    poll();
+    take(from, frameOf(frame, bytesOf(std::string(textOf(std::as_bytes(std::span(awaited)))) + text)));
   }
 
   Peers peers_;
@@ -269,6 +278,44 @@ TEST_F(QuestionsTest, EndWhateverThePeersAnswer) {
   expectHas(expire(*activity).message(), "; rank 1 waits");
 }
 
+// A peer keeps the question about an operation to come.
+TEST_F(QuestionsTest, GoOnceAboutEachOperation) {
+  const auto activity = start("all_reduce", {1});
+  for (int i = 1; i <= 3; ++i) {
+    state_->questions.look(activity->started + i * milliseconds(100));
+  }
+  ASSERT_EQ(framesTo(1).size(), 1U);
+  const auto ask = readFrame<AskFrame>(framesTo(1).front());
+  ASSERT_TRUE(ask.has_value());
+  EXPECT_EQ(ask->operation.seq, 1U);
+}
+
+TEST_F(QuestionsTest, WhetherAPeerComesGoOnceASecond) {
+  const auto activity = start("all_reduce", {1});
+  take(1, frameOf(AdviceFrame{}, bytesOf("a rank died")));
+  const Clock::time_point begin = Clock::now() + seconds(1);  // longer than the grace time
+  state_->questions.look(begin);
+  EXPECT_EQ(asked(), (Asked{{1, 1}}));
+  state_->questions.look(begin + milliseconds(500));
+  EXPECT_TRUE(asked().empty());
+  state_->questions.look(begin + seconds(1));
+  EXPECT_EQ(asked(), (Asked{{1, 1}}));
+}
+
+TEST_F(QuestionsTest, EndTheGroupWhereAPeerThatGaveUpElsewhereHasCalledNothing) {
+  makeState(Duration::zero());
+  const auto activity = start("all_reduce", {1});
+  take(1, frameOf(AdviceFrame{}, bytesOf("a rank died")));
+  const std::string does = "has called nothing in this group";
+  take(1, frameOf(AnswerFrame{.seq = 1, .state = AskedState::kNotCalled, .numInFlight = 1}, bytesOf(does)));
+  EXPECT_TRUE(state_->operations.failure().isOk()) << "the peer is in another operation of the group";
+  take(1, frameOf(AnswerFrame{.seq = 1, .state = AskedState::kNotCalled}, bytesOf(does)));
+  EXPECT_EQ(state_->operations.failure().code(), StatusCode::kPeerFailed);
+  expectHas(state_->operations.failure().message(),
+            "rank 1 does not come: another group of its process failed and is still there (a rank died). It has called "
+            "nothing in this group; rank 0 waited in all_reduce (operation #1)");
+}
+
 // The asked rank's side.
 TEST_F(QuestionsTest, AreAnsweredWithTheRanksThatKeepThisRankWaiting) {
   const auto older = start("all_gather", {9, 4});
@@ -294,6 +341,43 @@ TEST_F(QuestionsTest, AboutAnOperationToComeWaitForTheCallUnlessThePeerWantsAnAn
   const auto read = readFrame<AnswerFrame>(sent.front());
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ(read->state, AskedState::kNotCalled);
+}
+
+TEST_F(QuestionsTest, AreAnsweredOnce) {
+  take(30, frameOf(AskFrame{.wantsAnswer = 1}));
+  ASSERT_EQ(framesTo(30).size(), 1U);
+  state_->questions.look(Clock::now() + seconds(1));
+  EXPECT_EQ(framesTo(30).size(), 1U);
+}
+
+TEST_F(QuestionsTest, AreAnsweredWithWhetherTheOperationWasCalled) {
+  const auto stateOf = [&](std::uint64_t seq) {
+    framesTo(30).clear();
+    take(30, frameOf(AskFrame{.operation = {seq, 0}, .wantsAnswer = 1}));
+    const auto read = framesTo(30).empty() ? std::nullopt : readFrame<AnswerFrame>(framesTo(30).front());
+    EXPECT_TRUE(read.has_value());
+    return read.has_value() ? std::optional(read->state) : std::nullopt;
+  };
+  EXPECT_EQ(stateOf(0), AskedState::kNotCalled);  // 0: any operation
+  EXPECT_EQ(stateOf(1), AskedState::kNotCalled);
+  const auto activity = start("all_gather", {9});
+  EXPECT_EQ(stateOf(0), AskedState::kInFlight);
+  EXPECT_EQ(stateOf(1), AskedState::kInFlight);
+  EXPECT_EQ(stateOf(2), AskedState::kNotCalled);
+}
+
+// The ranks of the two questions called another operation, which moves as many bytes.
+TEST_F(QuestionsTest, AreKeptUntilTheCallAndThenAnsweredWithADisagreement) {
+  const Bytes question = frameOf(AskFrame{.operation = {1, 77}});
+  take(30, question);
+  EXPECT_TRUE(framesTo(30).empty());
+  const auto activity = start("all_gather", {9});
+  deliverEarly(*state_, *activity);
+  take(31, question);
+  for (const Rank peer : {30, 31}) {
+    ASSERT_EQ(framesTo(peer).size(), 1U) << peer;
+    EXPECT_TRUE(readFrame<DesyncFrame>(framesTo(peer).front()).has_value());
+  }
 }
 
 TEST_F(QuestionsTest, AreAnsweredLaterWhereTheLaneIsFull) {
@@ -358,16 +442,13 @@ TEST_F(QuestionsTest, FindNoDisagreementWhileFramesOfThePeerAreUnderWay) {
       ->sent(Lane::kControl)
       .push_back(frameOf(AnswerFrame{.seq = 1, .state = AskedState::kOver, .bulkFrames = 1}));
   poll();
-  auto& toPeer = static_cast<FakeConnection&>(*peers_.connections[1]).sent(Lane::kControl);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
-  toPeer.clear();
-  look();
   const auto isDesync = [](const Bytes& frame) { return readFrame<DesyncFrame>(frame).has_value(); };
-  EXPECT_EQ(std::ranges::count_if(toPeer, isDesync), 0);
+  const Clock::time_point later = Clock::now() + seconds(3);
+  state_->questions.look(later);
+  EXPECT_EQ(std::ranges::count_if(framesTo(1), isDesync), 0);
   state_->context.bulkFramesOf(1).taken = 1;
-  std::this_thread::sleep_for(std::chrono::milliseconds(150));  // looks have some time between them
-  look();
-  EXPECT_EQ(std::ranges::count_if(toPeer, isDesync), 1);
+  state_->questions.look(later + milliseconds(100));
+  EXPECT_EQ(std::ranges::count_if(framesTo(1), isDesync), 1);
 }
 
 // Of operations of one call, and of equal timeouts, the oldest expires first.
