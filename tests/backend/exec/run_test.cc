@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <shared_mutex>
@@ -12,6 +13,7 @@
 #include "backend/exec/plan_run.h"
 #include "backend/exec/short_run.h"
 #include "ops/plan/redistribute.h"
+#include "shardwire/staging.h"
 #include "tests/backend/exec/fake_group.h"
 
 namespace shardwire::internal {
@@ -250,6 +252,15 @@ TEST(PlanRun, NeedsNoPeerWhoseBytesWereAllCombined) {
   EXPECT_EQ(ranks.outputs[0], (Values{1000, 1002, 1004, 1006, 2004, 2006, 2008, 2010}));
 }
 
+TEST(PlanRun, DistinguishesPeersByTheirFrames) {
+  const Slice all{{0}, {8}};
+  const Slice low{{0}, {4}};
+  const Slice high{{4}, {4}};
+  Ranks<PlanRun> ranks(plansOf({8}, {{all, all}, {low, low}, {high, high}}, ReduceOp::kSum));
+  ranks.step(1);
+  EXPECT_EQ(ranks.of(0).waitingFor(), "rank 2 did not arrive; rank 1 arrived but did not finish");
+}
+
 // The peer died between two frames: the bytes cannot be read without the posts, which do not come any more.
 TEST(PlanRun, NeedsAPeerWhoseStagedBytesCameWithoutTheirPosts) {
   const Slice low{{0}, {4}};
@@ -284,6 +295,71 @@ TEST(PlanRun, MovesEverythingInSegmentsThroughALaneOfOneFrame) {
   ranks.run();
   expectTurned(ranks, 24);
   ranks.group.forEachLink([](FakeConnection& link) { EXPECT_TRUE(link.sent(Lane::kBulk).empty()); });
+}
+
+// A caller whose poll moved nothing may sleep.
+TEST(PlanRun, SaysThatASegmentMovedWhenTheNextSegmentHasNotCome) {
+  Ranks<PlanRun> ranks(turnPlans(24));
+  for (int i = 0; i < 4; ++i) {
+    ranks.step(0);  // the own sends and copies
+  }
+  std::vector<bool>& blocked = ranks.rank(0).blocked;
+  EXPECT_FALSE(ranks.of(0).step(blocked));
+  ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frameOf(StagedFrame{ranks.tag(), 512, 1}, Bytes(384)));
+  EXPECT_TRUE(ranks.of(0).step(blocked));
+  EXPECT_FALSE(ranks.of(0).step(blocked));
+}
+
+// Of runs of 96 bytes.
+TEST(PlanRun, FetchesAsOnePieceWhatItsOwnShortRunsWouldCut) {
+  const std::int64_t n = 24, h = 12;
+  const auto plans =
+      plansOf({n, n}, {{{{0, 0}, {n, h}}, {{0, 0}, {h, n}}}, {{{0, h}, {n, h}}, {{h, 0}, {h, n}}}}, ReduceOp::kNone);
+  for (const std::size_t limit : {96, 97}) {
+    Ranks<PlanRun> ranks(plans);
+    ranks.group.forEachLink([&](FakeConnection& link) {
+      link.reach = Reach::kFetch;
+      link.limits = {.isWire = true, .minLocalRunBytes = limit};
+    });
+    ranks.step(1);
+    ranks.step(0);
+    ASSERT_EQ(ranks.rank(0).to(1).fetches.size(), 1U);
+    EXPECT_EQ(ranks.rank(0).to(1).fetches.front().runs.size(), limit == 96 ? 12U : 1U);
+    ranks.run();
+    for (std::int64_t i = 0; i < h * n; ++i) {
+      const std::int64_t row = i / n, col = i % n;
+      ASSERT_EQ(ranks.outputs[0][static_cast<std::size_t>(i)], 1000 * (col / h) + row * h + col % h) << i;
+    }
+  }
+}
+
+// Counts bytes of host copies, which are ready from the beginning.
+class CountedStaging final : public Staging {
+ public:
+  void attach(std::function<void()>) override {}
+  void willWrite(const std::byte*, std::size_t, std::size_t bytes) override { announced += bytes; }
+  bool isReady(const std::byte*, std::size_t) const override { return true; }
+  bool allReady() const override { return true; }
+  void wrote(const std::byte*, std::size_t, std::size_t bytes) override { written += bytes; }
+
+  std::size_t announced = 0;
+  std::size_t written = 0;
+};
+
+TEST(PlanRun, ReportsEachWriteToAHostCopy) {
+  for (const Reach reach : {Reach::kNone, Reach::kDirect, Reach::kCopy, Reach::kFetch}) {
+    Ranks<PlanRun> ranks(turnPlans(24));
+    ranks.group.forEachLink([&](FakeConnection& link) {
+      link.reach = reach;
+      link.limits.isWire = reach == Reach::kFetch;
+    });
+    CountedStaging staging;
+    ranks.of(0).stage(&staging);
+    ranks.run();
+    expectTurned(ranks, 24);
+    EXPECT_EQ(staging.announced, 24 * 12 * sizeof(std::int64_t));
+    EXPECT_EQ(staging.written, staging.announced) << static_cast<int>(reach);
+  }
 }
 
 TEST(PlanRun, ReadsWhatThePeerPostsAndAcknowledges) {
@@ -507,6 +583,23 @@ TEST(PlanRun, RefusesSlotsThatItDoesNotHave) {
   EXPECT_EQ(failureOfPost({.firstSlot = 1}).message(), words);
   EXPECT_EQ(failureOfPost({.numSlots = 2}).message(), words);
   EXPECT_EQ(failureOfPost({}, 2).message(), words);
+}
+
+// The first staged bytes say that all bytes are staged.
+TEST(PlanRun, RefusesAPostAfterStagedBytesThatAnnouncedNone) {
+  Ranks<PlanRun> ranks(turnPlans(24));
+  ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frameOf(StagedFrame{ranks.tag(), 512, 1}, Bytes(384)));
+  ranks.step(0);
+  EXPECT_TRUE(ranks.rank(0).failure.isOk());
+  const PostedSlot posted{.reach = Reach::kNone, .byteStrides = {24 * 8, 8}};
+  Bytes slot(postedSlotBytes(posted.byteStrides.size()));
+  writePostedSlot(slot.data(), posted);
+  ranks.rank(1)
+      .to(0)
+      .sent(Lane::kControl)
+      .push_back(frameOf(PostFrame{ranks.tag(), 12 * 12 * sizeof(std::int64_t), 0, 1}, slot));
+  ranks.step(0);
+  expectFailure(ranks.rank(0), "sent a frame (kind 1: post) that does not fit");
 }
 
 TEST(PlanRun, RefusesAnAcknowledgementThatIsNotDue) {
