@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
@@ -39,10 +40,10 @@ class FakeConnection final : public Connection {
   const char* transportName() const override { return "fake"; }
   std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override {
     EXPECT_LE(minBytes, maxFrameBytes(lane));
-    if (sent(lane).size() >= maxFrames) {
+    if (sent(lane).size() >= maxFrames || minBytes > room) {
       return {};
     }
-    reserved_ = Bytes(std::min(maxBytes, maxFrameBytes(lane)));
+    reserved_ = Bytes(std::min({maxBytes, maxFrameBytes(lane), room}));
     return reserved_;
   }
   void commit(Lane lane, std::size_t bytes) override {
@@ -111,6 +112,7 @@ class FakeConnection final : public Connection {
 
   FakeConnection* other = nullptr;  // the peer's end
   std::size_t maxFrames = 64;       // in a lane
+  std::size_t room = 1024;          // for the next frame
   Reach reach = Reach::kNone;
   ReadLimits limits;
   bool withdrawn = false;

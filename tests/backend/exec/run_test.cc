@@ -449,6 +449,10 @@ TEST(PlanRun, StagesWhatFlowsOneWayAndWhatIsCombined) {
   EXPECT_FALSE(isStaged(copies, {.minCombinedBytes = bytes + 9}));
   EXPECT_TRUE(isStaged(copies, {.stagesOneWay = true}));
   EXPECT_FALSE(isStaged(copies, {.stagesOneWay = true}, false));
+  // The same bytes to each of two peers.
+  const Slice front{{0}, {498}};
+  const auto spread = plansOf({500}, {{front, first}, {{{498}, {1}}, all}, {last, all}}, ReduceOp::kNone);
+  EXPECT_FALSE(isStaged(spread, {.stagesOneWay = true}));
 
   const auto sums = plansOf({500}, {{all, first}, {all, all}}, ReduceOp::kSum);  // a sum on rank 1
   EXPECT_FALSE(isStaged(sums, {.minCombinedBytes = bytes}));
@@ -463,6 +467,12 @@ TEST(PlanRun, StagesWhatFlowsOneWayAndWhatIsCombined) {
   EXPECT_FALSE(isStaged(both, {.maxEdgeBytes = bytes}, false));
   EXPECT_FALSE(isStaged(both, {.maxEdgeBytes = bytes + 9}));
   EXPECT_FALSE(isStaged(turnPlans(24), {.minCombinedBytes = bytes, .stagesOneWay = true}));
+}
+
+TEST(PlanRun, StagesATensorWhoseRunsAreShort) {
+  const std::size_t bytes = 12 * sizeof(std::int64_t);  // of each run
+  EXPECT_FALSE(isStaged(turnPlans(24), {.minRunBytes = bytes}));
+  EXPECT_TRUE(isStaged(turnPlans(24), {.minRunBytes = bytes + 1}));
 }
 
 // Rank 0's first runs of a plan go both ways, the first one by the rule (which reads, here).
@@ -506,6 +516,24 @@ TEST(PlanRun, ThatIsShortIsUnderstoodByAShortRun) {
   std::vector<std::shared_ptr<Activity>> both = {ranks.runs[0], other};
   ranks.group.run(both);
   expectSummed(ranks.outputs);
+}
+
+// The lane has room for the first of two boxes. A ShortRun of the peer takes one frame, and nothing else.
+TEST(PlanRun, SendsAShortEdgeInOneFrameOrNotYet) {
+  const Slice all{{0}, {8}};
+  const Slice low{{0}, {4}};
+  const Slice high{{4}, {4}};
+  Ranks<PlanRun> ranks(plansOf({8}, {{all, low}, {low, all}, {high, high}}, ReduceOp::kSum));
+  ranks.rank(0).context.inlineBytes = 8 * sizeof(std::int64_t);
+  FakeConnection& link = ranks.rank(0).to(1);
+  link.room = kHeadBytes<StagedFrame> + 4 * sizeof(std::int64_t);
+  ranks.step(0);
+  EXPECT_TRUE(link.sent(Lane::kBulk).empty());
+  link.room = 1024;
+  ranks.step(0);
+  EXPECT_EQ(link.sent(Lane::kBulk).size(), 1U);
+  ranks.run();
+  EXPECT_EQ(ranks.outputs[1], (Values{1000, 1002, 1004, 1006, 2004, 2006, 2008, 2010}));
 }
 
 TEST(PlanRun, RunsAgain) {
