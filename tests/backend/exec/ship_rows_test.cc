@@ -4,9 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <new>
 
 #include "backend/bootstrap/connect.h"
+#include "backend/exec/exchange.h"
+#include "backend/exec/exchange_all.h"
+#include "backend/exec/handout.h"
 #include "ops/plan/plan_row.h"
 #include "tests/backend/thread_group.h"
 
@@ -118,6 +122,54 @@ TEST(Shipping, WhateverIsWrongWithOneRanksPlanIsOneErrorOnAllRanks) {
     SCOPED_TRACE(faults[i].name);
     expectSays(sayings[i].only(4), faults[i].code, faults[i].text);
   }
+}
+
+// Rank 0's part of shipRows(), with any bytes as the answer to the other ranks, and as the verdict.
+void shipBytes(Engine& engine, const std::string& answer, const std::string& verdict) {
+  const int n = engine.facts().worldSize;
+  const auto handout = std::make_shared<Handout>(n, 0);
+  const auto verdicts = std::make_shared<Exchange>(verdict, n, 0);
+  handout->fingerprint = exchangeFingerprint("compile_op: plans");
+  verdicts->fingerprint = exchangeFingerprint("compile_op: verdicts");
+  const std::array<std::shared_ptr<Activity>, 2> activities = {handout, verdicts};
+  for (const auto& activity : activities) {
+    activity->description = std::make_shared<const std::string>("rank 0's part");
+  }
+  ASSERT_TRUE(engine.submit(activities, Duration::zero(), {.name = "compile_op"}).isOk());
+  engine.locked([&](const GroupState&) {
+    for (Rank to = 1; to < n; ++to) {
+      handout->give(to, answer);
+    }
+  });
+  const Status met = verdicts->wait(kNoDeadline);
+  EXPECT_TRUE(met.isOk()) << met.message();
+}
+
+TEST(Shipping, BytesWithoutAStatusAreAnErrorThatNamesTheirRank) {
+  struct Case {
+    std::string answer;
+    std::string verdict;
+    const char* text;
+  };
+  const std::string ok(1, '\0');
+  const std::string unknown(1, static_cast<char>(kNumStatusCodes));
+  const std::string good = ok + rowOf(1, 2);
+  const std::array<Case, 4> cases = {{{unknown + good, ok, "what rank 0 sent in place of this rank's plan"},
+                                      {"", ok, "what rank 0 sent in place of this rank's plan"},
+                                      {good, unknown, "reshape: what rank 0 says of its plan"},
+                                      {good, "", "reshape: what rank 0 says of its plan"}}};
+  withEngines(2, [&](Engine& engine) {
+    for (const Case& each : cases) {
+      if (engine.facts().rank == 0) {
+        shipBytes(engine, each.answer, each.verdict);
+      } else {
+        const Status found = shipRows(
+            engine, {}, "reshape", std::nullopt, [](Rank rank) { return Result<std::string>(rowOf(rank, 2)); },
+            [&](std::string_view bytes) { return takeWhole(engine, bytes); });
+        expectSays(found, StatusCode::kInternal, each.text);
+      }
+    }
+  });
 }
 
 TEST(Shipping, ARank0ThatPlansForTooLongIsNamedAndTheGroupStaysUsable) {
