@@ -451,6 +451,23 @@ TEST_F(QuestionsTest, FindNoDisagreementWhileFramesOfThePeerAreUnderWay) {
   EXPECT_EQ(std::ranges::count_if(framesTo(1), isDesync), 1);
 }
 
+// The time of the warning came 10 s ago, and the peers had the time to answer.
+TEST_F(QuestionsTest, LeadToAWarningOnlyWhileNothingMoves) {
+  const auto activity = start("all_reduce", {1});
+  activity->noticeAfter = state_->warnAfter;
+  activity->started -= state_->warnAfter + seconds(10);
+  activity->askedPeersAt = activity->started;
+  const auto lines = [&](bool isQuiet) {
+    ::testing::internal::CaptureStderr();
+    state_->lastSlowCheck = {};
+    checkSlow(*state_, isQuiet);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(lines(false), "");
+  expectHas(lines(true), "all_reduce (operation #1) has waited for 60 s of at most 100 s: the needed ranks did not");
+  EXPECT_EQ(lines(true), "") << "the next warning would come just before the error";
+}
+
 // Of operations of one call, and of equal timeouts, the oldest expires first.
 TEST_F(QuestionsTest, ComeForTheOldestOperationFirst) {
   std::vector<std::shared_ptr<Activity>> all;
