@@ -9,8 +9,11 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "backend/base/wait_limit.h"
 #include "backend/base/wire.h"
@@ -192,6 +195,7 @@ TEST(Link, AnotherTokenIsRejected) {
   EXPECT_EQ(wrong.status().code(), StatusCode::kMismatch);
   EXPECT_NE(wrong.status().message().find("does not know the group's token"), std::string::npos)
       << wrong.status().message();
+  EXPECT_EQ(wrong.status().message().find("firewall"), std::string::npos) << wrong.status().message();
   Options options = onLoopback();
   options.jobToken = "secret";
   EXPECT_EQ(dialLink(listening.addresses(), kToken, kHello, options, soon()).status().code(), StatusCode::kMismatch);
@@ -342,6 +346,31 @@ TEST(Link, ManySilentCallersAtOnePortDoNotHoldUpAnother) {
     return ::poll(&entry, 1, 0) > 0;
   });
   EXPECT_LT(numRejected, kSilent / 2);
+}
+
+// With as many silent callers as the listener accepts at a time, waiting callers do not wake the thread.
+TEST(Link, CallersThatMustWaitDoNotWakeTheListener) {
+  constexpr int kMost = 1000;
+  const auto watches = *FdWatches::create();
+  auto ports = listenOnInterfaces(*listInterfaces(), onLoopback());
+  ASSERT_TRUE(ports.isOk()) << ports.status().message();
+  const auto listener = LinkListener::create(std::move(*ports), watches);
+  ASSERT_TRUE(listener.isOk()) << listener.status().message();
+  std::vector<Fd> callers;
+  for (int i = 0; i < 200; ++i) {
+    callers.push_back(callFrom((*listener)->addresses()));
+  }
+  const auto isWoken = [&] {
+    pollfd entry{watches->socket().get(), POLLIN, 0};
+    return ::poll(&entry, 1, 0) > 0;
+  };
+  ASSERT_TRUE(WaitLimit(soon()).waitFor(watches->socket(), POLLIN, "waiting for callers").isOk());
+  int numServed = 0;
+  for (; numServed < kMost && isWoken(); ++numServed) {
+    watches->serve();
+  }
+  EXPECT_LT(numServed, kMost);
+  EXPECT_TRUE((*listener)->isPressed());
 }
 
 TEST(Link, GarbageIsRejected) {
@@ -526,8 +555,75 @@ TEST(Link, DialersTryTheNextAddress) {
   EXPECT_EQ(nobody.status().code(), StatusCode::kUnsupported);
   EXPECT_NE(nobody.status().message().find("ECONNREFUSED"), std::string::npos) << nobody.status().message();
   EXPECT_NE(nobody.status().message().find("rank 1 (127.0.0.1:"), std::string::npos) << nobody.status().message();
+  EXPECT_NE(nobody.status().message().find("firewall"), std::string::npos) << nobody.status().message();
   addresses.push_back(listening.addresses()[0]);
   EXPECT_TRUE(dialLink(addresses, kToken, kHello, onLoopback(), soon()).isOk());
+}
+
+// Two listeners for one dialer, with the test in place of both.
+class TwoListeners : public ::testing::Test {
+ protected:
+  TwoListeners() {
+    std::vector<NetAddress> addresses;
+    for (Fd& each : listeners_) {
+      each = std::move(*listenTcp(*makeSocketAddress("127.0.0.1", 0, 0), 4));
+      addresses.push_back({"127.0.0.1", 0, localAddress(each)->port(), "lo"});
+    }
+    dial_.emplace(addresses, makeLinkKey(kToken, ""), kHello);
+  }
+  void stepUntilReadable(const Fd& socket) {
+    pollfd entry{socket.get(), POLLIN, 0};
+    for (const Deadline end = soon(); ::poll(&entry, 1, 1) == 0 && Clock::now() < end;) {
+      EXPECT_FALSE(dial_->step().has_value());
+    }
+  }
+  // Takes the dialer's hello.
+  Link accept(const Fd& listener) {
+    stepUntilReadable(listener);
+    auto socket = acceptTcp(listener);
+    EXPECT_TRUE(socket.isOk() && socket->isOpen());
+    Link link(std::move(*socket), "dialer");
+    stepUntilReadable(link.socket());
+    EXPECT_EQ(receive(link).type, LinkMessageType::kHello);
+    return link;
+  }
+  // The sockets that the dialer watches.
+  std::size_t numWatched() const {
+    std::vector<pollfd> entries;
+    static_cast<void>(dial_->appendSockets(&entries));
+    return entries.size();
+  }
+
+  std::array<Fd, 2> listeners_;
+  std::optional<LinkDial> dial_;
+};
+
+TEST_F(TwoListeners, GetNoProofsAtOnce) {
+  Link first = accept(listeners_[0]);
+  Link second = accept(listeners_[1]);
+  EXPECT_EQ(numWatched(), 2U);
+  ASSERT_TRUE(send(first, say(LinkMessageType::kChallenge)).isOk());
+  stepUntilReadable(first.socket());
+  EXPECT_EQ(receive(first).type, LinkMessageType::kProof);
+  EXPECT_EQ(numWatched(), 1U);
+  ASSERT_TRUE(send(second, say(LinkMessageType::kChallenge)).isOk());
+  EXPECT_FALSE(dial_->step().has_value());
+  EXPECT_EQ(numWatched(), 1U);
+  first.takeSocket().reset();
+  stepUntilReadable(second.socket());
+  EXPECT_EQ(receive(second).type, LinkMessageType::kProof);
+}
+
+TEST_F(TwoListeners, AreNotDialedAtOnce) {
+  EXPECT_FALSE(dial_->step().has_value());
+  std::vector<pollfd> entries;
+  const Deadline next = dial_->appendSockets(&entries);
+  EXPECT_EQ(entries.size(), 1U);
+  EXPECT_FALSE(dial_->step().has_value());
+  const std::size_t numNow = numWatched();
+  if (Clock::now() < next) {  // or this machine is busy
+    EXPECT_EQ(numNow, 1U);
+  }
 }
 
 TEST(Link, HoldsItsDeadlines) {
@@ -556,6 +652,19 @@ TEST(Link, NoticesTheEnd) {
   ASSERT_TRUE(link.isOk());
   listening.finish().clear();
   EXPECT_EQ(link->receive(soon()).status().code(), StatusCode::kPeerFailed);
+}
+
+TEST(Link, AResetWhileAMessageIsReadIsTheEndOfThePeer) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const Fd near(ends[0]);
+  Fd far(ends[1]);
+  ASSERT_EQ(*sendSome(near, "nobody reads this"), 17U);
+  far.reset();
+  MessageReader reader(kMaxHandshakeBytes);
+  const auto read = reader.readOn(near);
+  EXPECT_EQ(read.status().code(), StatusCode::kPeerFailed);
+  EXPECT_NE(read.status().message().find("ECONNRESET"), std::string::npos) << read.status().message();
 }
 
 TEST(Link, MessagesAreBounded) {
@@ -724,6 +833,15 @@ TEST(Link, MultipathListensOnNoLinkLocalAddress) {
               "eth1: Multipath TCP needs another address than the link-local fe80::1");
 }
 
+TEST(Link, SocketsAreOfMultipathTcpOnlyOnDemand) {
+  const auto socket = listenTcp(*makeSocketAddress("127.0.0.1", 0, 0), 1);
+  ASSERT_TRUE(socket.isOk()) << socket.status().message();
+  int protocol = 0;
+  socklen_t size = sizeof(protocol);
+  ASSERT_EQ(::getsockopt(socket->get(), SOL_SOCKET, SO_PROTOCOL, &protocol, &size), 0);
+  EXPECT_EQ(protocol == IPPROTO_TCP, !isMultipath()) << protocol;
+}
+
 std::string namesOf(const std::vector<InterfaceAddress>& interfaces) {
   std::string names;
   for (const InterfaceAddress& each : interfaces) {
@@ -757,6 +875,20 @@ TEST(Interfaces, FallBackToBridgesAndThenToLoopback) {
   all.push_back(interface("docker0", "172.17.0.1", 16));
   EXPECT_EQ(namesOf(chooseInterfaces(all, "")), "172.17.0.1");
   EXPECT_EQ(namesOf(chooseInterfaces({}, "")), "");
+}
+
+TEST(Interfaces, AreListedWithLoopbackMarked) {
+  const auto all = listInterfaces();
+  ASSERT_TRUE(all.isOk()) << all.status().message();
+  const auto loopback = std::ranges::find(*all, "127.0.0.1", &InterfaceAddress::ip);
+  ASSERT_NE(loopback, all->end());
+  EXPECT_TRUE(loopback->isLoopback);
+}
+
+TEST(Interfaces, AreNamedWithTheirAddresses) {
+  EXPECT_EQ(toString({interface("lo", "127.0.0.1", 8, true), interface("eth0", "10.0.0.1", 24)}),
+            "lo (127.0.0.1), eth0 (10.0.0.1)");
+  EXPECT_EQ(toString(std::vector<InterfaceAddress>()), "none");
 }
 
 TEST(Interfaces, SubnetsAreComparedByTheirBits) {
