@@ -290,6 +290,17 @@ TEST_F(QuestionsTest, GoOnceAboutEachOperation) {
   EXPECT_EQ(ask->operation.seq, 1U);
 }
 
+// While frames move, the operation may end by itself.
+TEST_F(QuestionsTest, GoOnlyWhileNothingMoves) {
+  const auto activity = start("all_reduce", {1});
+  activity->started -= seconds(1);
+  for (const bool isQuiet : {false, true}) {
+    state_->lastSlowCheck = {};
+    checkSlow(*state_, isQuiet);
+    EXPECT_EQ(framesTo(1).size(), isQuiet ? 1U : 0U);
+  }
+}
+
 TEST_F(QuestionsTest, WhetherAPeerComesGoOnceASecond) {
   const auto activity = start("all_reduce", {1});
   take(1, frameOf(AdviceFrame{}, bytesOf("a rank died")));
