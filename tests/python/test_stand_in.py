@@ -262,7 +262,8 @@ def test_without_a_changed_line(launcher: str, tmp_path: Path, backend: str) -> 
 
 @pytest.mark.skipif(TORCH < (2, 7), reason="torch's checkpoints by a process came with 2.7")
 def test_asynchronous_checkpoints(launcher: str, tmp_path: Path) -> None:
-    done = run(tmp_path, launcher, '"gloo"', CHECKPOINTS)
+    # Over the job's store: otherwise torch looks for a free port, which another test may take before torch binds it.
+    done = run(tmp_path, launcher, '"gloo"', CHECKPOINTS, DCP_USE_PREFIX_STORE="1")
     assert done.returncode == 0 and "done as gloo" in done.stdout, done.stdout + done.stderr
 
 
