@@ -19,7 +19,8 @@ from shardwire.distributed import fft
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20261126"))
 CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "40"))
 NAMES = [begin + ending for ending in ("", "2", "n") for begin in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")]
-needs_dtensor = pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5),
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+needs_dtensor = pytest.mark.skipif(TORCH < (2, 5),
                                    reason="this torch has no DTensor")
 
 
@@ -141,6 +142,8 @@ def random_shifts(rank: int, ranks: int, seed: int, cases: int) -> None:
     for case in range(cases):
         ndim = rng.randint(1, 4)
         shape = tuple(rng.choice([0] + [1, 2, 3, 4, 5, 6, 7, 9] * 4) for _ in range(ndim))
+        if TORCH < (2, 13):  # torch 2.6's distribute_tensor() fails where an array without elements is cut
+            shape = tuple(extent or 1 for extent in shape)
         name = rng.choice(["fftshift", "ifftshift"])
         axes = [rng.randrange(-ndim, ndim) for _ in range(rng.randint(1, ndim))]  # an axis may come twice
         given = rng.choice([(), (None,), (tuple(axes),), (axes[0],)])
